@@ -1,0 +1,84 @@
+// Package fault gives errors the three things a person needs to act on them: what was wrong, where, and the mend.
+// It also carries the exit code, so that a failure deep in the house ends the process with the code that DESIGN.md promises,
+// while only the command line decides to exit.
+package fault
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Code is a process exit code of the tare command.
+type Code int
+
+// The exit codes of the tare command; they are part of its interface.
+const (
+	OK       Code = 0
+	Internal Code = 1 // a defect in Tare, or an operating-system failure that nobody could foresee
+	Usage    Code = 2 // wrong use or configuration
+	Machine  Code = 3 // this machine cannot do it
+	Invalid  Code = 4 // the run is invalid
+	Exceeded Code = 5 // a budget of the spec is exceeded, or calibration is out of tolerance
+)
+
+// Error is a failure with its mend. What is required; Where (a file:line, a path, a flag) and Mend may be empty.
+type Error struct {
+	Code  Code
+	What  string // what was wrong, in one sentence without a full stop
+	Where string // file:line, path, flag or process it concerns
+	Mend  string // what the reader can do about it
+	Err   error  // the cause, if another error was
+}
+
+func (e *Error) Error() string {
+	s := e.What
+	if e.Where != "" {
+		s = e.Where + ": " + s
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// New makes an Error without a cause. Use Wrap where there is one.
+func New(code Code, where, mend, format string, args ...any) *Error {
+	return &Error{Code: code, What: fmt.Sprintf(format, args...), Where: where, Mend: mend}
+}
+
+// Wrap gives err a code, a place and a mend. It returns nil when err is nil.
+func Wrap(err error, code Code, where, mend, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Code: code, What: fmt.Sprintf(format, args...), Where: where, Mend: mend, Err: err}
+}
+
+// CodeOf is the exit code for err: OK for nil, that of the outermost Error in the chain, else Internal.
+func CodeOf(err error) Code {
+	if err == nil {
+		return OK
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return Internal
+}
+
+// MendOf is the mend of the outermost Error in the chain that has one.
+func MendOf(err error) string {
+	for err != nil {
+		var e *Error
+		if !errors.As(err, &e) {
+			return ""
+		}
+		if e.Mend != "" {
+			return e.Mend
+		}
+		err = e.Err
+	}
+	return ""
+}

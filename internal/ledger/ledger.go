@@ -1,0 +1,201 @@
+// Package ledger is the account of one machine over one window: who used what, and the remainder that nobody explains.
+// It holds types and arithmetic only. Its JSON form is a contract (schema tare.ledger/v1): other tools parse it.
+//
+// Units are seconds and bytes. A pointer field is null where this kernel lacks the counter; null is not zero.
+package ledger
+
+import "time"
+
+// Schema names the JSON form.
+const Schema = "tare.ledger/v1"
+
+// Ledger is the account.
+type Ledger struct {
+	Schema   string    `json:"schema"`
+	Host     Host      `json:"host"`
+	Window   Window    `json:"window"`
+	CPU      CPU       `json:"cpu"`
+	Programs []Program `json:"programs"`
+	Maps     []Map     `json:"maps"`
+	Cgroups  []Cgroup  `json:"cgroups"`
+	Self     Self      `json:"self"`
+	Warnings []Warning `json:"warnings"`
+}
+
+// Host says which machine, and with what it was measured.
+type Host struct {
+	Hostname      string   `json:"hostname"`
+	Kernel        string   `json:"kernel"`
+	CPUs          int      `json:"cpus"` // online
+	CPUModel      string   `json:"cpu_model"`
+	CgroupMode    string   `json:"cgroup_mode"` // v1, v2 or hybrid
+	Clocksource   string   `json:"clocksource"`
+	Sampler       string   `json:"sampler"`                // cycles, cpu-clock; empty when there were no samples
+	SamplerPeriod *float64 `json:"sampler_period_seconds"` // time between two samples of one CPU
+	IRQTime       bool     `json:"irq_time_accounting"`    // whether the kernel takes interrupts out of tasks' and cgroups' CPU time
+	Tare          string   `json:"tare"`                   // version of the scale
+}
+
+// Window is the span of time; every counter was read at its two edges.
+type Window struct {
+	Start   time.Time `json:"start"`
+	End     time.Time `json:"end"`
+	Seconds float64   `json:"seconds"` // by CLOCK_MONOTONIC
+}
+
+// CPU is the budget. Two views of the same capacity:
+//
+//	idle + steal + attributed + unexplained = capacity                          (who)
+//	idle + steal + user + system + softirq + irq ~ capacity, by the kernel's tick    (mode)
+//
+// The first is exact by construction and is the one that closes; unexplained may be negative, by the grain of the counters.
+type CPU struct {
+	Capacity    float64   `json:"capacity_seconds"`
+	Idle        float64   `json:"idle_seconds"` // idle and iowait
+	User        float64   `json:"user_seconds"` // user and nice
+	System      float64   `json:"system_seconds"`
+	Softirq     float64   `json:"softirq_seconds"`
+	IRQ         float64   `json:"irq_seconds"`
+	Steal       float64   `json:"steal_seconds"`
+	Attributed  float64   `json:"attributed_seconds"`  // on a line of Lines
+	Unexplained float64   `json:"unexplained_seconds"` // capacity - idle - steal - attributed
+	Lines       []CPULine `json:"lines"`               // the parts of attributed
+}
+
+// CPULine is one part of the attributed CPU time. No second stands on two lines.
+type CPULine struct {
+	Name    string  `json:"name"` // application, bpf, kernel threads, interrupts, self, ...
+	Seconds float64 `json:"seconds"`
+	Method  string  `json:"method"` // counted (a kernel counter) or sampled
+}
+
+// Context is where a program ran.
+type Context string
+
+// The contexts.
+const (
+	Task    Context = "task"
+	Softirq Context = "softirq"
+	Hardirq Context = "hardirq"
+)
+
+// Method is how a share was got.
+type Method string
+
+// The methods. Exact is for trampolines around a program (later).
+const (
+	Sole    Method = "sole"    // the program can only have run there
+	Sampled Method = "sampled" // total x part of the samples
+	Exact   Method = "exact"
+)
+
+// Program is one eBPF program that was loaded during the window. Times are wall-clock time inside the program, interrupts
+// included, as the kernel's statistics count it.
+type Program struct {
+	ID              uint32     `json:"id"`
+	Name            string     `json:"name"` // empty where the loader gave none
+	Type            string     `json:"type"`
+	Tag             string     `json:"tag"`
+	LoadedAt        *time.Time `json:"loaded_at"`
+	Owners          []Owner    `json:"owners"`
+	Attached        []string   `json:"attached"` // "cgroup:/path connect4", "tc:eth0 ingress", "link 7 ..."
+	RunCount        *uint64    `json:"run_count"`
+	RunSeconds      *float64   `json:"run_seconds"`
+	NsPerRun        *float64   `json:"ns_per_run"`
+	RecursionMisses *uint64    `json:"recursion_misses"`
+	MemoryBytes     *uint64    `json:"memory_bytes"`
+	Shares          []Share    `json:"shares"`          // sum to run_seconds; one share without cgroup is what could not be split
+	SampledSeconds  *Interval  `json:"sampled_seconds"` // its run time by the sampler alone: a check on run_seconds
+	MapIDs          []uint32   `json:"map_ids"`
+	Unloaded        bool       `json:"unloaded"` // it went away during the window; counters are what was last read
+}
+
+// Interval is a value with its 95 % interval.
+type Interval struct {
+	Value float64 `json:"value"`
+	Lo    float64 `json:"lo"`
+	Hi    float64 `json:"hi"`
+}
+
+// Owner is a process that holds a program or a map.
+type Owner struct {
+	PID  int    `json:"pid"`
+	Comm string `json:"comm"`
+}
+
+// Share is the part of a program's run time that ran in one cgroup and one context, with a 95 % interval. Cgroup is null for the
+// part that could not be split: too few samples, or none.
+type Share struct {
+	Cgroup  *string `json:"cgroup"`
+	Context Context `json:"context,omitempty"`
+	Seconds float64 `json:"seconds"`
+	Lo      float64 `json:"lo"`
+	Hi      float64 `json:"hi"`
+	Samples int     `json:"samples"`
+	Method  Method  `json:"method"`
+	Note    string  `json:"note,omitempty"` // why it could not be split
+}
+
+// Map is one eBPF map.
+type Map struct {
+	ID          uint32   `json:"id"`
+	Name        string   `json:"name"`
+	Type        string   `json:"type"`
+	MaxEntries  uint32   `json:"max_entries"`
+	Bytes       *uint64  `json:"bytes"`
+	BytesMethod string   `json:"bytes_method"` // exact (kernel 6.4), estimate (5.11), charged-pages (before)
+	ChargedTo   *string  `json:"charged_to"`   // cgroup path; null where the kernel does not tell
+	HeldBy      []Owner  `json:"held_by"`
+	Inner       []uint32 `json:"inner"`   // ids of the maps inside, for a map of maps
+	UsedBy      []uint32 `json:"used_by"` // program ids
+}
+
+// Cgroup is one control group. CPU and memory are of the group with all its descendants, as the kernel counts them.
+type Cgroup struct {
+	Path             string   `json:"path"`
+	Role             string   `json:"role"` // app, load, subject, self, or empty
+	CPUSeconds       *float64 `json:"cpu_seconds"`
+	BPFSeconds       *float64 `json:"bpf_seconds"`        // eBPF run time of its tasks, every context, descendants included
+	BPFInsideSeconds *float64 `json:"bpf_inside_seconds"` // the part of bpf_seconds that cpu_seconds contains
+	ThrottledSeconds *float64 `json:"throttled_seconds"`
+	ThrottledPeriods *uint64  `json:"throttled_periods"`
+	Periods          *uint64  `json:"periods"`
+	Memory           *Memory  `json:"memory"`
+	Vanished         bool     `json:"vanished,omitempty"` // it went away during the window; counters are what was last read
+}
+
+// Memory is what a cgroup holds at the end of the window. Memory is never one number:
+//
+//	hard = anon + shmem + kernel - slab_reclaimable     soft = file - shmem + slab_reclaimable
+type Memory struct {
+	Current         *uint64 `json:"current"`
+	Peak            *uint64 `json:"peak"`
+	Anon            *uint64 `json:"anon"`
+	File            *uint64 `json:"file"`
+	Shmem           *uint64 `json:"shmem"`
+	Kernel          *uint64 `json:"kernel"`
+	SlabReclaimable *uint64 `json:"slab_reclaimable"`
+	Sock            *uint64 `json:"sock"`
+	InactiveFile    *uint64 `json:"inactive_file"`
+	Hard            *int64  `json:"hard"`
+	Soft            *int64  `json:"soft"`
+	WorkingSet      *uint64 `json:"working_set"` // current - inactive_file, as the kubelet reports it
+}
+
+// Self is what the scale cost.
+type Self struct {
+	CPUSeconds     float64  `json:"cpu_seconds"` // user and system time of this process in the window
+	RSSBytes       uint64   `json:"rss_bytes"`
+	BPFSeconds     *float64 `json:"bpf_seconds"` // programs of the scale's own (iterators)
+	BPFBytes       *uint64  `json:"bpf_bytes"`
+	StatsSeconds   *float64 `json:"stats_seconds"`   // estimate: what the kernel's run statistics cost the machine: runs x calibrated cost
+	SamplerSeconds *float64 `json:"sampler_seconds"` // estimate: what taking the samples cost: samples x calibrated cost
+	Samples        int      `json:"samples"`
+	SamplesLost    uint64   `json:"samples_lost"`
+}
+
+// Warning is something the reader of the ledger must know before quoting it.
+type Warning struct {
+	Code    string `json:"code"` // short and stable, e.g. "samples-lost"
+	Message string `json:"message"`
+}

@@ -1,0 +1,32 @@
+// Package load holds what every load generator reports, whatever it puts to work. Each generator is a package below this one and
+// runs as a process of its own; this package is the shape of its answer.
+package load
+
+// Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by their
+// intended start: one that was intended inside the window counts, whenever it ended.
+type Result struct {
+	Generator string `json:"generator"` // http, exec, ...
+	Mode      string `json:"mode"`      // open (absolute schedule) or closed (as fast as answers come)
+	Arrivals  string `json:"arrivals"`  // constant or poisson; empty when closed
+
+	Seconds        float64 `json:"seconds"`         // length of the measured window
+	TargetRate     float64 `json:"target_rate"`     // per second; 0 when closed
+	Rate           float64 `json:"rate"`            // requests done without error, per second of the window
+	Intended       int64   `json:"intended"`        // requests that the schedule held
+	Sent           int64   `json:"sent"`            // of them, started
+	Done           int64   `json:"done"`            // of them, answered without error, drain included
+	Late           int64   `json:"late"`            // of done, answered after the window's end (in the drain)
+	Unfinished     int64   `json:"unfinished"`      // sent, and neither done nor failed when the drain ended
+	Connections    int     `json:"connections"`     // asked for at once
+	MaxConnections int     `json:"max_connections"` // open at once, as reached
+	Opened         int64   `json:"opened"`          // connections made in the window
+
+	Errors map[string]int64 `json:"errors"` // by kind: connect, read, write, status-500, timeout, ...
+
+	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits:
+	// "latency" intended -> done, "service" sent -> done, "lag" intended -> sent, "connect" the handshake where there is one.
+	Histograms map[string]string `json:"histograms"`
+
+	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
+	CPUs       float64 `json:"cpus"`        // what it could have used: its limit or affinity, in CPUs
+}

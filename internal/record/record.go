@@ -1,0 +1,103 @@
+// Package record is the run directory: run.json says what was asked and of which machine, trials.jsonl holds one line for each
+// trial, appended as it ends. The trials are the truth; a summary can always be made from them again.
+package record
+
+import (
+	"encoding/json"
+	"time"
+
+	"tare/internal/ledger"
+	"tare/internal/load"
+)
+
+// The names inside a run directory.
+const (
+	RunFile     = "run.json"
+	TrialsFile  = "trials.jsonl"
+	SummaryFile = "summary.json"
+	ReportFile  = "report.html"
+)
+
+// RunSchema and TrialSchema name the JSON forms.
+const (
+	RunSchema   = "tare.run/v1"
+	TrialSchema = "tare.trial/v1"
+)
+
+// The names of the two baseline arms in every experiment.
+const (
+	Direct = "direct" // the baseline
+	AA     = "aa"     // the baseline again, under another name
+)
+
+// Run is run.json.
+type Run struct {
+	Schema      string          `json:"schema"`
+	ID          string          `json:"id"`
+	Experiment  string          `json:"experiment"`
+	Question    string          `json:"question"`
+	Spec        json.RawMessage `json:"spec"` // as resolved, with every default filled in
+	Seed        uint64          `json:"seed"`
+	Blocks      int             `json:"blocks"`
+	Plan        []PlannedTrial  `json:"plan"`
+	Started     time.Time       `json:"started"`
+	Version     string          `json:"version"`
+	Build       string          `json:"build"` // go version and vcs revision
+	Environment Environment     `json:"environment"`
+	Command     []string        `json:"command"` // how to run it again
+}
+
+// PlannedTrial is one trial as the plan orders it. Index counts from 0 over the run, Position within the block.
+type PlannedTrial struct {
+	Index    int               `json:"index"`
+	Block    int               `json:"block"`
+	Position int               `json:"position"`
+	Arm      string            `json:"arm"`
+	Factors  map[string]string `json:"factors,omitempty"`
+}
+
+// Environment is what of the machine could change the answer. A field that could not be read is empty.
+type Environment struct {
+	Hostname    string            `json:"hostname"`
+	Kernel      string            `json:"kernel"`
+	Distro      string            `json:"distro"`
+	CPUModel    string            `json:"cpu_model"`
+	CPUs        int               `json:"cpus"`
+	MemoryBytes uint64            `json:"memory_bytes"`
+	Governor    string            `json:"governor"`
+	CgroupMode  string            `json:"cgroup_mode"`
+	Lockdown    string            `json:"lockdown"`
+	Clocksource string            `json:"clocksource"`
+	SwapBytes   uint64            `json:"swap_bytes"`
+	Virtual     string            `json:"virtualization"`
+	Subjects    map[string]string `json:"subjects"` // name -> version
+}
+
+// Trial is one line of trials.jsonl: one arm at one level of each factor, run once, with fresh processes.
+type Trial struct {
+	Schema string `json:"schema"`
+	PlannedTrial
+	Started  time.Time                `json:"started"`
+	Ended    time.Time                `json:"ended"`
+	Loads    map[string]load.Result   `json:"loads"`             // by the name that the spec gives the load
+	Ledger   *ledger.Ledger           `json:"ledger"`            // of the measured window; null when the trial failed before it
+	Subject  json.RawMessage          `json:"subject,omitempty"` // what the subject said of itself when it was ready
+	Clocks   map[string]time.Duration `json:"clocks_ns"`         // set-up, warm-up, measured, drain, tear-down
+	Metrics  map[string]float64       `json:"metrics"`           // single values of this trial, by metric name
+	Validity Validity                 `json:"validity"`
+}
+
+// Validity says whether the trial measured what it meant to.
+type Validity struct {
+	Valid   bool     `json:"valid"`
+	Failed  string   `json:"failed,omitempty"`  // the error that ended it; such a trial has no metrics
+	Reasons []Reason `json:"reasons,omitempty"` // gates that it tripped
+}
+
+// Reason is one gate that was tripped: what was seen, what was allowed, and what to change.
+type Reason struct {
+	Gate    string  `json:"gate"` // rate, errors, lag, generator-cpu, throttled, connections, drift, drain
+	Seen    float64 `json:"seen"`
+	Allowed float64 `json:"allowed"`
+	Message string  `json:"message"`
+}
