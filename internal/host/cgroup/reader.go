@@ -1,0 +1,325 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Group is one control group and what it was last seen to have used.
+type Group struct {
+	Path     string // identity
+	CPU      CPU    // as of the last ReadCPU
+	Memory   Memory // as of the last ReadMemory
+	V2ID     uint64 // cgroup id in the v2 hierarchy; 0 where the group is not in it
+	New      bool   // found by Refresh: at NewReader it did not exist, so all that it has used it has used since
+	Vanished bool   // it does not exist any more; CPU and Memory are what was last read
+
+	nodes       []*node
+	cpu, memory []file
+}
+
+// node is the directory of a group in one hierarchy.
+type node struct {
+	tree  *tree
+	group *Group
+	rel   string // below the mount, in the form of Hierarchy.Identity
+	ino   uint64
+	pass  uint64 // the Refresh that last saw it
+	read  bool   // some file in it is read
+	gone  bool
+}
+
+// tree is what a Reader knows of one hierarchy.
+type tree struct {
+	*Hierarchy
+	dir   int // descriptor of the mount
+	nodes map[string]*node
+	usage bool // its groups get their CPU time here (v1)
+	quota bool // their throttling (v1)
+	bytes bool // their memory
+}
+
+// file is one file of one group.
+type file struct {
+	node   *node
+	name   string
+	parse  func(*Group, []byte)
+	fd     int
+	absent bool // this kernel has no such file, or its controller is not enabled here
+}
+
+// Reader reads the counters of all groups of a machine. It finds them once and opens what it reads often once, so that the two edges
+// of a window cost little. Files of CPU time stay open, as long as the limit on descriptors allows; those of memory are opened
+// for each reading, for every open one holds a page of kernel memory. A Reader is for one goroutine.
+type Reader struct {
+	trees  []*tree
+	groups []*Group
+	live   map[string]*Group
+	buf    []byte
+	name   []byte
+	budget int // descriptors that may still be kept open
+	pass   uint64
+}
+
+// NewReader finds all groups. Close it after use.
+func NewReader(l *Layout) (*Reader, error) {
+	r := &Reader{live: map[string]*Group{}, buf: make([]byte, 16<<10)}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return nil, fmt.Errorf("reading the limit on open files: %w", err)
+	}
+	r.budget = int(min(limit.Cur/2, 1<<20)) // the other half is for samplers, programs and maps
+
+	cpuacct, _ := l.Controller("cpuacct")
+	cpu, _ := l.Controller("cpu")
+	memory, _ := l.Controller("memory")
+	v2, _ := l.V2()
+	// The order matters where one group is in several hierarchies: cpuacct comes before v2, which is asked for usage only without it.
+	for _, h := range []*Hierarchy{cpuacct, cpu, memory, v2} {
+		if h == nil || r.has(h) {
+			continue
+		}
+		fd, err := unix.Open(h.Mount, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			r.Close()
+			return nil, fmt.Errorf("opening the control groups at %s: %w", h.Mount, err)
+		}
+		r.trees = append(r.trees, &tree{Hierarchy: h, dir: fd, nodes: map[string]*node{},
+			usage: h == cpuacct, quota: h == cpu, bytes: h == memory})
+	}
+	if err := r.Refresh(); err != nil {
+		r.Close()
+		return nil, err
+	}
+	for _, g := range r.groups {
+		g.New = false
+	}
+	return r, nil
+}
+
+func (r *Reader) has(h *Hierarchy) bool {
+	for _, t := range r.trees {
+		if t.Hierarchy == h {
+			return true
+		}
+	}
+	return false
+}
+
+// Close closes the descriptors. What was read stays.
+func (r *Reader) Close() {
+	for _, g := range r.groups {
+		r.release(g.cpu, nil)
+	}
+	for _, t := range r.trees {
+		unix.Close(t.dir)
+	}
+	r.trees = nil
+}
+
+// release closes the files of a node; nil means of every node.
+func (r *Reader) release(files []file, of *node) {
+	for i := range files {
+		if f := &files[i]; f.fd >= 0 && (of == nil || f.node == of) {
+			unix.Close(f.fd)
+			f.fd = -1
+			r.budget++
+		}
+	}
+}
+
+// Groups lists every group that was ever seen, vanished ones as well; a group keeps its index. A group that was removed and made again
+// is two groups.
+func (r *Reader) Groups() []*Group { return r.groups }
+
+// Refresh finds groups that are new and marks those that have vanished.
+func (r *Reader) Refresh() error {
+	r.pass++
+	for _, t := range r.trees {
+		if err := walk(t.dir, "", r.buf, func(rel string, ino uint64) { r.see(t, rel, ino) }); err != nil {
+			return err
+		}
+		for _, n := range t.nodes {
+			if n.pass != r.pass {
+				r.lose(n)
+			}
+		}
+	}
+	return nil
+}
+
+// see takes note of a group's directory.
+func (r *Reader) see(t *tree, rel string, ino uint64) {
+	if n := t.nodes[rel]; n != nil {
+		if n.ino == ino && !n.gone {
+			n.pass = r.pass
+			return
+		}
+		r.lose(n)
+	}
+	id := t.Identity(rel)
+	g := r.live[id]
+	if g == nil || g.Vanished || g.in(t) {
+		if g != nil {
+			g.Vanished = true // made again under the same name
+		}
+		g = &Group{Path: id, New: true}
+		r.live[id] = g
+		r.groups = append(r.groups, g)
+	}
+	n := &node{tree: t, group: g, rel: rel, ino: ino, pass: r.pass}
+	t.nodes[rel] = n
+	g.nodes = append(g.nodes, n)
+	r.equip(g, n)
+}
+
+// in says whether the group has, or had, a directory in the tree.
+func (g *Group) in(t *tree) bool {
+	for _, n := range g.nodes {
+		if n.tree == t {
+			return true
+		}
+	}
+	return false
+}
+
+// equip gives the group the files that its directory n has for it.
+func (r *Reader) equip(g *Group, n *node) {
+	t := n.tree
+	add := func(to *[]file, name string, parse func(*Group, []byte)) {
+		*to = append(*to, file{node: n, name: name, parse: parse, fd: -1})
+		n.read = true
+	}
+	if !t.V2 {
+		if t.usage {
+			add(&g.cpu, "cpuacct.usage", parseUsage)
+		}
+		if t.quota {
+			add(&g.cpu, "cpu.stat", parseThrottling)
+		}
+		if t.bytes {
+			add(&g.memory, "memory.stat", parseMemoryStat1)
+			add(&g.memory, "memory.usage_in_bytes", parseCurrent)
+			add(&g.memory, "memory.max_usage_in_bytes", parsePeak)
+			add(&g.memory, "memory.kmem.usage_in_bytes", parseKernel)
+			add(&g.memory, "memory.kmem.tcp.usage_in_bytes", parseSock)
+		}
+		return
+	}
+	g.V2ID = n.ino
+	counted := false // by cpuacct
+	for _, o := range g.nodes {
+		counted = counted || o.tree.usage && !o.tree.V2
+	}
+	switch {
+	case !counted:
+		add(&g.cpu, "cpu.stat", parseCPUStat)
+	case t.quota:
+		add(&g.cpu, "cpu.stat", parseThrottling)
+	}
+	if t.bytes {
+		add(&g.memory, "memory.stat", parseMemoryStat2)
+		add(&g.memory, "memory.current", parseCurrent)
+		add(&g.memory, "memory.peak", parsePeak)
+	}
+}
+
+// lose takes note that a directory is gone. A group has vanished with the last directory that there is something to read in.
+func (r *Reader) lose(n *node) {
+	if n.gone {
+		return
+	}
+	n.gone = true
+	r.release(n.group.cpu, n)
+	if n.tree.nodes[n.rel] == n {
+		delete(n.tree.nodes, n.rel)
+	}
+	for _, o := range n.group.nodes {
+		if o.read && !o.gone {
+			return
+		}
+	}
+	n.group.Vanished = true
+}
+
+// ReadCPU reads the CPU time of all groups. A group that has vanished is no error. One that cannot be read does not keep the others from
+// being read; the first such error is returned.
+func (r *Reader) ReadCPU() error {
+	var first error
+	for _, g := range r.groups {
+		if err := r.read(g, g.cpu, true); err != nil && first == nil {
+			first = fmt.Errorf("reading the CPU time of control group %s: %w", g.Path, err)
+		}
+	}
+	return first
+}
+
+// ReadMemory reads the memory of all groups, with the same forbearance as ReadCPU.
+func (r *Reader) ReadMemory() error {
+	var first error
+	for _, g := range r.groups {
+		if err := r.read(g, g.memory, false); err != nil && first == nil {
+			first = fmt.Errorf("reading the memory of control group %s: %w", g.Path, err)
+		}
+	}
+	return first
+}
+
+func (r *Reader) read(g *Group, files []file, keep bool) error {
+	var first error
+	for i := range files {
+		f := &files[i]
+		if f.node.gone || f.absent {
+			continue
+		}
+		b, err := r.content(f, keep)
+		switch {
+		case err == nil:
+			f.parse(g, b)
+		case errors.Is(err, unix.ENOENT) && r.exists(f.node):
+			f.absent = true
+		case gone(err):
+			r.lose(f.node)
+		case errors.Is(err, unix.EOPNOTSUPP):
+			f.absent = true // an accounting that is compiled in but switched off at boot
+		case first == nil:
+			first = fmt.Errorf("%s: %w", f.name, err)
+		}
+	}
+	return first
+}
+
+// content reads a file, opening it if it is not open, and leaving it open if that is wanted and within the budget.
+func (r *Reader) content(f *file, keep bool) ([]byte, error) {
+	fd := f.fd
+	if fd < 0 {
+		r.name = r.name[:0]
+		if f.node.rel != "" {
+			r.name = append(append(r.name, f.node.rel[1:]...), '/')
+		}
+		r.name = append(append(r.name, f.name...), 0)
+		var err error
+		if fd, err = openat(f.node.tree.dir, r.name); err != nil {
+			return nil, err
+		}
+		if keep && r.budget > 0 {
+			r.budget--
+			f.fd = fd
+		} else {
+			defer unix.Close(fd)
+		}
+	}
+	return pread(fd, &r.buf)
+}
+
+// exists says whether the directory still exists and is the same.
+func (r *Reader) exists(n *node) bool {
+	name := "."
+	if n.rel != "" {
+		name = n.rel[1:]
+	}
+	var st unix.Stat_t
+	return unix.Fstatat(n.tree.dir, name, &st, 0) == nil && st.Ino == n.ino
+}

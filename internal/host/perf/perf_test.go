@@ -1,0 +1,219 @@
+package perf
+
+import (
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func sampler(t testing.TB, o Options) *Sampler {
+	t.Helper()
+	if err := Sampling.Err(); err != nil {
+		t.Skipf("needs sampling: %v", err)
+	}
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// A thread that burns one CPU in the kernel must be seen about as often as the rate says, and only with times inside the enabled span.
+func TestSamplerSeesABusyThread(t *testing.T) {
+	s := sampler(t, Options{})
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	tid := uint32(unix.Gettid())
+
+	start := monotonic()
+	if err := s.Enable(); err != nil {
+		t.Fatal(err)
+	}
+	var before, after unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &before); err != nil {
+		t.Fatal(err)
+	}
+	zero, err := os.Open("/dev/zero")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zero.Close()
+	for buf := make([]byte, 1<<20); monotonic() < start+int64(300*time.Millisecond); {
+		if _, err := zero.Read(buf); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &after); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Disable(); err != nil {
+		t.Fatal(err)
+	}
+	end := monotonic()
+	mine, bad := 0, 0
+	err = s.Drain(&Handler{Sample: func(p *Sample) {
+		if p.Time < start || p.Time > end {
+			bad++
+		}
+		if p.TID == tid {
+			mine++
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bad > 0 {
+		t.Errorf("%d samples lie outside the span in which sampling was on", bad)
+	}
+	ran := time.Duration(after.Stime.Nano() - before.Stime.Nano())
+	want := float64(ran) / float64(s.Period())
+	if got := float64(mine); got < 0.7*want || got > 1.3*want {
+		t.Errorf("thread ran %v in the kernel: got %v samples, want about %.0f", ran, got, want)
+	}
+	if s.Lost() > 0 {
+		t.Errorf("%d records were lost", s.Lost())
+	}
+}
+
+// A child process must be announced with its parent, so that its group is known even if it is gone when its samples are read.
+func TestForksAreSeen(t *testing.T) {
+	s := sampler(t, Options{})
+	if err := s.Enable(); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/bin/true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	var forked, exited bool
+	err := s.Drain(&Handler{Task: func(e Task) {
+		if int(e.PID) == cmd.Process.Pid {
+			if e.Exit {
+				exited = true
+			} else if int(e.PPID) == os.Getpid() {
+				forked = true
+			}
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !forked || !exited {
+		t.Errorf("child %d: fork seen %v, exit seen %v", cmd.Process.Pid, forked, exited)
+	}
+}
+
+// Many drains of a small ring must neither lose nor repeat a record, wrapped ones included.
+func TestDrainWrapsWithoutRepeats(t *testing.T) {
+	s := sampler(t, Options{Hz: 4999, RingBytes: 16 << 10, NoCycles: true})
+	if err := s.Enable(); err != nil {
+		t.Fatal(err)
+	}
+	last := make(map[uint32]int64)
+	n := 0
+	h := &Handler{Sample: func(p *Sample) {
+		n++
+		if p.Time <= last[p.CPU] {
+			t.Errorf("CPU %d: sample at %d after one at %d", p.CPU, p.Time, last[p.CPU])
+		}
+		last[p.CPU] = p.Time
+	}}
+	for range 200 {
+		time.Sleep(2 * time.Millisecond)
+		if err := s.Drain(h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	written := uint64(0)
+	for _, r := range s.rings {
+		written += r.head()
+	}
+	if written <= uint64(len(s.rings)*len(s.rings[0].data)) {
+		t.Errorf("only %d bytes were written: the rings never wrapped", written)
+	}
+	if n == 0 {
+		t.Error("no samples")
+	}
+}
+
+func TestParseCPUList(t *testing.T) {
+	for in, want := range map[string][]int{"0": {0}, "0-2,5": {0, 1, 2, 5}, "": nil, "3-1": nil, "a": nil, "0-": nil, "-1": nil, "0-99999999": nil} {
+		got, err := parseCPUList(in)
+		if (err != nil) != (want == nil) || !slices.Equal(got, want) {
+			t.Errorf("%q: got %v, %v", in, got, err)
+		}
+	}
+}
+
+// The records of other CPUs come from shared memory; whatever stands there must not end the process.
+func FuzzRecords(f *testing.F) {
+	rec := func(typ uint32, body ...byte) []byte {
+		b := binary.NativeEndian.AppendUint32(nil, typ)
+		b = binary.NativeEndian.AppendUint16(b, 0)
+		b = binary.NativeEndian.AppendUint16(b, uint16(headerSize+len(body)))
+		return append(b, body...)
+	}
+	f.Add(rec(recordSample, make([]byte, 56)...))
+	f.Add(rec(recordSample, append(make([]byte, 32), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)...))
+	f.Add(rec(recordFork, make([]byte, 48)...))
+	f.Add(rec(recordKsymbol, append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 'b', 'p', 'f', 0}, make([]byte, 28)...)...))
+	f.Add(rec(recordBPFEvent, append([]byte{1, 0, 0, 0, 7, 0, 0, 0}, make([]byte, 32)...)...))
+	f.Add([]byte{9, 0, 0, 0, 0, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var s Sampler
+		h := &Handler{Symbol: func(Symbol) {}, Program: func(ProgramEvent, []Symbol) {}, Task: func(Task) {}}
+		_ = records(data, func(typ uint32, b []byte) (err error) {
+			if typ != recordSample {
+				return s.event(typ, b, h)
+			}
+			var smp Sample
+			smp, s.chain, err = decodeSample(b, true, s.chain)
+			if err == nil && len(smp.Chain) > len(b)/8 {
+				t.Errorf("a record of %d bytes gave a chain of %d", len(b), len(smp.Chain))
+			}
+			return err
+		})
+	})
+}
+
+// What it costs to decode one sample, on records that this machine's kernel wrote.
+func BenchmarkDecode(b *testing.B) {
+	s := sampler(b, Options{Hz: 4999})
+	if err := s.Enable(); err != nil {
+		b.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	buf := s.rings[0].peek(s.rings[0].head())
+	n := 0
+	for b.Loop() {
+		n = 0
+		err := records(buf, func(typ uint32, body []byte) (err error) {
+			if typ == recordSample {
+				n++
+				_, s.chain, err = decodeSample(body, s.cgroup, s.chain)
+			}
+			return err
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*max(n, 1)), "ns/sample")
+}
+
+func monotonic() int64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return ts.Nano()
+}

@@ -1,0 +1,72 @@
+package perf
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ring is the memory that the kernel shares for one event: a control page and a power of two of data pages.
+type ring struct {
+	fd   int
+	cpu  int
+	mem  []byte
+	data []byte
+	meta *unix.PerfEventMmapPage
+	seen uint64 // how far records other than samples were handled
+	buf  []byte // records of one drain, unwrapped; reused
+}
+
+func openRing(attr *unix.PerfEventAttr, cpu, pages int) (*ring, error) {
+	fd, err := unix.PerfEventOpen(attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("opening a sampling event on CPU %d: %w", cpu, err)
+	}
+	page := os.Getpagesize()
+	mem, err := unix.Mmap(fd, 0, page*(1+pages), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("mapping a sampling ring of %d pages for CPU %d: %w", pages, cpu, err)
+	}
+	return &ring{
+		fd: fd, cpu: cpu, mem: mem, data: mem[page:],
+		meta: (*unix.PerfEventMmapPage)(unsafe.Pointer(&mem[0])),
+	}, nil
+}
+
+// head is how far the kernel has written.
+func (r *ring) head() uint64 { return atomic.LoadUint64(&r.meta.Data_head) }
+
+// peek copies the records up to head into r.buf, in order. The ring is released by release.
+func (r *ring) peek(head uint64) []byte {
+	tail := r.meta.Data_tail
+	n := head - tail // at most the size: the kernel drops records rather than overtake the tail
+	size := uint64(len(r.data))
+	r.buf = r.buf[:0]
+	at := tail & (size - 1)
+	first := min(n, size-at)
+	r.buf = append(r.buf, r.data[at:at+first]...)
+	r.buf = append(r.buf, r.data[:n-first]...)
+	return r.buf
+}
+
+// release tells the kernel that everything up to head has been read.
+func (r *ring) release(head uint64) { atomic.StoreUint64(&r.meta.Data_tail, head) }
+
+func (r *ring) ioctl(req uint, what string) error {
+	if err := unix.IoctlSetInt(r.fd, req, 0); err != nil {
+		return fmt.Errorf("%s the sampling event on CPU %d: %w", what, r.cpu, err)
+	}
+	return nil
+}
+
+func (r *ring) close() error {
+	err := unix.Munmap(r.mem)
+	if cerr := unix.Close(r.fd); err == nil {
+		err = cerr
+	}
+	return err
+}

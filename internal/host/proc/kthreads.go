@@ -1,0 +1,89 @@
+package proc
+
+import (
+	"errors"
+	"time"
+)
+
+// KernelThread is a thread of the kernel itself. In a PID namespace of a container there are none to be seen.
+type KernelThread struct {
+	PID     int
+	Comm    string
+	Runtime time.Duration // CPU time since it was started, as of the last Read
+	New     bool          // found by Refresh: all that it has used it has used since
+	Gone    bool          // it has ended; Runtime is what was last read
+}
+
+// KernelThreads reads the CPU time of the kernel's threads. They are found once, by looking at every process, and then read with one
+// system call each. It is for one goroutine.
+type KernelThreads struct {
+	fs      FS
+	known   map[int]bool // processes that were looked at
+	threads []KernelThread
+}
+
+// KernelThreads finds the kernel's threads.
+func (f FS) KernelThreads() (*KernelThreads, error) {
+	k := &KernelThreads{fs: f}
+	if err := k.Refresh(); err != nil {
+		return nil, err
+	}
+	for i := range k.threads {
+		k.threads[i].New = false
+	}
+	return k, nil
+}
+
+// Threads lists every kernel thread that was ever seen; a thread keeps its index.
+func (k *KernelThreads) Threads() []KernelThread { return k.threads }
+
+// Refresh finds new threads. It looks only at processes that it has not seen.
+func (k *KernelThreads) Refresh() error {
+	pids, err := k.fs.PIDs()
+	if err != nil {
+		return err
+	}
+	seen := make(map[int]bool, len(pids))
+	for _, pid := range pids {
+		seen[pid] = true
+		if k.known[pid] {
+			continue
+		}
+		p, err := k.fs.Process(pid)
+		if errors.Is(err, ErrGone) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if p.Kernel {
+			k.threads = append(k.threads, KernelThread{PID: pid, Comm: p.Comm, New: true})
+		}
+	}
+	k.known = seen
+	for i := range k.threads {
+		t := &k.threads[i]
+		t.Gone = t.Gone || !seen[t.PID]
+	}
+	return nil
+}
+
+// Read reads the threads' CPU time.
+func (k *KernelThreads) Read() error {
+	for i := range k.threads {
+		t := &k.threads[i]
+		if t.Gone {
+			continue
+		}
+		d, err := Runtime(t.PID)
+		switch {
+		case err == nil:
+			t.Runtime = d
+		case errors.Is(err, ErrGone):
+			t.Gone = true
+		default:
+			return err
+		}
+	}
+	return nil
+}

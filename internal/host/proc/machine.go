@@ -1,0 +1,173 @@
+package proc
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Machine is what of the machine could change a measurement. A field that could not be read is empty or 0.
+type Machine struct {
+	Hostname    string
+	Kernel      string // release
+	BootID      string // of this boot
+	Distro      string
+	CPUModel    string
+	CPUs        int    // online
+	MemoryBytes uint64 // usable by the kernel
+	SwapBytes   uint64
+	Governor    string // of CPU frequency; several with commas where the CPUs differ; empty where none is in charge
+	Clocksource string
+	Lockdown    string // none, integrity or confidentiality; "integrity (configured)" where only the configuration could be read
+	Virtual     string // none, container, the machine's product name, or vm
+	IRQTime     *bool  // whether interrupts are taken out of tasks' CPU time; nil where that cannot be known
+}
+
+// Machine reads all of it.
+func (f FS) Machine() Machine {
+	m := Machine{
+		Hostname:    f.text("proc/sys/kernel/hostname"),
+		Kernel:      f.text("proc/sys/kernel/osrelease"),
+		BootID:      f.text("proc/sys/kernel/random/boot_id"),
+		Distro:      f.distro(),
+		Governor:    f.governor(),
+		Clocksource: f.text("sys/devices/system/clocksource/clocksource0/current_clocksource"),
+	}
+	meminfo := []byte(f.text("proc/meminfo"))
+	m.MemoryBytes, _ = parseKB(meminfo, "MemTotal")
+	m.SwapBytes, _ = parseKB(meminfo, "SwapTotal")
+	if s, err := f.Stat(); err == nil {
+		m.CPUs = s.CPUs
+	}
+	cpuinfo := f.text("proc/cpuinfo")
+	m.CPUModel = cpuField(cpuinfo, "model name", "Model", "cpu model", "Processor")
+	m.Virtual = f.virtual(cpuinfo)
+	config := f.kernelConfig()
+	cmdline := strings.Fields(f.text("proc/cmdline"))
+	m.Lockdown = f.lockdown(config, cmdline)
+	m.IRQTime = irqTime(config, cmdline)
+	return m
+}
+
+func (f FS) distro() string {
+	for _, file := range []string{"etc/os-release", "usr/lib/os-release"} {
+		for line := range strings.Lines(f.text(file)) {
+			if name, ok := strings.CutPrefix(line, "PRETTY_NAME="); ok {
+				return strings.Trim(strings.TrimSpace(name), `"'`)
+			}
+		}
+	}
+	return ""
+}
+
+func (f FS) governor() string {
+	var all []string
+	files, _ := filepath.Glob(f.path("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"))
+	for _, file := range files {
+		if b, err := os.ReadFile(file); err == nil {
+			all = append(all, strings.TrimSpace(string(b)))
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(slices.Compact(all), ",")
+}
+
+// cpuField finds the first of the names in /proc/cpuinfo, whose fields differ by architecture.
+func cpuField(cpuinfo string, names ...string) string {
+	for _, name := range names {
+		for line := range strings.Lines(cpuinfo) {
+			if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+				return strings.TrimSpace(value)
+			}
+		}
+	}
+	return ""
+}
+
+func (f FS) virtual(cpuinfo string) string {
+	product := strings.TrimSpace(f.text("sys/class/dmi/id/sys_vendor") + " " + f.text("sys/class/dmi/id/product_name"))
+	flags := cpuField(cpuinfo, "flags")
+	marked := f.text("run/systemd/container") != "" || f.has(".dockerenv") || f.has("run/.containerenv")
+	// A machine may be booted from a container's image, marks and all. There process 2 is kthreadd.
+	p, _ := f.Process(2)
+	switch {
+	case marked && !p.Kernel:
+		return "container"
+	case slices.Contains(strings.Fields(flags), "hypervisor") && product != "":
+		return product
+	case slices.Contains(strings.Fields(flags), "hypervisor"):
+		return "vm"
+	case flags != "":
+		return "none" // x86 sets the flag in every guest
+	}
+	return product
+}
+
+// kernelConfig is the options that the kernel was built with, "CONFIG_X" to its value; nil where it cannot be read.
+func (f FS) kernelConfig() map[string]string {
+	file, err := os.Open(f.path("proc/config.gz"))
+	if err == nil {
+		defer file.Close()
+		z, err := gzip.NewReader(bufio.NewReader(file))
+		if err != nil {
+			return nil
+		}
+		return parseConfig(io.LimitReader(z, 4<<20))
+	}
+	file, err = os.Open(f.path("boot/config-" + f.text("proc/sys/kernel/osrelease")))
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	return parseConfig(file)
+}
+
+func parseConfig(r io.Reader) map[string]string {
+	options := map[string]string{}
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		if name, value, ok := bytes.Cut(lines.Bytes(), []byte("=")); ok && bytes.HasPrefix(name, []byte("CONFIG_")) {
+			options[string(name)] = string(value)
+		}
+	}
+	if lines.Err() != nil || len(options) == 0 {
+		return nil
+	}
+	return options
+}
+
+// irqTime says whether CONFIG_IRQ_TIME_ACCOUNTING is at work: on x86 it is switched off by tsc=noirqtime.
+func irqTime(config map[string]string, cmdline []string) *bool {
+	if config == nil {
+		return nil
+	}
+	on := config["CONFIG_IRQ_TIME_ACCOUNTING"] == "y" && !slices.Contains(cmdline, "tsc=noirqtime")
+	return &on
+}
+
+var bracketed = regexp.MustCompile(`\[([a-z]+)\]`)
+
+func (f FS) lockdown(config map[string]string, cmdline []string) string {
+	if m := bracketed.FindStringSubmatch(f.text("sys/kernel/security/lockdown")); m != nil {
+		return m[1]
+	}
+	// Without securityfs there is only what was asked for.
+	for _, arg := range cmdline {
+		if mode, ok := strings.CutPrefix(arg, "lockdown="); ok {
+			return mode + " (configured)"
+		}
+	}
+	switch {
+	case config["CONFIG_LOCK_DOWN_KERNEL_FORCE_CONFIDENTIALITY"] == "y":
+		return "confidentiality (configured)"
+	case config["CONFIG_LOCK_DOWN_KERNEL_FORCE_INTEGRITY"] == "y":
+		return "integrity (configured)"
+	}
+	return ""
+}

@@ -1,0 +1,270 @@
+package proc
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var fixture = FS{Root: "testdata/machine"}
+
+func TestStatFixture(t *testing.T) {
+	want := Stat{User: 10, Nice: 0.2, System: 3, Idle: 50, IOWait: 0.6, IRQ: 0.07, Softirq: 0.8, Steal: 0.09, Guest: 0.1, GuestNice: 0.02, CPUs: 2}
+	if got, err := fixture.Stat(); err != nil || got != want {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+	for _, bad := range []string{"", "cpu\n", "cpu  1 2 3\n", "cpu 1 2 3 4 5 6 7 8 9 x\ncpu0\n", "cpu0 1\n", "cpu 1 2 3 4 5 6 7 8 9 10\n"} {
+		if s, err := parseStat([]byte(bad), 100); err == nil {
+			t.Errorf("%q: %+v without error", bad, s)
+		}
+	}
+}
+
+func TestMachineFixture(t *testing.T) {
+	got := fixture.Machine()
+	if got.IRQTime == nil || !*got.IRQTime {
+		t.Error("interrupt time accounting was not found")
+	}
+	got.IRQTime = nil
+	want := Machine{Hostname: "example", Kernel: "6.1.0-1-cloud-amd64", BootID: "11111111-2222-3333-4444-555555555555", Distro: "Example Linux 1",
+		CPUModel: "Example CPU @ 2.0GHz", CPUs: 2, MemoryBytes: 24684092 << 10, SwapBytes: 1 << 20, Governor: "performance,powersave",
+		Clocksource: "kvm-clock", Lockdown: "integrity", Virtual: "QEMU Standard PC"}
+	if got != want {
+		t.Errorf("%+v\nwant %+v", got, want)
+	}
+	if empty := (FS{Root: t.TempDir()}).Machine(); empty != (Machine{}) {
+		t.Errorf("of nothing: %+v", empty)
+	}
+}
+
+func TestProcessFixture(t *testing.T) {
+	for pid, want := range map[int]Process{
+		7: {PID: 7, Comm: "evil) R 1 (x", State: 'S', PPID: 1, Start: 12345},
+		8: {PID: 8, Comm: "kworker/0:0H", State: 'I', PPID: 2, Start: 24, Kernel: true},
+	} {
+		if got, err := fixture.Process(pid); err != nil || got != want {
+			t.Errorf("%+v, %v; want %+v", got, err, want)
+		}
+	}
+	if n, err := fixture.RSS(7); err != nil || n != 25*uint64(os.Getpagesize()) {
+		t.Errorf("RSS %d, %v", n, err)
+	}
+	if n, err := fixture.PSS(7); err != nil || n != 358<<10 {
+		t.Errorf("PSS %d, %v", n, err)
+	}
+	if a, err := fixture.Cmdline(7); err != nil || !reflect.DeepEqual(a, []string{"a", "b c", ""}) {
+		t.Errorf("arguments %q, %v", a, err)
+	}
+	if c, err := fixture.Comm(7); err != nil || c != "evil) R 1 (x" {
+		t.Errorf("name %q, %v", c, err)
+	}
+	if _, err := fixture.Process(9); !errors.Is(err, ErrGone) {
+		t.Errorf("a process that is not there: %v", err)
+	}
+}
+
+func TestMachine(t *testing.T) {
+	m := FS{}.Machine()
+	t.Logf("%+v", m)
+	if m.Kernel == "" || m.BootID == "" || m.CPUs == 0 || m.MemoryBytes == 0 || m.Clocksource == "" {
+		t.Errorf("%+v", m)
+	}
+}
+
+func TestStat(t *testing.T) {
+	a, err := FS{}.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var up unix.Sysinfo_t
+	if err := unix.Sysinfo(&up); err != nil {
+		t.Fatal(err)
+	}
+	// All modes together are the time that the CPUs were on: at most uptime x CPUs, give or take the grain.
+	sum := a.User + a.Nice + a.System + a.Idle + a.IOWait + a.IRQ + a.Softirq + a.Steal
+	if limit := float64(up.Uptime+2) * float64(a.CPUs); sum <= 0 || sum > limit {
+		t.Errorf("%.2f s of CPU time in %d s with %d CPUs", sum, up.Uptime, a.CPUs)
+	}
+}
+
+func TestSelf(t *testing.T) {
+	pid := os.Getpid()
+	p, err := FS{}.Process(pid)
+	if err != nil || p.PID != pid || p.PPID != os.Getppid() || p.Kernel || !p.Alive() || p.Start == 0 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	exe, err := FS{}.Exe(pid)
+	if want, _ := os.Executable(); err != nil || exe != want {
+		t.Errorf("runs %s, %v; want %s", exe, err, want)
+	}
+	args, err := FS{}.Cmdline(pid)
+	if err != nil || !reflect.DeepEqual(args, os.Args) {
+		t.Errorf("arguments %q, %v", args, err)
+	}
+	rss, err := FS{}.RSS(pid)
+	if err != nil || rss == 0 {
+		t.Errorf("RSS %d, %v", rss, err)
+	}
+	if pss, err := (FS{}).PSS(pid); err != nil || pss == 0 {
+		t.Errorf("PSS %d, %v", pss, err)
+	}
+}
+
+func TestRuntime(t *testing.T) {
+	before, err := Runtime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(30 * time.Millisecond); time.Now().Before(end); {
+	}
+	after, err := Runtime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	if after <= before || after > time.Duration(u.Utime.Nano()+u.Stime.Nano())+20*time.Millisecond {
+		t.Errorf("from %v to %v, by getrusage %v + %v", before, after, u.Utime, u.Stime)
+	}
+	if _, err := Runtime(1 << 22); !errors.Is(err, ErrGone) {
+		t.Errorf("of no process: %v", err)
+	}
+}
+
+// A process that ends is ErrGone everywhere, a zombie is not.
+func TestGone(t *testing.T) {
+	cmd := exec.Command("/bin/cat")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	stdin.Close()
+	var info unix.Siginfo
+	if err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := (FS{}).Process(pid); err != nil || p.Alive() {
+		t.Errorf("the zombie: %+v, %v", p, err)
+	}
+	if n, err := (FS{}).PSS(pid); err != nil || n != 0 {
+		t.Errorf("the zombie's PSS: %d, %v", n, err)
+	}
+	if exe, err := (FS{}).Exe(pid); err != nil || exe != "" {
+		t.Errorf("the zombie's file: %q, %v", exe, err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]func() error{
+		"Process": func() error { _, err := FS{}.Process(pid); return err },
+		"Comm":    func() error { _, err := FS{}.Comm(pid); return err },
+		"Exe":     func() error { _, err := FS{}.Exe(pid); return err },
+		"Cmdline": func() error { _, err := FS{}.Cmdline(pid); return err },
+		"Environ": func() error { _, err := FS{}.Environ(pid); return err },
+		"RSS":     func() error { _, err := FS{}.RSS(pid); return err },
+		"PSS":     func() error { _, err := FS{}.PSS(pid); return err },
+		"Runtime": func() error { _, err := Runtime(pid); return err },
+	} {
+		if err := f(); !errors.Is(err, ErrGone) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestKernelThreads(t *testing.T) {
+	k, err := FS{}.KernelThreads()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(k.Threads()) == 0 {
+		t.Skip("needs the PID namespace of the machine, where kernel threads can be seen")
+	}
+	if err := errors.Join(k.Read(), k.Refresh(), k.Read()); err != nil {
+		t.Fatal(err)
+	}
+	for _, th := range k.Threads() {
+		if th.Gone || th.New {
+			continue // workers come and go
+		}
+		if th.PID == os.Getpid() || th.Comm == "" {
+			t.Errorf("%+v", th)
+		}
+		// The same number by the other way, read later, so never less.
+		b, err := os.ReadFile("/proc/" + strconv.Itoa(th.PID) + "/schedstat")
+		if err != nil {
+			continue
+		}
+		ns, err := time.ParseDuration(strings.Fields(string(b))[0] + "ns")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if later := ns - th.Runtime; later < 0 || later > time.Second {
+			t.Errorf("%s: %v by its clock, %v by schedstat", th.Comm, th.Runtime, ns)
+		}
+	}
+	if n := testing.AllocsPerRun(10, func() { _ = k.Read() }); n > 0 {
+		t.Errorf("%.1f allocations", n)
+	}
+}
+
+func FuzzParsers(f *testing.F) {
+	for _, file := range []string{"proc/stat", "proc/7/stat", "proc/8/stat", "proc/meminfo", "proc/cpuinfo", "proc/7/smaps_rollup"} {
+		b, err := os.ReadFile(fixture.path(file))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if s, err := parseStat(b, 100); err == nil && (s.CPUs < 1 || s.User < 0) {
+			t.Errorf("%+v", s)
+		}
+		_, _ = parseProcess(b)
+		parseKB(b, "Pss")
+		parseConfig(strings.NewReader(string(b)))
+		cpuField(string(b), "flags")
+		list(b)
+	})
+}
+
+func BenchmarkKernelThreads(b *testing.B) {
+	k, err := FS{}.KernelThreads()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("find", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := (FS{}).KernelThreads(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("Refresh", func(b *testing.B) {
+		for b.Loop() {
+			if err := k.Refresh(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("Read", func(b *testing.B) {
+		for b.Loop() {
+			if err := k.Read(); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(len(k.Threads())), "threads")
+	})
+}

@@ -1,0 +1,200 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is what /proc/<pid>/stat tells of a process (proc_pid_stat(5)).
+type Process struct {
+	PID   int
+	Comm  string
+	State byte // R, S, D, Z (dead, not yet waited for), ...
+	PPID  int
+	// Start is when it started, in ticks of USER_HZ since the machine did. With the PID it names a process for good, unless the
+	// PID comes round again within one tick.
+	Start  uint64
+	Kernel bool // a kernel thread
+}
+
+// pfKthread is the flag PF_KTHREAD of include/linux/sched.h.
+const pfKthread = 0x00200000
+
+// Alive says whether the process can still run.
+func (p Process) Alive() bool { return p.State != 'Z' && p.State != 'X' && p.State != 'x' }
+
+// Process reads /proc/<pid>/stat.
+func (f FS) Process(pid int) (Process, error) {
+	b, err := f.read(pid, "stat")
+	if err != nil {
+		return Process{}, err
+	}
+	p, err := parseProcess(b)
+	if err != nil {
+		return Process{}, about(pid, "stat", err)
+	}
+	return p, nil
+}
+
+func parseProcess(b []byte) (Process, error) {
+	// The name may hold anything, brackets and spaces too, so its end is the last bracket.
+	open, shut := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if open < 1 || shut < open {
+		return Process{}, errors.New("no name in brackets")
+	}
+	p := Process{Comm: string(b[open+1 : shut])}
+	rest := strings.Fields(string(b[shut+1:])) // from field 3, the state
+	if len(rest) < 20 || len(rest[0]) != 1 {
+		return Process{}, fmt.Errorf("%d fields after the name", len(rest))
+	}
+	p.State = rest[0][0]
+	var flags uint64
+	var errs [4]error
+	p.PID, errs[0] = strconv.Atoi(string(bytes.TrimSpace(b[:open])))
+	p.PPID, errs[1] = strconv.Atoi(rest[1])
+	flags, errs[2] = strconv.ParseUint(rest[6], 10, 64)
+	p.Start, errs[3] = strconv.ParseUint(rest[19], 10, 64)
+	p.Kernel = flags&pfKthread != 0
+	return p, errors.Join(errs[:]...)
+}
+
+// read reads a file of a process; its error matches ErrGone where the process does not exist.
+func (f FS) read(pid int, name string) ([]byte, error) {
+	b, err := os.ReadFile(f.path("proc", strconv.Itoa(pid), name))
+	if err != nil {
+		return nil, about(pid, name, gone(err))
+	}
+	return b, nil
+}
+
+// PIDs lists the processes.
+func (f FS) PIDs() ([]int, error) {
+	dir, err := os.Open(f.path("proc"))
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	var pids []int
+	for _, n := range names {
+		if pid, err := strconv.Atoi(n); err == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// Comm is the name of a process, at most 15 bytes; a process may set it as it likes.
+func (f FS) Comm(pid int) (string, error) {
+	b, err := f.read(pid, "comm")
+	return strings.TrimSuffix(string(b), "\n"), err
+}
+
+// Exe is the file that a process runs; with " (deleted)" behind it where that was replaced. A kernel thread has none: empty.
+func (f FS) Exe(pid int) (string, error) {
+	exe, err := os.Readlink(f.path("proc", strconv.Itoa(pid), "exe"))
+	if err == nil {
+		return exe, nil
+	}
+	if errors.Is(err, os.ErrNotExist) && f.exists(pid) {
+		return "", nil
+	}
+	return "", about(pid, "exe", gone(err))
+}
+
+func (f FS) exists(pid int) bool { return f.has("proc/" + strconv.Itoa(pid)) }
+
+// Cmdline is the arguments of a process; none for a kernel thread or a zombie.
+func (f FS) Cmdline(pid int) ([]string, error) {
+	b, err := f.read(pid, "cmdline")
+	return list(b), err
+}
+
+// Environ is the environment that a process was started with.
+func (f FS) Environ(pid int) ([]string, error) {
+	b, err := f.read(pid, "environ")
+	return list(b), err
+}
+
+// list splits strings that each end in a zero byte.
+func list(b []byte) []string {
+	if len(b) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
+}
+
+// RSS is the resident memory of a process in bytes, pages that it shares with others counted in full.
+func (f FS) RSS(pid int) (uint64, error) {
+	b, err := f.read(pid, "statm")
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(b))
+	if len(fields) < 2 {
+		return 0, about(pid, "statm", fmt.Errorf("%d fields", len(fields)))
+	}
+	pages, err := strconv.ParseUint(fields[1], 10, 48)
+	if err != nil {
+		return 0, about(pid, "statm", err)
+	}
+	return pages * uint64(os.Getpagesize()), nil
+}
+
+// PSS is the resident memory of a process in bytes, each page divided by the number of processes that share it. The kernel walks the
+// page tables for it: that takes time in proportion to the memory, and holds the process up. A process without memory of its own
+// (a kernel thread, a zombie) has 0.
+func (f FS) PSS(pid int) (uint64, error) {
+	b, err := f.read(pid, "smaps_rollup")
+	if errors.Is(err, ErrGone) && f.exists(pid) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	n, ok := parseKB(b, "Pss")
+	if !ok {
+		return 0, about(pid, "smaps_rollup", errors.New("no line Pss"))
+	}
+	return n, nil
+}
+
+// parseKB finds a line "name:   123 kB" and gives it in bytes.
+func parseKB(b []byte, name string) (uint64, bool) {
+	for line := range bytes.Lines(b) {
+		key, value, ok := strings.Cut(string(line), ":")
+		if !ok || key != name {
+			continue
+		}
+		n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 53)
+		return n << 10, err == nil
+	}
+	return 0, false
+}
+
+// Runtime is the CPU time that a process of this machine has used, its ended threads included, to the nanosecond. What runs at this moment is
+// counted up to the last tick. It works for kernel threads as well.
+//
+// It is the process's CPU clock (CPUCLOCK_SCHED in include/linux/posix-timers.h, which any process may read): the sum of what
+// /proc/<pid>/task/*/schedstat says, for one system call.
+func Runtime(pid int) (time.Duration, error) {
+	const cpuclockSched = 2
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|cpuclockSched), &ts); err != nil {
+		if errors.Is(err, unix.EINVAL) {
+			err = ErrGone // the kernel knows no such process
+		}
+		return 0, about(pid, "the CPU clock", err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
