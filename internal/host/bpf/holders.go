@@ -1,0 +1,133 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Holder is a process that holds an object by a descriptor.
+type Holder struct {
+	PID  int // of the process, not the thread
+	Comm string
+}
+
+// kind is a kind of descriptor; the numbers are those of enum kind of the iterators.
+type kind uint32
+
+const (
+	kindMap kind = iota
+	kindProg
+	kindLink
+	kindPerf
+)
+
+// A descriptor is one file of one process that has to do with BPF.
+type descriptor struct {
+	kind kind
+	id   uint32 // of the map, program or link; the descriptor's number for a perf event
+	Holder
+}
+
+// descriptors finds every descriptor of a BPF object or perf event on the machine. By iterator that takes 0.3 ms for a hundred processes;
+// /proc takes 6 ms, a system call for every open file of the machine and three more for every object.
+func (v *Inventory) descriptors() ([]descriptor, error) {
+	if v.iterators == nil || v.iterators.files == nil {
+		return descriptorsByProc(v.proc)
+	}
+	raw, err := v.iterators.files.read(v.buf[:0])
+	v.buf = raw
+	if err != nil {
+		return nil, err
+	}
+	held, err := records[iteratorsHeld](raw)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]descriptor, len(held))
+	comm := make([]byte, len(iteratorsHeld{}.Comm))
+	for i, h := range held {
+		for j, c := range h.Comm {
+			comm[j] = byte(c)
+		}
+		out[i] = descriptor{kind(h.Kind), h.Id, Holder{int(h.Tgid), cString(comm)}}
+	}
+	return out, nil
+}
+
+// anonymousFiles are the names that the kernel gives descriptors, and the field of fdinfo with the object's id.
+var anonymousFiles = map[string]struct {
+	kind  kind
+	field string
+}{
+	"anon_inode:bpf-map":      {kindMap, "map_id"},
+	"anon_inode:bpf-prog":     {kindProg, "prog_id"},
+	"anon_inode:bpf_link":     {kindLink, "link_id"}, // before 6.14 or so
+	"anon_inode:bpf-link":     {kindLink, "link_id"},
+	"anon_inode:[perf_event]": {kindPerf, ""},
+}
+
+// descriptorsByProc reads what the iterator would tell from <proc>/<pid>/fd and fdinfo. Processes that end meanwhile are left out.
+func descriptorsByProc(proc string) ([]descriptor, error) {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	var out []descriptor
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		dir := filepath.Join(proc, e.Name())
+		fds, err := os.ReadDir(filepath.Join(dir, "fd"))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("listing the files of process %d: %w", pid, err)
+		}
+		var comm string
+		for _, fd := range fds {
+			target, err := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
+			if err != nil || !strings.HasPrefix(target, "anon_inode:") {
+				continue
+			}
+			file, ok := anonymousFiles[target]
+			if !ok {
+				continue
+			}
+			id, err := strconv.ParseUint(fd.Name(), 10, 32)
+			if file.field != "" {
+				text, _ := os.ReadFile(filepath.Join(dir, "fdinfo", fd.Name()))
+				if id, ok = fdinfoField(text, file.field); !ok {
+					continue
+				}
+			} else if err != nil {
+				continue
+			}
+			if comm == "" {
+				text, _ := os.ReadFile(filepath.Join(dir, "comm"))
+				comm = strings.TrimSuffix(string(text), "\n")
+			}
+			out = append(out, descriptor{file.kind, uint32(id), Holder{pid, comm}})
+		}
+	}
+	return out, nil
+}
+
+// addHolder adds a process once.
+func addHolder(list []Holder, h Holder) []Holder {
+	for _, have := range list {
+		if have.PID == h.PID {
+			return list
+		}
+	}
+	return append(list, h)
+}

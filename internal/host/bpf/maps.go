@@ -1,0 +1,233 @@
+package bpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Map is one eBPF map.
+type Map struct {
+	ID         uint32
+	Name       string // empty where the maker gave none
+	Type       string // as bpftool prints it
+	KeySize    uint32 // bytes
+	ValueSize  uint32 // bytes
+	MaxEntries uint32
+	Flags      uint32
+	BTFID      uint32
+
+	// Bytes is memlock of the map's fdinfo, which is what bpftool prints; nil where it could not be read. BytesMethod says what the
+	// kernel means by it. Values of inner maps are not in it: those are maps of their own.
+	Bytes       *uint64
+	BytesMethod BytesMethod
+
+	ChargedTo *string  // path of the control group that pays for it, in the memory controller's hierarchy; nil where the kernel does not tell
+	Inner     []uint32 // ids of the maps inside a map of maps
+	UsedBy    []uint32 // ids of the programs that use it, directly or through a map of maps
+	HeldBy    []Holder // processes with a descriptor of it; a pin in bpffs is no process
+	Own       bool     // it is the scale's own
+
+	typ uint32
+}
+
+// BytesMethod is what the kernel means by the size of a map.
+type BytesMethod string
+
+// The methods. Kernels are told apart by what they do, never by their version: distributions carry patches back.
+const (
+	BytesExact        BytesMethod = "exact"         // since 6.4 the map counts its own memory (bpf_map_ops.map_mem_usage)
+	BytesEstimate     BytesMethod = "estimate"      // 5.11 to 6.3: entries x (key + value), rounded up to pages; 0 for a ring buffer
+	BytesChargedPages BytesMethod = "charged-pages" // before 5.11: the pages charged to the locked-memory limit of the maker
+)
+
+// maxInner is how many entries of one map of maps are looked at. A service mesh has thousands of inner maps at most; a map of a million
+// entries would cost a second to walk.
+const maxInner = 16384
+
+const openReadOnly = 1 << 3 // BPF_F_RDONLY
+
+// readMap reads all that one descriptor tells.
+func (v *Inventory) readMap(fd int) (Map, error) {
+	var info mapInfo
+	if _, err := objInfo(fd, unsafe.Pointer(&info), unsafe.Sizeof(info)); err != nil {
+		return Map{}, err
+	}
+	m := Map{
+		ID: info.ID, Name: cString(info.Name[:]), Type: typeName(mapTypes, info.Type), typ: info.Type,
+		KeySize: info.KeySize, ValueSize: info.ValueSize, MaxEntries: info.MaxEntries, Flags: info.Flags, BTFID: info.BTFID,
+		BytesMethod: v.bytesMethod,
+	}
+	if n, ok := v.memlock(fd); ok {
+		m.Bytes = &n
+	}
+	if m.typ == mapArrayOfMaps || m.typ == mapHashOfMaps {
+		inner, err := innerMaps(fd, &m)
+		m.Inner = inner
+		switch {
+		case errors.Is(err, unix.EPERM):
+			v.warn("bpf-inner-maps", "map %d (%s) lets nobody read it: its inner maps are not known", m.ID, m.Name)
+		case err != nil:
+			v.warn("bpf-inner-maps", "reading the inner maps of map %d (%s): %v", m.ID, m.Name, err)
+		case m.MaxEntries > maxInner:
+			v.warn("bpf-inner-maps", "map %d (%s) has room for %d maps: only the first %d entries were looked at", m.ID, m.Name, m.MaxEntries, maxInner)
+		}
+	}
+	return m, nil
+}
+
+// memlock reads the size of a map or program from the fdinfo of a descriptor of it.
+func (v *Inventory) memlock(fd int) (uint64, bool) {
+	path := strconv.AppendInt(append(v.path[:0], "/proc/self/fdinfo/"...), int64(fd), 10)
+	path = append(path, 0)
+	v.path = path
+	info, err := openatRaw(path)
+	if err != nil {
+		return 0, false
+	}
+	defer unix.Close(info)
+	if v.text == nil {
+		v.text = make([]byte, 4096) // fdinfo of a map is about 300 bytes
+	}
+	n, err := unix.Read(info, v.text)
+	if err != nil || n < 0 {
+		return 0, false
+	}
+	return fdinfoField(v.text[:n], "memlock")
+}
+
+// openatRaw opens a path that ends in NUL, without the copy that the string form makes.
+func openatRaw(path []byte) (int, error) {
+	dir := unix.AT_FDCWD
+	r, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(dir), uintptr(unsafe.Pointer(&path[0])), unix.O_RDONLY|unix.O_CLOEXEC, 0, 0, 0)
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(r), nil
+}
+
+// fdinfoField finds "name:\t123" in a text of /proc/<pid>/fdinfo.
+func fdinfoField(text []byte, name string) (uint64, bool) {
+	for len(text) > 0 {
+		line := text
+		if i := bytes.IndexByte(text, '\n'); i >= 0 {
+			line, text = text[:i], text[i+1:]
+		} else {
+			text = nil
+		}
+		if len(line) <= len(name) || line[len(name)] != ':' || string(line[:len(name)]) != name {
+			continue
+		}
+		value := bytes.TrimSpace(line[len(name)+1:])
+		n, err := strconv.ParseUint(string(value), 10, 64)
+		return n, err == nil
+	}
+	return 0, false
+}
+
+// innerMaps lists the maps inside a map of maps. Looking an entry up from user space gives the inner map's id. There is one level: the
+// kernel refuses maps of maps of maps.
+func innerMaps(fd int, m *Map) ([]uint32, error) {
+	if m.ValueSize != 4 {
+		return nil, fmt.Errorf("its values are %d bytes, not ids", m.ValueSize)
+	}
+	seen := make(map[uint32]bool)
+	ids := []uint32{}
+	add := func(value []byte) {
+		if id := binary.LittleEndian.Uint32(value); id != 0 && !seen[id] {
+			seen[id] = true
+			ids = append(ids, id)
+		}
+	}
+	key, next, value := make([]byte, m.KeySize), make([]byte, m.KeySize), make([]byte, 4)
+	for i := uint32(0); i < min(m.MaxEntries, maxInner); i++ {
+		if m.typ == mapArrayOfMaps {
+			binary.LittleEndian.PutUint32(key, i)
+		} else {
+			from := key
+			if i == 0 {
+				from = nil
+			}
+			err := mapElement(cmdMapGetNextKey, fd, from, next)
+			if isGone(err) {
+				return ids, nil
+			}
+			if err != nil {
+				return ids, err
+			}
+			key, next = next, key
+		}
+		switch err := mapElement(cmdMapLookup, fd, key, value); {
+		case isGone(err): // an empty slot
+		case err != nil:
+			return ids, err
+		default:
+			add(value)
+		}
+	}
+	return ids, nil
+}
+
+// mapElement is BPF_MAP_LOOKUP_ELEM and BPF_MAP_GET_NEXT_KEY, which share their layout.
+func mapElement(cmd, fd int, key, out []byte) error {
+	attr := struct {
+		fd, _ uint32
+		key   unsafe.Pointer
+		out   unsafe.Pointer
+		flags uint64
+	}{fd: uint32(fd), out: unsafe.Pointer(unsafe.SliceData(out))}
+	if key != nil {
+		attr.key = unsafe.Pointer(unsafe.SliceData(key))
+	}
+	_, err := bpf(cmd, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
+	return err
+}
+
+// probeBytesMethod finds out what memlock means here, from two small maps. A kernel whose maps count their own memory gives an array a
+// size that is no multiple of a page, since its header is in it; one that estimates gives a ring buffer, which has neither keys nor
+// values, nothing.
+func (v *Inventory) probeBytesMethod() (BytesMethod, error) {
+	array, err := v.probeMap(mapTypeArray, 4, 8, 1)
+	if err != nil {
+		return "", err
+	}
+	if array%uint64(unix.Getpagesize()) != 0 {
+		return BytesExact, nil
+	}
+	ring, err := v.probeMap(mapTypeRingbuf, 0, 0, uint32(unix.Getpagesize()))
+	if err != nil {
+		return "", err
+	}
+	if ring == 0 {
+		return BytesEstimate, nil
+	}
+	return BytesChargedPages, nil
+}
+
+const (
+	mapTypeArray   = 2
+	mapTypeRingbuf = 27
+)
+
+func (v *Inventory) probeMap(typ, keySize, valueSize, entries uint32) (uint64, error) {
+	attr := struct {
+		typ, keySize, valueSize, entries, flags, inner, node uint32
+		name                                                 [16]byte
+	}{typ: typ, keySize: keySize, valueSize: valueSize, entries: entries}
+	copy(attr.name[:], "tare_probe")
+	fd, err := bpf(cmdMapCreate, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
+	if err != nil {
+		return 0, fmt.Errorf("making a map to probe with: %w", err)
+	}
+	defer unix.Close(fd)
+	n, ok := v.memlock(fd)
+	if !ok {
+		return 0, errors.New("fdinfo of a map has no memlock")
+	}
+	return n, nil
+}

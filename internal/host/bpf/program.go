@@ -1,0 +1,174 @@
+package bpf
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Key tells programs apart for good: the kernel gives ids out again after 2^31 of them, and two loads never share the nanosecond.
+type Key struct {
+	ID       uint32
+	LoadTime time.Duration // since boot, as CLOCK_BOOTTIME counts
+}
+
+// Counters are what the kernel counts of a program since it was loaded, on all CPUs. RunCount and RunNs stand still while nobody has
+// enabled the kernel's run statistics.
+type Counters struct {
+	RunCount        uint64
+	RunNs           uint64  // wall-clock nanoseconds inside the program, interrupts included
+	RecursionMisses *uint64 // runs left out because the program was running already; nil before Linux 5.12
+}
+
+// Range is a stretch of kernel text.
+type Range struct {
+	Start uint64 // address
+	Len   uint64 // bytes
+}
+
+// Program is one eBPF program.
+type Program struct {
+	ID       uint32
+	Name     string // empty where the loader gave none; at most 15 bytes
+	Type     string // as bpftool prints it
+	Tag      string // hash of the instructions, hexadecimal
+	LoadTime time.Duration
+	// LoadedAt is LoadTime on the wall clock: the difference of CLOCK_REALTIME and CLOCK_BOOTTIME now, plus LoadTime. Setting the
+	// clock moves it; LoadTime never moves.
+	LoadedAt time.Time
+	Counters
+
+	// JITed are the ranges of machine code, one for each subprogram. Empty where the program is interpreted or addresses are hidden.
+	JITed         []Range
+	JITedBytes    uint64 // machine code
+	XlatedBytes   uint64 // verified instructions, which the kernel keeps beside the machine code
+	MemlockBytes  uint64 // what bpftool prints as memlock: whole pages of instructions, without machine code
+	MapIDs        []uint32
+	UID           uint32 // who loaded it
+	BTFID         uint32 // 0 without type information
+	VerifiedInsns uint32 // instructions that the verifier walked; 0 before Linux 5.16
+
+	Owners   []Holder // processes that hold it, or a link or perf event that it is attached by
+	Attached []string // "cgroup:/web connect4 (link 7)", "xdp:lo", "tracepoint:sched_switch"
+	Own      bool     // it is the scale's own
+	Vanished bool     // it was unloaded; counters are what was last read
+
+	typ uint32
+}
+
+// Key tells the program from an earlier or later one with the same id.
+func (p *Program) Key() Key { return Key{p.ID, p.LoadTime} }
+
+// MemoryBytes is machine code and instructions together. The verifier's records, BTF and the padding of pages are not in it: no
+// counter has them.
+func (p *Program) MemoryBytes() uint64 { return p.JITedBytes + p.XlatedBytes }
+
+// infoWithMisses is the size of struct bpf_prog_info from Linux 5.12 on: where the kernel's ends tells which counters it has.
+const infoWithMisses = unsafe.Offsetof(progInfo{}.RecursionMisses) + 8
+
+func countersOf(info *progInfo, known uintptr) Counters {
+	c := Counters{RunCount: info.RunCnt, RunNs: info.RunTimeNs}
+	if known >= infoWithMisses {
+		misses := info.RecursionMisses
+		c.RecursionMisses = &misses
+	}
+	return c
+}
+
+// programScratch is room for the lists of one program; it grows to the largest program of the machine.
+type programScratch struct {
+	mapIDs []uint32
+	ksyms  []uint64
+	lens   []uint32
+}
+
+// readProgram reads all that one descriptor tells. hidden is true where the kernel keeps the addresses of machine code to itself.
+func (s *programScratch) readProgram(fd int, boot time.Time) (p Program, hidden bool, err error) {
+	if s.mapIDs == nil {
+		s.mapIDs, s.ksyms, s.lens = make([]uint32, 64), make([]uint64, 64), make([]uint32, 64)
+	}
+	for {
+		info := progInfo{
+			NrMapIDs: uint32(len(s.mapIDs)), MapIDs: unsafe.Pointer(&s.mapIDs[0]),
+			NrJitedKsyms: uint32(len(s.ksyms)), JitedKsyms: unsafe.Pointer(&s.ksyms[0]),
+			NrJitedFuncLens: uint32(len(s.lens)), JitedFuncLens: unsafe.Pointer(&s.lens[0]),
+		}
+		known, err := objInfo(fd, unsafe.Pointer(&info), unsafe.Sizeof(info))
+		if err != nil {
+			return Program{}, false, err
+		}
+		// The kernel writes as much as there is room for and says how much there is.
+		if n := int(info.NrMapIDs); n > len(s.mapIDs) {
+			s.mapIDs = make([]uint32, 2*n)
+			continue
+		}
+		if n := int(max(info.NrJitedKsyms, info.NrJitedFuncLens)); n > len(s.ksyms) {
+			s.ksyms, s.lens = make([]uint64, 2*n), make([]uint32, 2*n)
+			continue
+		}
+		p = Program{
+			ID: info.ID, Name: cString(info.Name[:]), Type: typeName(programTypes, info.Type), typ: info.Type,
+			Tag: hex.EncodeToString(info.Tag[:]), LoadTime: time.Duration(info.LoadTime), LoadedAt: boot.Add(time.Duration(info.LoadTime)),
+			Counters:   countersOf(&info, known),
+			JITedBytes: uint64(info.JitedLen), XlatedBytes: uint64(info.XlatedLen),
+			MapIDs: append([]uint32{}, s.mapIDs[:info.NrMapIDs]...),
+			UID:    info.UID, BTFID: info.BTFID, VerifiedInsns: info.VerifiedInsns,
+		}
+		hidden = info.JitedLen > 0 && (info.JitedKsyms == nil || info.JitedFuncLens == nil)
+		if info.JitedLen > 0 && !hidden {
+			for i := range min(info.NrJitedKsyms, info.NrJitedFuncLens) {
+				if s.ksyms[i] != 0 {
+					p.JITed = append(p.JITed, Range{s.ksyms[i], uint64(s.lens[i])})
+				}
+			}
+		}
+		return p, hidden, nil
+	}
+}
+
+// eachProgram opens every program of the machine in turn. A program that goes away meanwhile is left out.
+func eachProgram(visit func(id uint32, fd int) error) error {
+	return eachObject("program", cmdProgGetNextID, cmdProgGetFDByID, 0, visit)
+}
+
+func eachObject(what string, nextCmd, openCmd int, flags uint32, visit func(id uint32, fd int) error) error {
+	for id := uint32(0); ; {
+		next, ok, err := nextID(nextCmd, id)
+		if err != nil {
+			return fmt.Errorf("listing BPF %ss: %w", what, err)
+		}
+		if !ok {
+			return nil
+		}
+		id = next
+		if err := withObject(openCmd, id, flags, func(fd int) error { return visit(id, fd) }); err != nil {
+			return fmt.Errorf("reading BPF %s %d: %w", what, id, err)
+		}
+	}
+}
+
+// withObject opens an object for as long as visit runs. One that is gone, or not quite there yet (EAGAIN, of a link), is not visited.
+func withObject(openCmd int, id, flags uint32, visit func(fd int) error) error {
+	fd, err := fdByID(openCmd, id, flags)
+	if isGone(err) || errors.Is(err, unix.EAGAIN) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return visit(fd)
+}
+
+// bootTime is when CLOCK_BOOTTIME was zero, on the wall clock of now.
+func bootTime() (time.Time, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return time.Time{}, fmt.Errorf("reading CLOCK_BOOTTIME: %w", err)
+	}
+	return time.Now().Round(0).Add(-time.Duration(ts.Nano())), nil
+}
