@@ -32,7 +32,7 @@ type Host struct {
 	Clocksource   string   `json:"clocksource"`
 	Sampler       string   `json:"sampler"`                // cycles, cpu-clock; empty when there were no samples
 	SamplerPeriod *float64 `json:"sampler_period_seconds"` // time between two samples of one CPU
-	IRQTime       bool     `json:"irq_time_accounting"`    // whether the kernel takes interrupts out of tasks' and cgroups' CPU time
+	IRQTime       *bool    `json:"irq_time_accounting"`    // whether interrupts are taken out of tasks' and cgroups' CPU time; null where that cannot be known
 	Tare          string   `json:"tare"`                   // version of the scale
 }
 
@@ -190,7 +190,7 @@ type Self struct {
 	BPFBytes       *uint64  `json:"bpf_bytes"`
 	StatsSeconds   *float64 `json:"stats_seconds"`   // estimate: what the kernel's run statistics cost the machine: runs x calibrated cost
 	SamplerSeconds *float64 `json:"sampler_seconds"` // estimate: what taking the samples cost: samples x calibrated cost
-	Samples        int      `json:"samples"`
+	Samples        int      `json:"samples"`         // of kernel mode: no program runs in user mode
 	SamplesLost    uint64   `json:"samples_lost"`
 }
 

@@ -1,0 +1,162 @@
+package ledger
+
+import "math"
+
+// Usage is what the CPU budget is made of, in seconds over one window.
+type Usage struct {
+	Capacity, Idle, User, System, Softirq, IRQ, Steal float64
+
+	Groups  float64 // CPU time of every group below the root
+	Root    float64 // of processes in the root group
+	Kernel  float64 // of kernel threads, which are in the root group
+	Self    float64 // of this process, contained in Groups or Root
+	InGroup bool    // this process is in a group below the root
+
+	// IRQTime says whether the kernel takes interrupts out of tasks' CPU time (CONFIG_IRQ_TIME_ACCOUNTING). If it does, interrupts are
+	// Softirq and IRQ. If not, interrupts above a task are in that task's time, and only those above an idle CPU stand alone:
+	// IdleInterrupts, by samples; nil without samples.
+	IRQTime        bool
+	IdleInterrupts *float64
+
+	BPF []BPFTime
+}
+
+// BPFTime is run time of eBPF programs that could be split.
+type BPFTime struct {
+	Where   Where
+	Context Context
+	Seconds float64
+}
+
+// Where is the part of the budget that a program ran in.
+type Where int
+
+// The parts.
+const (
+	InGroups Where = iota // a group below the root
+	InRoot                // the root group, kernel threads among it
+	InIdle                // nobody: an interrupt above an idle CPU
+)
+
+// The names of the budget's lines.
+const (
+	LineGroups     = "control groups"
+	LineRoot       = "root group"
+	LineKernel     = "kernel threads"
+	LineBPF        = "ebpf"
+	LineInterrupts = "interrupts"
+	LineSelf       = "self"
+)
+
+// The methods of a line.
+const (
+	MethodCounted = "counted"
+	MethodSampled = "sampled"
+	MethodBoth    = "counted, split by samples"
+)
+
+// Budget closes the CPU budget: each second of CPU time on one line. eBPF time that could be split is taken out of the line that it
+// ran in; what could not be split stays there.
+func Budget(u Usage) CPU {
+	groups, root, kernel := u.Groups, u.Root, u.Kernel
+	interrupts, method := 0.0, MethodCounted
+	if u.IRQTime {
+		interrupts = u.Softirq + u.IRQ
+	} else if u.IdleInterrupts != nil {
+		interrupts, method = *u.IdleInterrupts, MethodSampled
+	}
+	if u.InGroup {
+		groups -= u.Self
+	} else {
+		root -= u.Self
+	}
+
+	// A line never gives more than it has: run time is wall time and can exceed the CPU time around it.
+	bpf := 0.0
+	take := func(want float64, from ...*float64) {
+		for _, line := range from {
+			part := min(want, max(*line, 0))
+			*line -= part
+			bpf += part
+			want -= part
+		}
+	}
+	for _, b := range u.BPF {
+		switch {
+		case b.Where == InIdle || u.IRQTime && b.Context != Task:
+			take(b.Seconds, &interrupts)
+		case b.Where == InGroups:
+			take(b.Seconds, &groups)
+		default:
+			take(b.Seconds, &root, &kernel)
+		}
+	}
+
+	c := CPU{
+		Capacity: u.Capacity, Idle: u.Idle, User: u.User, System: u.System, Softirq: u.Softirq, IRQ: u.IRQ, Steal: u.Steal,
+		Lines: []CPULine{
+			{LineGroups, groups, MethodCounted},
+			{LineRoot, root, MethodCounted},
+			{LineKernel, kernel, MethodCounted},
+			{LineBPF, bpf, MethodBoth},
+			{LineInterrupts, interrupts, method},
+			{LineSelf, u.Self, MethodCounted},
+		},
+	}
+	for _, l := range c.Lines {
+		c.Attributed += l.Seconds
+	}
+	c.Unexplained = c.Capacity - c.Idle - c.Steal - c.Attributed
+	return c
+}
+
+// Closes says whether the parts sum to the capacity, up to rounding of floats.
+func (c CPU) Closes() bool {
+	return math.Abs(c.Idle+c.Steal+c.Attributed+c.Unexplained-c.Capacity) <= 1e-9*max(c.Capacity, 1)
+}
+
+// Derive fills what follows from the other fields: Hard, Soft and WorkingSet. slab_reclaimable, which cgroup v1 lacks, counts as
+// part of hard then: the kernel does not tell it apart.
+func (m *Memory) Derive() {
+	slab := int64(0)
+	if m.SlabReclaimable != nil {
+		slab = int64(*m.SlabReclaimable)
+	}
+	if m.Anon != nil && m.Shmem != nil && m.Kernel != nil {
+		hard := int64(*m.Anon) + int64(*m.Shmem) + int64(*m.Kernel) - slab
+		m.Hard = &hard
+	}
+	if m.File != nil && m.Shmem != nil {
+		soft := int64(*m.File) - int64(*m.Shmem) + slab
+		m.Soft = &soft
+	}
+	if m.Current != nil && m.InactiveFile != nil {
+		ws := *m.Current - min(*m.Current, *m.InactiveFile)
+		m.WorkingSet = &ws
+	}
+}
+
+// Ancestors calls f with path and every group above it, up to and with "/".
+func Ancestors(path string, f func(string)) {
+	for path != "" && path != "/" {
+		f(path)
+		i := len(path) - 1
+		for i > 0 && path[i] != '/' {
+			i--
+		}
+		path = path[:i]
+	}
+	f("/")
+}
+
+// MapBytes is the memory of all maps whose size is known, each counted once, and how many are of unknown size.
+func (l *Ledger) MapBytes() (bytes uint64, unknown int) {
+	for _, m := range l.Maps {
+		if m.Bytes == nil {
+			unknown++
+			continue
+		}
+		bytes += *m.Bytes
+	}
+	return bytes, unknown
+}

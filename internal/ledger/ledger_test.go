@@ -1,0 +1,154 @@
+package ledger
+
+import (
+	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func near(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+
+func line(c CPU, name string) float64 {
+	for _, l := range c.Lines {
+		if l.Name == name {
+			return l.Seconds
+		}
+	}
+	return math.NaN()
+}
+
+// Whatever goes in, the parts sum to the capacity and no line pays more eBPF time than it had.
+func TestBudgetCloses(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 5000 {
+		idle := rng.Float64()
+		u := Usage{
+			Capacity: 20, Idle: 10 * rng.Float64(), Softirq: rng.Float64(), IRQ: rng.Float64(), Steal: rng.Float64(),
+			Groups: 5 * rng.Float64(), Root: rng.Float64(), Kernel: rng.Float64(), Self: 0.1 * rng.Float64(),
+			InGroup: rng.IntN(2) == 0, IRQTime: rng.IntN(2) == 0, IdleInterrupts: &idle,
+		}
+		for range rng.IntN(5) {
+			u.BPF = append(u.BPF, BPFTime{Where(rng.IntN(3)), []Context{Task, Softirq, Hardirq}[rng.IntN(3)], rng.Float64()})
+		}
+		c := Budget(u)
+		if !c.Closes() {
+			t.Fatalf("%+v: does not close: %+v", u, c)
+		}
+		base := u
+		base.BPF = nil
+		if !near(Budget(base).Attributed, c.Attributed) {
+			t.Fatalf("%+v: eBPF time was counted twice: %v attributed with, %v without", u, c.Attributed, Budget(base).Attributed)
+		}
+	}
+}
+
+func TestBudgetLines(t *testing.T) {
+	interrupts := 0.5
+	u := Usage{
+		Capacity: 20, Idle: 10, Steal: 1, Softirq: 0.7, IRQ: 0.1, Groups: 6, Root: 1.5, Kernel: 0.5, Self: 0.25, IdleInterrupts: &interrupts,
+		BPF: []BPFTime{{InGroups, Task, 1}, {InGroups, Softirq, 0.5}, {InRoot, Task, 1.5}, {InIdle, Softirq, 0.125}},
+	}
+	inTasks := Budget(u)
+	for name, want := range map[string]float64{
+		LineGroups: 4.5, LineRoot: 0, LineKernel: 0.25, LineBPF: 3.125, LineInterrupts: 0.375, LineSelf: 0.25,
+	} {
+		if got := line(inTasks, name); !near(got, want) {
+			t.Errorf("interrupts in tasks' time: %s: got %v, want %v", name, got, want)
+		}
+	}
+	u.IRQTime = true
+	apart := Budget(u)
+	for name, want := range map[string]float64{LineGroups: 5, LineInterrupts: 0.175, LineBPF: 3.125} {
+		if got := line(apart, name); !near(got, want) {
+			t.Errorf("interrupts apart: %s: got %v, want %v", name, got, want)
+		}
+	}
+}
+
+func TestDeriveMemory(t *testing.T) {
+	v := func(n uint64) *uint64 { return &n }
+	m := Memory{Current: v(1000), Anon: v(300), File: v(500), Shmem: v(100), Kernel: v(200), SlabReclaimable: v(50), InactiveFile: v(250)}
+	m.Derive()
+	if *m.Hard != 550 || *m.Soft != 450 || *m.WorkingSet != 750 {
+		t.Errorf("hard %d, soft %d, working set %d", *m.Hard, *m.Soft, *m.WorkingSet)
+	}
+	m = Memory{Current: v(10), InactiveFile: v(20)}
+	m.Derive()
+	if m.Hard != nil || m.Soft != nil || *m.WorkingSet != 0 {
+		t.Errorf("missing fields: hard %v, soft %v, working set %v", m.Hard, m.Soft, *m.WorkingSet)
+	}
+}
+
+func TestAncestors(t *testing.T) {
+	for path, want := range map[string][]string{"/": {"/"}, "/a": {"/a", "/"}, "/a/b/c": {"/a/b/c", "/a/b", "/a", "/"}, "": {"/"}} {
+		var got []string
+		Ancestors(path, func(p string) { got = append(got, p) })
+		if !slices.Equal(got, want) {
+			t.Errorf("%q: got %v", path, got)
+		}
+	}
+}
+
+// The names in the JSON form are a contract: this list changes only with the schema.
+func TestJSONNames(t *testing.T) {
+	want := strings.Fields(`
+		schema host.hostname host.kernel host.cpus host.cpu_model host.cgroup_mode host.clocksource host.sampler host.sampler_period_seconds
+		host.irq_time_accounting host.tare window.start window.end window.seconds
+		cpu.capacity_seconds cpu.idle_seconds cpu.user_seconds cpu.system_seconds cpu.softirq_seconds cpu.irq_seconds cpu.steal_seconds
+		cpu.attributed_seconds cpu.unexplained_seconds cpu.lines
+		programs maps cgroups
+		self.cpu_seconds self.rss_bytes self.bpf_seconds self.bpf_bytes self.stats_seconds self.sampler_seconds self.samples self.samples_lost
+		warnings`)
+	raw, err := json.Marshal(Ledger{Programs: []Program{}, Maps: []Map{}, Cgroups: []Cgroup{}, Warnings: []Warning{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc map[string]any
+	if err := json.Unmarshal(raw, &doc); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for name, v := range doc {
+		if inner, ok := v.(map[string]any); ok {
+			for sub := range inner {
+				got = append(got, name+"."+sub)
+			}
+			continue
+		}
+		got = append(got, name)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	for _, c := range []struct {
+		v    any
+		want string
+	}{
+		{Share{}, "cgroup seconds lo hi samples method"},
+		{Program{}, "id name type tag loaded_at owners attached run_count run_seconds ns_per_run recursion_misses memory_bytes shares sampled_seconds map_ids unloaded"},
+		{Map{}, "id name type max_entries bytes bytes_method charged_to held_by inner used_by"},
+		{Cgroup{}, "path role cpu_seconds bpf_seconds bpf_inside_seconds throttled_seconds throttled_periods periods memory"},
+		{Memory{}, "current peak anon file shmem kernel slab_reclaimable sock inactive_file hard soft working_set"},
+	} {
+		raw, _ := json.Marshal(c.v)
+		var doc map[string]any
+		if err := json.Unmarshal(raw, &doc); err != nil {
+			t.Fatal(err)
+		}
+		names := strings.Fields(c.want)
+		if len(doc) != len(names) {
+			t.Errorf("%T has %d fields, want %d", c.v, len(doc), len(names))
+		}
+		for _, n := range names {
+			if _, ok := doc[n]; !ok {
+				t.Errorf("%T has no field %s", c.v, n)
+			}
+		}
+	}
+}

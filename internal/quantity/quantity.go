@@ -1,0 +1,191 @@
+// Package quantity writes measured values for people. How many digits a value deserves is decided by its interval: digits that
+// the interval makes meaningless are left out, so that what is printed claims no more than what was measured.
+package quantity
+
+import (
+	"math"
+	"strconv"
+	"strings"
+)
+
+// The units that the names of metrics end in. Others follow from these, as in "seconds per connection".
+const (
+	Seconds   = "seconds"
+	Bytes     = "bytes"
+	PerSecond = "per second"
+	Part      = "part" // of a whole: 0.71 is 71 %
+	Count     = "count"
+)
+
+// UnitOf gives the unit of a metric from its name, which by convention ends in it: latency_p50_seconds, map_bytes,
+// throughput_per_second, bpf_seconds_per_connection, bpf_client_share. Anything else counts.
+func UnitOf(metric string) string {
+	if base, per, ok := strings.Cut(metric, "_per_"); ok {
+		per = strings.ReplaceAll(per, "_", " ")
+		for _, unit := range []string{Seconds, Bytes} {
+			if base == unit || strings.HasSuffix(base, "_"+unit) {
+				return unit + " per " + per
+			}
+		}
+		return "per " + per
+	}
+	switch metric[strings.LastIndexByte(metric, '_')+1:] {
+	case Seconds:
+		return Seconds
+	case Bytes:
+		return Bytes
+	case "share", "ratio", "part":
+		return Part
+	}
+	return Count
+}
+
+// Label is a metric's name for a table in which the values show their unit: "latency p50", "eBPF per connection", "map bytes".
+func Label(metric string) string {
+	words := strings.Split(metric, "_")
+	var kept []string
+	for i, w := range words {
+		last := i == len(words)-1
+		switch {
+		case (w == Seconds || w == Bytes) && i > 0 && (!last || len(kept) > 1):
+		case w == Seconds && i > 0:
+			kept = append(kept, "time")
+		case w == "p999":
+			kept = append(kept, "p99.9")
+		case w == "bpf":
+			kept = append(kept, "eBPF")
+		case w == "cpu":
+			kept = append(kept, "CPU")
+		default:
+			kept = append(kept, w)
+		}
+	}
+	return strings.Join(kept, " ")
+}
+
+// Value writes one value with three significant digits and its unit: "3.10 us", "1.20 MB", "71 %".
+func Value(v float64, unit string) string {
+	s := scaleFor(unit, v)
+	return s.number(v, s.digits(v), false) + s.suffix
+}
+
+// Rough is Value with two significant digits: for what is itself a bound, or is named in passing.
+func Rough(v float64, unit string) string {
+	s := scaleFor(unit, v)
+	return s.number(v, s.atMost(2-1-magnitude(v/s.factor), v), false) + s.suffix
+}
+
+// Interval writes a value with its interval: "3.1 us [2.8, 3.4]".
+func Interval(v, lo, hi float64, unit string) string { return interval(v, lo, hi, unit, false) }
+
+// Delta is Interval for a difference: every number has its sign.
+func Delta(v, lo, hi float64, unit string) string { return interval(v, lo, hi, unit, true) }
+
+// DeltaValue is Value for a difference.
+func DeltaValue(v float64, unit string) string {
+	s := scaleFor(unit, v)
+	return s.number(v, s.digits(v), true) + s.suffix
+}
+
+func interval(v, lo, hi float64, unit string, signed bool) string {
+	s := scaleFor(unit, v, lo, hi)
+	decimals := s.decimals(v, lo, hi)
+	return s.number(v, decimals, signed) + s.suffix +
+		" [" + s.number(lo, decimals, signed) + ", " + s.number(hi, decimals, signed) + "]"
+}
+
+// scale is a unit as it is printed: the value is divided by the factor.
+type scale struct {
+	factor float64
+	suffix string
+	whole  bool // has no fractions
+}
+
+var (
+	timeScales = []scale{{1e-9, " ns", false}, {1e-6, " us", false}, {1e-3, " ms", false}, {1, " s", false}}
+	byteScales = []scale{{1, " B", true}, {1e3, " kB", false}, {1e6, " MB", false}, {1e9, " GB", false}, {1e12, " TB", false}}
+)
+
+// scaleFor picks the largest scale in which the largest of the values is at least 1.
+func scaleFor(unit string, values ...float64) scale {
+	base, _, _ := strings.Cut(unit, " ")
+	var scales []scale
+	switch {
+	case base == Seconds:
+		scales = timeScales
+	case base == Bytes:
+		scales = byteScales
+	case unit == PerSecond:
+		return scale{1, " /s", false}
+	case unit == Part:
+		return scale{0.01, " %", false}
+	default:
+		return scale{1, "", false}
+	}
+	var largest float64
+	for _, v := range values {
+		largest = max(largest, math.Abs(v))
+	}
+	if largest == 0 {
+		return scale{1, map[string]string{Seconds: " s", Bytes: " B"}[base], true} // nothing has no scale
+	}
+	chosen := scales[0]
+	for _, s := range scales[1:] {
+		if largest >= s.factor*0.9995 { // else 999.6 ns would be printed as 1000 ns
+			chosen = s
+		}
+	}
+	if base == Bytes && strings.Contains(unit, " per ") {
+		chosen.whole = false
+	}
+	return chosen
+}
+
+// maxDigits is how many significant digits a value may have, however narrow its interval.
+const maxDigits = 4
+
+// digits is how many decimals show three significant digits.
+func (s scale) digits(v float64) int { return s.atMost(3-1-magnitude(v/s.factor), v) }
+
+// decimals is how many decimals the interval leaves meaning: to the leading digit of its half-width. An end that is not 0 is
+// never rounded to 0, for then an interval that excludes 0 would look as if it held it.
+func (s scale) decimals(v, lo, hi float64) int {
+	half := (hi - lo) / 2 / s.factor
+	if !(half > 0) {
+		return s.digits(v)
+	}
+	largest := max(math.Abs(v), math.Abs(lo), math.Abs(hi))
+	wanted := min(-magnitude(half), maxDigits-1-magnitude(largest/s.factor))
+	for _, end := range []float64{lo, hi} {
+		if lo*hi > 0 {
+			wanted = max(wanted, -magnitude(2*end/s.factor))
+		}
+	}
+	return s.atMost(wanted, v)
+}
+
+func (s scale) atMost(decimals int, v float64) int {
+	if s.whole || v == math.Trunc(v) && s.factor == 1 && s.suffix == "" && math.Abs(v) < 1e6 {
+		return 0
+	}
+	return min(max(decimals, 0), 9)
+}
+
+func (s scale) number(v float64, decimals int, signed bool) string {
+	text := strconv.FormatFloat(v/s.factor, 'f', decimals, 64)
+	if strings.Trim(text, "-0.") == "" {
+		return strings.TrimPrefix(text, "-") // no minus or plus nothing
+	}
+	if signed && v > 0 {
+		text = "+" + text
+	}
+	return text
+}
+
+// magnitude is the power of ten of the leading digit; 0 for 0.
+func magnitude(v float64) int {
+	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+		return 0
+	}
+	return int(math.Floor(math.Log10(math.Abs(v)) + 1e-9))
+}

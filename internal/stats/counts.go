@@ -1,0 +1,50 @@
+package stats
+
+import (
+	"math"
+
+	"gonum.org/v1/gonum/stat/distuv"
+)
+
+// BinomialInterval is Wilson's score interval for the probability behind k successes in n independent tries. It is not exact:
+// averaged over probabilities it covers at the confidence asked for, where the exact (Clopper-Pearson) interval is much too
+// wide for small n; single probabilities near 0 or 1 fall short (Brown, Cai and DasGupta 2001; measured in the tests).
+// With k = 0 the lower end is 0, with k = n the upper end is 1, and without tries the interval is [0, 1]. A k outside [0, n] is
+// moved to the nearest end; a confidence outside (0, 1) is taken as the nearest limit: a point, or [0, 1].
+func BinomialInterval(k, n int, confidence float64) (lo, hi float64) {
+	if n <= 0 || confidence >= 1 {
+		return 0, 1
+	}
+	k = min(max(k, 0), n)
+	z := normalQuantile(confidence)
+	nf, p := float64(n), float64(k)/float64(n)
+	centre := (p + z*z/(2*nf)) / (1 + z*z/nf)
+	half := z / (1 + z*z/nf) * math.Sqrt(p*(1-p)/nf+z*z/(4*nf*nf))
+	lo, hi = max(centre-half, 0), min(centre+half, 1)
+	if k == 0 {
+		lo = 0 // exactly, without the rounding of centre - half
+	}
+	if k == n {
+		hi = 1
+	}
+	return lo, hi
+}
+
+// PoissonInterval is the exact (Garwood) interval for the mean of a Poisson count that came out as k: it covers at least at the
+// confidence asked for. With k = 0 the lower end is 0. A negative k is taken as 0.
+func PoissonInterval(k int, confidence float64) (lo, hi float64) {
+	k = max(k, 0)
+	if confidence >= 1 {
+		return 0, math.Inf(1)
+	}
+	tail := (1 - max(confidence, 0)) / 2
+	if k > 0 {
+		lo = distuv.ChiSquared{K: 2 * float64(k)}.Quantile(tail) / 2
+	}
+	return lo, distuv.ChiSquared{K: 2*float64(k) + 2}.Quantile(1-tail) / 2
+}
+
+// normalQuantile is the z with P(|Z| <= z) = confidence.
+func normalQuantile(confidence float64) float64 {
+	return distuv.UnitNormal.Quantile((1 + max(confidence, 0)) / 2)
+}

@@ -1,0 +1,85 @@
+package stats
+
+import (
+	"fmt"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// maxCount is the most samples a histogram may hold: up to here a count is exact in a float64, and no sum of a few overflows.
+const maxCount = 1 << 50
+
+// DecodeHistogram reads an HDR histogram in the V2 compressed form, base64 encoded, as load.Result carries it.
+func DecodeHistogram(encoded string) (*hdrhistogram.Histogram, error) {
+	h, err := hdrhistogram.Decode([]byte(encoded))
+	if err != nil {
+		return nil, fmt.Errorf("decoding a histogram of %d characters: %w", len(encoded), err)
+	}
+	if n := h.TotalCount(); n > maxCount {
+		return nil, fmt.Errorf("decoding a histogram: it claims %d samples", n)
+	}
+	return h, nil
+}
+
+// MergeHistograms adds histograms of the same quantity into a new one. That, and never an average of quantiles, is how several
+// loads of one trial become one distribution.
+func MergeHistograms(hs ...*hdrhistogram.Histogram) (*hdrhistogram.Histogram, error) {
+	if len(hs) == 0 {
+		return nil, fmt.Errorf("merging histograms: there are none")
+	}
+	widest := 0
+	for i, h := range hs {
+		if h.HighestTrackableValue() > hs[widest].HighestTrackableValue() {
+			widest = i
+		}
+	}
+	sum := hs[widest].Clone()
+	for i, h := range hs {
+		if i == widest {
+			continue
+		}
+		if sum.TotalCount()+h.TotalCount() > maxCount {
+			return nil, fmt.Errorf("merging histograms: more than %d samples", int64(maxCount))
+		}
+		if dropped := sum.Merge(h); dropped > 0 {
+			return nil, fmt.Errorf("merging histograms: %d samples above the largest trackable value %d", dropped, sum.HighestTrackableValue())
+		}
+	}
+	return sum, nil
+}
+
+// MinBeyond is how many samples of one trial must lie beyond its q-quantile for Tare to give it. Above p99 it is 100, so that the
+// quantile of a trial does not hang on a handful of stalls (10 % standard error of the number beyond). Up to p99 it is 10, since
+// the interval over blocks shows what noise is left; below that the value is hardly more than a maximum, and biased.
+func MinBeyond(q float64) float64 {
+	if q > 0.99 {
+		return 100
+	}
+	return 10
+}
+
+// Quantile is the value, in the unit of the histogram, at or below which the part q of its samples lies, 0 < q < 1. It is false
+// when the samples cannot carry it (MinBeyond).
+func Quantile(h *hdrhistogram.Histogram, q float64) (float64, bool) {
+	const rounding = 1e-9 // 1 - 0.999 is a little less than a thousandth
+	if q <= 0 || q >= 1 || float64(h.TotalCount())*(1-q)*(1+rounding) < MinBeyond(q) {
+		return 0, false
+	}
+	return float64(h.ValueAtQuantile(100 * q)), true
+}
+
+// MergeEncoded decodes histograms of the same quantity and adds them; nil when there are none.
+func MergeEncoded(encoded ...string) (*hdrhistogram.Histogram, error) {
+	if len(encoded) == 0 {
+		return nil, nil
+	}
+	hs := make([]*hdrhistogram.Histogram, len(encoded))
+	for i, e := range encoded {
+		h, err := DecodeHistogram(e)
+		if err != nil {
+			return nil, err
+		}
+		hs[i] = h
+	}
+	return MergeHistograms(hs...)
+}
