@@ -1,0 +1,444 @@
+package meter
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/attribution"
+	"tare/internal/host/bpf"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/perf"
+	"tare/internal/ledger"
+)
+
+// account turns two edges, the samples between them and the inventory into a ledger.
+type account struct {
+	m        *Meter
+	w        *Window
+	last     edge
+	programs []bpf.Program
+	found    *findings // nil without sampling
+	snapshot *bpf.Snapshot
+
+	warnings []ledger.Warning
+}
+
+func (a *account) warn(code, format string, args ...any) {
+	a.warnings = append(a.warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
+}
+
+func (a *account) seconds() float64 { return float64(a.last.at-a.w.first.at) / 1e9 }
+
+func (a *account) ledger() *ledger.Ledger {
+	a.warnings = slices.Clone(a.m.warnings)
+	for _, w := range a.snapshot.Warnings {
+		a.warnings = append(a.warnings, ledger.Warning{Code: w.Code, Message: w.Message})
+	}
+	l := &ledger.Ledger{
+		Schema: ledger.Schema,
+		Host:   a.m.host,
+		Window: ledger.Window{Start: a.w.first.wall, End: a.last.wall, Seconds: a.seconds()},
+	}
+	l.Host.CPUs = a.last.stat.CPUs
+	if a.last.stat.CPUs != a.w.first.stat.CPUs {
+		a.warn("cpus-changed", "%d CPUs were online at the start and %d at the end: the budget is not exact", a.w.first.stat.CPUs, a.last.stat.CPUs)
+	}
+	l.Programs = a.bpfPrograms()
+	l.Maps = a.bpfMaps()
+	l.Cgroups = a.cgroups(l.Programs)
+	l.CPU = a.budget(l)
+	l.Self = a.self()
+	if a.found != nil {
+		if n := a.found.lost; n > 0 {
+			a.warn("samples-lost", "%d records of the sampler were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
+		}
+		if n := a.found.dropped; n > 0 {
+			a.warn("stacks", "%d samples had call chains beyond the %d that are kept apart and were left out of the shares", n, maxStacks)
+		}
+	}
+	l.Warnings = a.warnings
+	return l
+}
+
+// bpfPrograms are the programs that were there in the window, the busiest first.
+func (a *account) bpfPrograms() []ledger.Program {
+	details := map[bpf.Key]*bpf.Program{}
+	for i := range a.snapshot.Programs {
+		p := &a.snapshot.Programs[i]
+		details[p.Key()] = p
+	}
+	out := []ledger.Program{}
+	known := map[uint32]bool{}
+	for i := range a.programs {
+		p := &a.programs[i]
+		before, wasThere := a.w.programs[p.Key()]
+		if p.Vanished && !wasThere {
+			continue // it was gone before the window opened
+		}
+		known[p.ID] = true
+		if d := details[p.Key()]; d != nil {
+			p.Owners, p.Attached, p.MapIDs = d.Owners, d.Attached, d.MapIDs
+		}
+		out = append(out, a.program(p, before))
+	}
+	if a.found != nil {
+		for id := range a.found.places {
+			if !known[id] {
+				a.warn("program-missed", "program %d was loaded and unloaded inside the window: its counters could not be read", id)
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(x, y ledger.Program) int { return cmp.Compare(*y.RunSeconds, *x.RunSeconds) })
+	return out
+}
+
+func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
+	runs, ns := p.RunCount-before.RunCount, p.RunNs-before.RunNs
+	seconds := float64(ns) / 1e9
+	memory := p.MemoryBytes()
+	out := ledger.Program{
+		ID: p.ID, Name: p.Name, Type: p.Type, Tag: p.Tag, LoadedAt: &p.LoadedAt, Owners: owners(p.Owners), Attached: p.Attached,
+		RunCount: &runs, RunSeconds: &seconds, MemoryBytes: &memory, Shares: []ledger.Share{}, MapIDs: p.MapIDs, Unloaded: p.Vanished,
+	}
+	if out.Attached == nil {
+		out.Attached = []string{}
+	}
+	if out.MapIDs == nil {
+		out.MapIDs = []uint32{}
+	}
+	if runs > 0 {
+		each := float64(ns) / float64(runs)
+		out.NsPerRun = &each
+	}
+	if p.RecursionMisses != nil {
+		misses := *p.RecursionMisses
+		if before.RecursionMisses != nil {
+			misses -= *before.RecursionMisses
+		}
+		out.RecursionMisses = &misses
+	}
+
+	e := attribution.Evidence{RunNs: ns, Sole: a.sole(p)}
+	n := 0
+	if a.found != nil {
+		e.Samples = a.found.places[p.ID]
+		for _, k := range e.Samples {
+			n += k
+		}
+		sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
+		out.SampledSeconds = &sampled
+		a.compare(p, seconds, n, sampled)
+	}
+	out.Shares = attribution.Split(e)
+	return out
+}
+
+// compare warns where the sampler and the statistics disagree beyond chance: then shares rest on samples that miss a part, or run time
+// holds time in which the program did not run.
+func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger.Interval) {
+	who := fmt.Sprintf("program %d (%s)", p.ID, cmp.Or(p.Name, "no name"))
+	expected := seconds / a.m.sampler.Period().Seconds()
+	switch {
+	case expected >= attribution.MinSamples && sampled.Hi < 0.8*seconds:
+		a.warn("samples-below-run-time", "%s: samples saw %.4g s [%.4g, %.4g] of the %.4g s that the kernel counted: it runs with interrupts off, is interrupted, preempted or asleep",
+			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
+	case n >= attribution.MinSamples && sampled.Lo > 1.25*seconds:
+		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by tail call, whose time counts with the program before it",
+			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
+	}
+}
+
+// taskOnly are the types of programs that a task runs in its own system calls (kernel/bpf/cgroup.c, net/ipv4/af_inet.c).
+var taskOnly = map[string]bool{"cgroup_sock_addr": true, "cgroup_sock": true, "cgroup_sockopt": true, "cgroup_sysctl": true}
+
+// sole is the only place that a program can have run in, by how it is attached: to one v2 group without groups below it, by hooks in system
+// calls of tasks in that group. It is told on pure v2 alone: elsewhere the tasks of one v2 group may be charged to several. Samples
+// that say otherwise (a socket handed to another group's process) win.
+func (a *account) sole(p *bpf.Program) *attribution.Place {
+	if a.m.layout.Mode != cgroup.ModeV2 || !taskOnly[p.Type] || len(p.Attached) == 0 {
+		return nil
+	}
+	path := ""
+	for _, t := range p.Attached {
+		target, ok := strings.CutPrefix(t, "cgroup:")
+		at, _, found := strings.Cut(target, " ")
+		if !ok || !found || path != "" && at != path {
+			return nil
+		}
+		path = at
+	}
+	there := false
+	for _, g := range a.m.groups.Groups() {
+		there = there || g.Path == path
+		if strings.HasPrefix(g.Path, strings.TrimSuffix(path, "/")+"/") && g.Path != path {
+			return nil
+		}
+	}
+	place := attribution.Place{Group: path, Context: ledger.Task}
+	if a.found != nil {
+		for seen := range a.found.places[p.ID] {
+			if seen != place {
+				return nil
+			}
+		}
+	}
+	if !there {
+		return nil
+	}
+	return &place
+}
+
+func owners(hs []bpf.Holder) []ledger.Owner {
+	out := make([]ledger.Owner, 0, len(hs))
+	for _, h := range hs {
+		out = append(out, ledger.Owner{PID: h.PID, Comm: h.Comm})
+	}
+	return out
+}
+
+func (a *account) bpfMaps() []ledger.Map {
+	out := make([]ledger.Map, 0, len(a.snapshot.Maps))
+	for i := range a.snapshot.Maps {
+		m := &a.snapshot.Maps[i]
+		lm := ledger.Map{
+			ID: m.ID, Name: m.Name, Type: m.Type, MaxEntries: m.MaxEntries, Bytes: m.Bytes, BytesMethod: string(m.BytesMethod),
+			ChargedTo: m.ChargedTo, HeldBy: owners(m.HeldBy), Inner: m.Inner, UsedBy: m.UsedBy,
+		}
+		if lm.Inner == nil {
+			lm.Inner = []uint32{}
+		}
+		if lm.UsedBy == nil {
+			lm.UsedBy = []uint32{}
+		}
+		out = append(out, lm)
+	}
+	bytes := func(m ledger.Map) uint64 {
+		if m.Bytes == nil {
+			return 0
+		}
+		return *m.Bytes
+	}
+	slices.SortStableFunc(out, func(x, y ledger.Map) int { return cmp.Compare(bytes(y), bytes(x)) })
+	return out
+}
+
+// irqInTasks says whether interrupts that run above a task are in that task's CPU time.
+func (a *account) irqInTasks() bool { return a.m.host.IRQTime == nil || !*a.m.host.IRQTime }
+
+// cgroups are the groups with what they used, the busiest first.
+func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
+	type bpfTime struct{ all, inside float64 }
+	run := map[string]bpfTime{}
+	for _, p := range programs {
+		for _, s := range p.Shares {
+			if s.Cgroup == nil || *s.Cgroup == attribution.Idle {
+				continue
+			}
+			ledger.Ancestors(*s.Cgroup, func(path string) {
+				t := run[path]
+				t.all += s.Seconds
+				if s.Context == ledger.Task || a.irqInTasks() {
+					t.inside += s.Seconds
+				}
+				run[path] = t
+			})
+		}
+	}
+	out := []ledger.Cgroup{}
+	for _, g := range a.m.groups.Groups() {
+		before, wasThere := a.w.first.groups[g]
+		if g.Vanished && !wasThere {
+			continue
+		}
+		now := a.last.groups[g]
+		c := ledger.Cgroup{
+			Path:             g.Path,
+			CPUSeconds:       scaled(now.UsageNs, before.UsageNs, wasThere),
+			ThrottledSeconds: scaled(now.ThrottledNs, before.ThrottledNs, wasThere),
+			ThrottledPeriods: counted(now.ThrottledPeriods, before.ThrottledPeriods, wasThere),
+			Periods:          counted(now.Periods, before.Periods, wasThere),
+			Vanished:         g.Vanished,
+		}
+		if a.found != nil {
+			t := run[g.Path]
+			c.BPFSeconds, c.BPFInsideSeconds = &t.all, &t.inside
+		}
+		if !a.m.noMemory {
+			c.Memory = memory(g.Memory)
+		}
+		out = append(out, c)
+	}
+	cpu := func(c ledger.Cgroup) float64 {
+		if c.CPUSeconds == nil {
+			return 0
+		}
+		return *c.CPUSeconds
+	}
+	slices.SortStableFunc(out, func(x, y ledger.Cgroup) int {
+		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
+	})
+	return out
+}
+
+// counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it.
+func counted(now, before cgroup.Value, wasThere bool) *uint64 {
+	if !now.OK || wasThere && !before.OK {
+		return nil
+	}
+	n := now.N - min(before.N, now.N)
+	return &n
+}
+
+// scaled is counted in seconds, for counters of nanoseconds.
+func scaled(now, before cgroup.Value, wasThere bool) *float64 {
+	n := counted(now, before, wasThere)
+	if n == nil {
+		return nil
+	}
+	s := float64(*n) / 1e9
+	return &s
+}
+
+func memory(m cgroup.Memory) *ledger.Memory {
+	if m == (cgroup.Memory{}) {
+		return nil
+	}
+	out := &ledger.Memory{
+		Current: m.Current.Ptr(), Peak: m.Peak.Ptr(), Anon: m.Anon.Ptr(), File: m.File.Ptr(), Shmem: m.Shmem.Ptr(), Kernel: m.Kernel.Ptr(),
+		SlabReclaimable: m.SlabReclaimable.Ptr(), Sock: m.Sock.Ptr(), InactiveFile: m.InactiveFile.Ptr(),
+	}
+	out.Derive()
+	return out
+}
+
+// budget closes the CPU budget.
+func (a *account) budget(l *ledger.Ledger) ledger.CPU {
+	s, e := a.w.first.stat, a.last.stat
+	u := ledger.Usage{
+		Capacity: a.seconds() * float64(e.CPUs),
+		Idle:     e.Idle + e.IOWait - s.Idle - s.IOWait,
+		User:     e.User + e.Nice - s.User - s.Nice,
+		System:   e.System - s.System,
+		Softirq:  e.Softirq - s.Softirq,
+		IRQ:      e.IRQ - s.IRQ,
+		Steal:    e.Steal - s.Steal,
+		Self:     (a.last.self - a.w.first.self).Seconds(),
+		IRQTime:  !a.irqInTasks(),
+	}
+	for i, t := range a.m.kernel.Threads() {
+		if i < len(a.w.first.kernel) {
+			u.Kernel += (a.last.kernel[i] - a.w.first.kernel[i]).Seconds()
+		} else if t.New {
+			u.Kernel += a.last.kernel[i].Seconds()
+		}
+	}
+	var total *float64 // of all tasks: the root of the cpuacct hierarchy
+	for _, c := range l.Cgroups {
+		switch {
+		case c.Path == "/":
+			total = c.CPUSeconds
+		case strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds != nil:
+			u.Groups += *c.CPUSeconds
+		}
+	}
+	switch {
+	case a.m.layout.Mode == cgroup.ModeV2:
+		for pid, t := range a.last.root {
+			u.Root += max(t-a.w.first.root[pid], 0).Seconds()
+		}
+	case total != nil:
+		u.Root = *total - u.Groups - u.Kernel
+	default:
+		a.warn("no-root-usage", "no counter holds the CPU time of processes outside control groups: it is part of what is unexplained")
+	}
+	if path, err := a.m.layout.PathOf(os.Getpid()); err == nil {
+		u.InGroup = path != "/" && path != ""
+	}
+	if a.found != nil {
+		seconds := float64(a.found.idleInterrupts) * a.m.sampler.Period().Seconds()
+		u.IdleInterrupts = &seconds
+		if a.m.sampler.Source() == perf.Cycles {
+			u.IdleInterrupts = nil // cycles stop while a CPU is idle, and the period is not one of wall time
+		}
+	}
+	for _, p := range l.Programs {
+		for _, s := range p.Shares {
+			if s.Cgroup == nil {
+				continue
+			}
+			b := ledger.BPFTime{Where: ledger.InGroups, Context: s.Context, Seconds: s.Seconds}
+			switch *s.Cgroup {
+			case attribution.Idle:
+				b.Where = ledger.InIdle
+			case "/", "":
+				b.Where = ledger.InRoot
+			}
+			u.BPF = append(u.BPF, b)
+		}
+	}
+	return ledger.Budget(u)
+}
+
+// self is what the scale cost since the ledger before this one, set-up included.
+func (a *account) self() ledger.Self {
+	now := selfTime()
+	s := ledger.Self{CPUSeconds: (now - a.m.reported).Seconds()}
+	a.m.reported = now
+	if peak, err := peakRSS(); err == nil {
+		s.RSSBytes = peak
+	} else {
+		a.warn("self-rss", "the memory of the scale itself could not be read: %v", err)
+	}
+	var bpfSeconds float64
+	var bpfBytes uint64
+	var runs uint64
+	own := map[bpf.Key]bool{}
+	for i := range a.snapshot.Programs {
+		if p := &a.snapshot.Programs[i]; p.Own {
+			own[p.Key()] = true
+			bpfBytes += p.MemoryBytes()
+		}
+	}
+	for i := range a.snapshot.Maps {
+		if m := &a.snapshot.Maps[i]; m.Own && m.Bytes != nil {
+			bpfBytes += *m.Bytes
+		}
+	}
+	for i := range a.programs {
+		p := &a.programs[i]
+		before := a.w.programs[p.Key()]
+		runs += p.RunCount - before.RunCount
+		if own[p.Key()] {
+			bpfSeconds += float64(p.RunNs-before.RunNs) / 1e9
+		}
+	}
+	s.BPFSeconds, s.BPFBytes = &bpfSeconds, &bpfBytes
+	if a.m.statsCost != nil {
+		cost := float64(runs) * *a.m.statsCost
+		s.StatsSeconds = &cost
+	}
+	if a.found != nil {
+		s.Samples, s.SamplesLost = a.found.samples, a.found.lost
+	}
+	return s
+}
+
+// peakRSS is the most memory that this process has had resident, in bytes.
+func peakRSS() (uint64, error) {
+	raw, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+			return kb << 10, err
+		}
+	}
+	return 0, errors.New("/proc/self/status has no VmHWM")
+}

@@ -1,0 +1,230 @@
+package meter
+
+import (
+	"errors"
+	"math/bits"
+	"time"
+
+	"tare/internal/attribution"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/perf"
+	"tare/internal/ledger"
+)
+
+// drainEvery is how often the rings are emptied: often enough that a thread seen in a sample is mostly still there to be asked for its
+// group, seldom enough to cost little.
+const drainEvery = 200 * time.Millisecond
+
+// maxStacks bounds the call chains that are kept apart in a window.
+const maxStacks = 1 << 15
+
+// collector folds samples into counts of (call chain, group) while a window is open. Names are looked up once, at its end.
+type collector struct {
+	sampler *perf.Sampler
+	text    *text
+	names   *groupNames
+	locator *locator
+
+	from, to int64 // CLOCK_MONOTONIC ns: samples outside are not of this window
+	stacks   []stack
+	index    map[uint64]int32
+	cells    map[cell]int
+	idle     map[int32]int // by stack: samples of the idle task
+	samples  int
+	dropped  int // samples whose chain was one too many
+	lost     uint64
+
+	stop chan struct{}
+	done chan error
+}
+
+type stack struct {
+	chain []uint64
+	epoch int32
+}
+
+type cell struct{ stack, group int32 }
+
+func newCollector(s *perf.Sampler, layout *cgroup.Layout) *collector {
+	names := newGroupNames()
+	return &collector{
+		sampler: s, text: newText(), names: names, locator: newLocator(layout, names, s.HasCgroup()),
+		index: map[uint64]int32{}, cells: map[cell]int{}, idle: map[int32]int{},
+		to: forever, lost: s.Lost(), stop: make(chan struct{}), done: make(chan error, 1),
+	}
+}
+
+// start begins sampling; run empties the rings until finish.
+func (c *collector) start() error {
+	c.from = monotonic()
+	return c.sampler.Enable()
+}
+
+// run drains until it is told to stop. The caller of finish waits for it.
+func (c *collector) run() {
+	go func() {
+		tick := time.NewTicker(drainEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-c.stop:
+				c.done <- nil
+				return
+			case <-tick.C:
+				if err := c.drain(); err != nil {
+					c.done <- err
+					return
+				}
+			}
+		}
+	}()
+}
+
+// finish ends sampling and drains what is left of the time before to.
+func (c *collector) finish(to int64) error {
+	err := c.sampler.Disable()
+	close(c.stop)
+	if derr := <-c.done; derr != nil {
+		return errors.Join(derr, err)
+	}
+	c.to = to
+	return errors.Join(c.drain(), err)
+}
+
+func (c *collector) drain() error {
+	c.locator.begin()
+	err := c.sampler.Drain(&perf.Handler{
+		Symbol:  c.text.symbol,
+		Program: func(p perf.ProgramEvent, s []perf.Symbol) { c.text.name(p.ID, s) },
+		Task:    c.locator.task,
+		Sample:  c.sample,
+	})
+	c.locator.end()
+	return err
+}
+
+func (c *collector) sample(s *perf.Sample) {
+	if s.Time < c.from || s.Time >= c.to {
+		return
+	}
+	c.samples++
+	idle := s.PID == 0
+	if !idle && !c.mayRun(s.Chain) {
+		return
+	}
+	at, ok := c.stackOf(s.Chain, c.text.epoch(s.Time))
+	if !ok {
+		c.dropped++
+		return
+	}
+	if idle {
+		c.idle[at]++
+	}
+	if !idle || c.mayRun(s.Chain) {
+		c.cells[cell{at, c.locator.group(s)}]++
+	}
+}
+
+// mayRun is a quick test whether a chain may hold a program.
+func (c *collector) mayRun(chain []uint64) bool {
+	for _, a := range chain {
+		if c.text.mayHold(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *collector) stackOf(chain []uint64, epoch int32) (int32, bool) {
+	h := uint64(epoch) + 0x9e3779b97f4a7c15
+	for _, a := range chain {
+		hi, lo := bits.Mul64(h^a, 0x9fb21c651e98df25)
+		h = hi ^ lo
+	}
+	if at, ok := c.index[h]; ok {
+		return at, true
+	}
+	if len(c.stacks) >= maxStacks {
+		return 0, false
+	}
+	at := int32(len(c.stacks))
+	c.stacks = append(c.stacks, stack{append([]uint64(nil), chain...), epoch})
+	c.index[h] = at
+	return at, true
+}
+
+// findings are what the samples of a window say.
+type findings struct {
+	places         map[uint32]map[attribution.Place]int // by program id
+	idleInterrupts int                                  // samples of interrupts above an idle CPU
+	samples        int
+	lost           uint64
+	dropped        int
+}
+
+// findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
+func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
+	f := findings{
+		places: map[uint32]map[attribution.Place]int{}, samples: c.samples, dropped: c.dropped, lost: c.sampler.Lost() - c.lost,
+	}
+	seen := map[uint64]bool{}
+	var addrs []uint64
+	for _, s := range c.stacks {
+		for _, a := range s.chain {
+			if !seen[a] && !c.text.mayHold(a) {
+				seen[a] = true
+				addrs = append(addrs, a)
+			}
+		}
+	}
+	entry, err := entries(addrs)
+	if err != nil {
+		return f, err
+	}
+
+	views := map[int32][]span{}
+	programs := map[uint32]int{} // id -> number for attribution, and back
+	var ids []uint32
+	frames := func(s stack, into []attribution.Frame) []attribution.Frame {
+		view, ok := views[s.epoch]
+		if !ok {
+			view = c.text.view(s.epoch)
+			views[s.epoch] = view
+		}
+		for _, a := range s.chain {
+			fr := attribution.Frame{Program: -1, Entry: entry[a]}
+			if id, ok := find(view, a); ok {
+				n, known := programs[id]
+				if !known {
+					n = len(ids)
+					programs[id] = n
+					ids = append(ids, id)
+				}
+				fr.Program = n
+			}
+			into = append(into, fr)
+		}
+		return into
+	}
+
+	var chain []attribution.Frame
+	for at, n := range c.idle {
+		chain = frames(c.stacks[at], chain[:0])
+		if attribution.ChainContext(chain) != ledger.Task {
+			f.idleInterrupts += n
+		}
+	}
+	var runs []attribution.Run
+	for cl, n := range c.cells {
+		chain = frames(c.stacks[cl.stack], chain[:0])
+		runs = attribution.Runs(chain, runs[:0])
+		for _, r := range runs {
+			id := ids[r.Program]
+			if f.places[id] == nil {
+				f.places[id] = map[attribution.Place]int{}
+			}
+			f.places[id][attribution.Place{Group: c.names.names[cl.group], Context: r.Context}] += n
+		}
+	}
+	return f, nil
+}

@@ -1,0 +1,310 @@
+// Package meter opens a window on the machine, closes it, and returns the ledger. It reads the kernel's counters at both edges by one clock,
+// in one order, and samples in between; attribution and ledger do the arithmetic.
+package meter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/host/bpf"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/feature"
+	"tare/internal/host/ksym"
+	"tare/internal/host/perf"
+	"tare/internal/host/proc"
+	"tare/internal/ledger"
+	"tare/internal/version"
+)
+
+// Options of a meter. The zero value has sensible defaults.
+type Options struct {
+	SampleHz int  // samples per second and CPU; 0 is perf.DefaultHz, negative is none
+	NoMemory bool // leave out the memory of control groups
+}
+
+// Meter holds what is opened once: readers, the kernel's run statistics, the sampler. It is for one goroutine.
+type Meter struct {
+	fs       proc.FS
+	host     ledger.Host
+	layout   *cgroup.Layout
+	groups   *cgroup.Reader
+	kernel   *proc.KernelThreads
+	bpf      *bpf.Inventory
+	symbols  *ksym.Table
+	stats    io.Closer
+	sampler  *perf.Sampler // nil without sampling
+	noMemory bool
+
+	entries   map[uint64]ledger.Context // kernel addresses that were looked up
+	statsCost *float64                  // seconds that run statistics cost one run of a program; nil where unknown
+	warnings  []ledger.Warning          // of set-up: they hold for every window
+	reported  time.Duration             // CPU time of this process that an earlier ledger has named
+	open      bool
+	fresh     bool // groups and kernel threads have just been found
+}
+
+// New opens everything. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
+func New(_ context.Context, o Options) (m *Meter, err error) {
+	m = &Meter{noMemory: o.NoMemory, entries: map[uint64]ledger.Context{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Close())
+			m = nil
+		}
+	}()
+	if m.bpf, err = bpf.Open(bpf.Options{}); err != nil {
+		return m, err
+	}
+	// What statistics cost is measured before they are on.
+	cost, costErr := bpf.MeasureStatsCost()
+	if m.stats, err = bpf.EnableStats(); err != nil {
+		return m, err
+	}
+	if costErr == nil {
+		seconds := cost.Seconds()
+		m.statsCost = &seconds
+	} else {
+		m.warn("stats-cost", "what the kernel's run statistics cost is not known: %v", costErr)
+	}
+	if m.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
+		return m, err
+	}
+	if m.groups, err = cgroup.NewReader(m.layout); err != nil {
+		return m, err
+	}
+	if m.kernel, err = m.fs.KernelThreads(); err != nil {
+		return m, err
+	}
+	m.fresh = true
+	m.describe()
+
+	if o.SampleHz >= 0 {
+		m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz})
+		switch {
+		case errors.Is(err, feature.ErrMissing):
+			m.warn("no-samples", "eBPF time cannot be split by control group: %v", err)
+		case err != nil:
+			return m, err
+		default:
+			m.symbols = ksym.Open()
+			m.host.Sampler = string(m.sampler.Source())
+			period := m.sampler.Period().Seconds()
+			m.host.SamplerPeriod = &period
+			if m.sampler.Source() == perf.CPUClock {
+				m.warn("cpu-clock", "no hardware counter: samples cannot be taken while interrupts are off, so programs there are seen late or not at all")
+			}
+		}
+	}
+	return m, nil
+}
+
+func (m *Meter) describe() {
+	machine := m.fs.Machine()
+	m.host = ledger.Host{
+		Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel, CgroupMode: m.layout.Mode,
+		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: version.Version,
+	}
+	if machine.IRQTime == nil {
+		m.warn("irq-time", "whether the kernel takes interrupts out of tasks' CPU time cannot be known here; it is assumed that it does not")
+	}
+	if machine.Clocksource != "tsc" && machine.Clocksource != "arch_sys_counter" && machine.Clocksource != "kvm-clock" {
+		m.warn("clocksource", "the clocksource %s is slow to read: taking times costs more than on tsc", machine.Clocksource)
+	}
+}
+
+func (m *Meter) warn(code, format string, args ...any) {
+	m.warnings = append(m.warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
+}
+
+// Close turns statistics off and gives everything back.
+func (m *Meter) Close() error {
+	var errs []error
+	if m.sampler != nil {
+		errs = append(errs, m.sampler.Close())
+	}
+	if m.symbols != nil {
+		errs = append(errs, m.symbols.Close())
+	}
+	if m.groups != nil {
+		m.groups.Close()
+	}
+	if m.stats != nil {
+		errs = append(errs, m.stats.Close())
+	}
+	if m.bpf != nil {
+		errs = append(errs, m.bpf.Close())
+	}
+	*m = Meter{}
+	return errors.Join(errs...)
+}
+
+// edge is every counter at one time.
+type edge struct {
+	at     int64 // CLOCK_MONOTONIC, ns
+	wall   time.Time
+	stat   proc.Stat
+	groups map[*cgroup.Group]cgroup.CPU
+	kernel []time.Duration // by index of proc.KernelThreads
+	root   map[int]time.Duration
+	self   time.Duration
+}
+
+// readEdge reads the counters of CPU time. What is slow and can wait, such as finding new groups, is done by prepare before it, so that
+// the counters are read close together.
+func (m *Meter) readEdge() (e edge, err error) {
+	e.at, e.wall = monotonic(), time.Now()
+	if e.stat, err = m.fs.Stat(); err != nil {
+		return e, err
+	}
+	if err = m.groups.ReadCPU(); err != nil {
+		return e, err
+	}
+	if err = m.kernel.Read(); err != nil {
+		return e, err
+	}
+	if e.root, err = m.readRoot(); err != nil {
+		return e, err
+	}
+	e.self = selfTime()
+	groups := m.groups.Groups()
+	e.groups = make(map[*cgroup.Group]cgroup.CPU, len(groups))
+	for _, g := range groups {
+		e.groups[g] = g.CPU
+	}
+	for _, t := range m.kernel.Threads() {
+		e.kernel = append(e.kernel, t.Runtime)
+	}
+	return e, nil
+}
+
+func (m *Meter) prepare() error {
+	if err := m.groups.Refresh(); err != nil {
+		return err
+	}
+	return m.kernel.Refresh()
+}
+
+// Window is an open window.
+type Window struct {
+	m         *Meter
+	first     edge
+	programs  map[bpf.Key]bpf.Counters
+	collector *collector // nil without sampling
+}
+
+// Open reads every counter: the first edge. Only one window of a meter is open at a time.
+func (m *Meter) Open() (w *Window, err error) {
+	if m.open {
+		return nil, errors.New("opening a window: the one before is still open")
+	}
+	if !m.fresh {
+		if err := m.prepare(); err != nil {
+			return nil, err
+		}
+	}
+	m.fresh = false
+	w = &Window{m: m, programs: map[bpf.Key]bpf.Counters{}}
+	if m.sampler != nil {
+		w.collector = newCollector(m.sampler, m.layout)
+		if err := w.collector.start(); err != nil {
+			return nil, err
+		}
+	}
+	defer func() {
+		if err != nil && w.collector != nil {
+			err = errors.Join(err, m.sampler.Disable())
+		}
+	}()
+	if w.first, err = m.readEdge(); err != nil {
+		return nil, err
+	}
+	programs, err := m.bpf.ReadCounters()
+	if err != nil {
+		return nil, err
+	}
+	if w.collector != nil {
+		w.collector.from = monotonic()
+		w.addText(programs)
+	}
+	for i := range programs {
+		if p := &programs[i]; !p.Vanished {
+			w.programs[p.Key()] = p.Counters
+		}
+	}
+	if w.collector != nil {
+		w.collector.run()
+	}
+	m.open = true
+	return w, nil
+}
+
+func (w *Window) addText(programs []bpf.Program) {
+	for i := range programs {
+		for _, r := range programs[i].JITed {
+			if !programs[i].Vanished {
+				w.collector.text.add(r.Start, r.Len, programs[i].ID, always)
+			}
+		}
+	}
+}
+
+// Close reads every counter again and makes the account.
+func (w *Window) Close() (l *ledger.Ledger, err error) {
+	m := w.m
+	m.open = false
+	err = m.prepare()
+	var last edge
+	if err == nil {
+		last, err = m.readEdge()
+	}
+	var programs []bpf.Program
+	if err == nil {
+		programs, err = m.bpf.ReadCounters()
+	}
+	var found *findings
+	if w.collector != nil { // whatever failed, sampling ends
+		err = errors.Join(err, w.collector.finish(monotonic()))
+		if err == nil {
+			w.addText(programs) // names code whose load was seen only in part
+			f, ferr := w.collector.findings(m.lookUp)
+			found, err = &f, ferr
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !m.noMemory {
+		if err := m.groups.ReadMemory(); err != nil {
+			return nil, err
+		}
+	}
+	snapshot, err := m.bpf.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	a := account{m: m, w: w, last: last, programs: programs, found: found, snapshot: snapshot}
+	return a.ledger(), nil
+}
+
+// lookUp says which of the addresses are the kernel's entries into an interrupt context.
+func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
+	return lookUpEntries(m.entries, addrs, m.symbols.Resolve)
+}
+
+func monotonic() int64 { return clock(unix.CLOCK_MONOTONIC) }
+
+// selfTime is the CPU time of this process.
+func selfTime() time.Duration { return time.Duration(clock(unix.CLOCK_PROCESS_CPUTIME_ID)) }
+
+func clock(id int32) int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(id, &ts); err != nil {
+		panic(fmt.Sprintf("clock_gettime(%d): %v", id, err)) // these clocks are always there
+	}
+	return ts.Nano()
+}

@@ -1,0 +1,173 @@
+package meter
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/host/feature"
+	"tare/internal/host/perf"
+	"tare/internal/ledger"
+)
+
+func meter(t testing.TB, o Options) *Meter {
+	t.Helper()
+	m, err := New(context.Background(), o)
+	if errors.Is(err, feature.ErrMissing) {
+		t.Skipf("needs a machine that can be weighed: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+func ledgerOf(t testing.TB, m *Meter, during func()) *ledger.Ledger {
+	t.Helper()
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	during()
+	l, err := w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// burn keeps one CPU busy in user mode for some CPU time.
+func burn(d time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start := clock(unix.CLOCK_THREAD_CPUTIME_ID)
+	for clock(unix.CLOCK_THREAD_CPUTIME_ID)-start < int64(d) { //nolint:revive // burning CPU is the point
+	}
+}
+
+// On a busy machine the parts sum to the capacity, little is unexplained, and our own time is on the line of the scale.
+func TestBudgetOfABusyMachine(t *testing.T) {
+	m := meter(t, Options{})
+	const work = 400 * time.Millisecond
+	l := ledgerOf(t, m, func() { burn(work) })
+	if !l.CPU.Closes() {
+		t.Errorf("the parts do not sum to the capacity: %+v", l.CPU)
+	}
+	if part := math.Abs(l.CPU.Unexplained) / l.CPU.Capacity; part > 0.05 { // windows as short as this are coarse: idle counts in ticks of 10 ms
+		t.Errorf("%.1f %% is unexplained: %+v", 100*part, l.CPU)
+	}
+	for _, line := range l.CPU.Lines {
+		if line.Name == ledger.LineSelf && (line.Seconds < work.Seconds() || line.Seconds > work.Seconds()+0.1) {
+			t.Errorf("the scale burnt %v and its line says %v s", work, line.Seconds)
+		}
+	}
+	if l.Self.CPUSeconds < work.Seconds() || l.Self.RSSBytes == 0 {
+		t.Errorf("self: %+v", l.Self)
+	}
+}
+
+// Windows of one meter stand alone: each has its own time, samples and self cost.
+func TestWindowsFollowEachOther(t *testing.T) {
+	m := meter(t, Options{})
+	for range 3 {
+		l := ledgerOf(t, m, func() { burn(50 * time.Millisecond) })
+		if l.Window.Seconds < 0.05 || l.Window.Seconds > 5 || !l.CPU.Closes() {
+			t.Errorf("window %+v, cpu %+v", l.Window, l.CPU)
+		}
+		if l.Self.Samples == 0 && perf.Sampling.Err() == nil {
+			t.Error("a window without samples")
+		}
+	}
+	if l := ledgerOf(t, m, func() {}); l.Self.CPUSeconds > 0.1 {
+		t.Errorf("a window in which nothing was done is charged %v s of the scale's CPU time", l.Self.CPUSeconds)
+	}
+}
+
+func TestOneWindowAtATime(t *testing.T) {
+	m := meter(t, Options{SampleHz: -1})
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Open(); err == nil {
+		t.Error("two windows are open")
+	}
+	if _, err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Without samples there are totals and no shares made up.
+func TestWithoutSamples(t *testing.T) {
+	l := ledgerOf(t, meter(t, Options{SampleHz: -1}), func() { burn(20 * time.Millisecond) })
+	for _, c := range l.Cgroups {
+		if c.BPFSeconds != nil {
+			t.Errorf("%s has eBPF time without samples", c.Path)
+		}
+	}
+	for _, p := range l.Programs {
+		for _, s := range p.Shares {
+			if s.Method == ledger.Sampled && s.Cgroup != nil {
+				t.Errorf("program %d was split without samples: %+v", p.ID, s)
+			}
+		}
+	}
+	if l.Host.Sampler != "" || l.Host.SamplerPeriod != nil {
+		t.Errorf("a sampler is named: %+v", l.Host)
+	}
+}
+
+// Closing a meter gives everything back: descriptors, and the kernel's run statistics.
+func TestCloseGivesBack(t *testing.T) {
+	count := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	cycle := func() {
+		m, err := New(context.Background(), Options{})
+		if err != nil {
+			t.Skipf("needs a machine that can be weighed: %v", err)
+		}
+		ledgerOf(t, m, func() {})
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	cycle()
+	before := count()
+	cycle()
+	if after := count(); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(maps), "[perf_event]") {
+		t.Error("a sampling ring is still mapped")
+	}
+}
+
+// What the scale costs for one window of a second.
+func BenchmarkWindow(b *testing.B) {
+	m := meter(b, Options{})
+	for b.Loop() {
+		l := ledgerOf(b, m, func() { time.Sleep(time.Second) })
+		b.ReportMetric(l.Self.CPUSeconds*1e3, "ms-CPU/window")
+	}
+}
