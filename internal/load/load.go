@@ -2,6 +2,21 @@
 // runs as a process of its own; this package is the shape of its answer.
 package load
 
+// The modes of a generator.
+const (
+	Open   = "open"   // by an absolute schedule
+	Closed = "closed" // as fast as answers come
+)
+
+// The names of histograms.
+const (
+	Latency = "latency" // intended -> done
+	Service = "service" // sent -> done
+	Connect = "connect" // the handshake, where there is one
+	Lag     = "lag"     // intended -> sent: what the schedule was late by, whosever fault it was
+	OwnLag  = "own_lag" // of lag, what is the generator's fault: from when the start was due and a connection was free
+)
+
 // Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by their
 // intended start: one that was intended inside the window counts, whenever it ended.
 type Result struct {
@@ -23,8 +38,8 @@ type Result struct {
 
 	Errors map[string]int64 `json:"errors"` // by kind: connect, read, write, status-500, timeout, ...
 
-	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits:
-	// "latency" intended -> done, "service" sent -> done, "lag" intended -> sent, "connect" the handshake where there is one.
+	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits, by the names below.
+	// One without values is not there. Read them with Histogram.
 	Histograms map[string]string `json:"histograms"`
 
 	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window

@@ -1,0 +1,539 @@
+// Package http puts HTTP/1.1 servers to work and measures how they answer. It runs as a process of its own (tare load http).
+//
+// Each of its threads drives its connections through epoll, with raw system calls and no goroutine per connection: the cost of
+// a request must be that of the kernel, or the generator is weighed along with the server. In open loop requests start on an
+// absolute schedule (package pace) and latency counts from the intended start, whether or not a connection was free then; in
+// closed loop each connection sends again as soon as it is answered.
+//
+// # Connections
+//
+// With keep-alive each connection lives as long as the server lets it. Without, each request opens one, says "Connection:
+// close", and its handshake is part of the latency. Connections are closed by reset (SO_LINGER of 0) once the answer is
+// complete: a close in good manners leaves the pair of ports in TIME_WAIT for a minute on the side that closes first, and the
+// 28,000 ephemeral ports of one pair of addresses then last a second or two. A server that has sent its whole answer does not
+// notice, one that reads again sees ECONNRESET. Against loopback addresses each connection also takes another source address
+// out of 127.0.0.0/8.
+package http
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"net/url"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+	"tare/internal/load"
+	"tare/internal/load/pace"
+	"tare/internal/role"
+)
+
+// Source says which source addresses connections take.
+type Source string
+
+// The kinds of source.
+const (
+	SourceAuto     Source = "auto"     // loopback if the target is a loopback IPv4 address, else none
+	SourceNone     Source = "none"     // the kernel's choice
+	SourceLoopback Source = "loopback" // spread over 127.0.0.0/8, for service addresses that a data plane turns into loopback ones
+)
+
+// Options is the load to make. The zero value of a field that has a default takes it.
+type Options struct {
+	Targets     []string      // URLs: http://host[:port][/path]; connections are dealt out among them in turn
+	Rate        float64       // requests per second in all; 0 for closed loop
+	Arrivals    pace.Arrivals // of open loop; default constant
+	Seed        uint64        // of Poisson arrivals
+	Connections int           // at once; default 16
+	KeepAlive   bool
+	Threads     int           // default: 1 in open loop up to 50,000/s, else 2; never more than CPUs or connections
+	Drain       time.Duration // how long to wait for answers after the window; default 2 s
+	Timeout     time.Duration // per request, from its sending; default 10 s
+	Method      string        // default GET
+	Body        int           // bytes of request body
+	Headers     []string      // further ones, "Name: value"
+	Source      Source        // default auto
+	Spin        time.Duration // largest wait that may be spun through; default pace.DefaultSpin, negative for none
+}
+
+// oneThread is the rate up to which one thread meets an open-loop schedule with time to spare, per second.
+const oneThread = 50_000
+
+// complete checks o and fills in its defaults. Its errors are of wrong use.
+func (o *Options) complete() error {
+	def := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&o.Drain, 2*time.Second)
+	def(&o.Timeout, 10*time.Second)
+	def(&o.Spin, pace.DefaultSpin)
+	o.Spin = max(o.Spin, 0)
+	if o.Method == "" {
+		o.Method = "GET"
+	}
+	if o.Arrivals == "" {
+		o.Arrivals = pace.Constant
+	}
+	if o.Source == "" {
+		o.Source = SourceAuto
+	}
+	if o.Connections == 0 {
+		o.Connections = 16
+	}
+	cpus := affinity()
+	if o.Threads == 0 {
+		if o.Threads = 2; o.Rate > 0 && o.Rate <= oneThread {
+			o.Threads = 1
+		}
+		o.Threads = min(o.Threads, cpus)
+	}
+	usage := func(where, mend, format string, args ...any) error {
+		return fault.New(fault.Usage, where, mend, format, args...)
+	}
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return fmt.Errorf("reading the limit of open files: %w", err)
+	}
+	const spare = 64 // descriptors for all else
+	switch {
+	case len(o.Targets) == 0:
+		return usage("url", "give one like http://127.0.0.1:8080/", "there is nothing to put under load")
+	case o.Rate < 0 || o.Rate > 1e8 || o.Rate != o.Rate:
+		return usage("rate", "give requests per second, or 0 for closed loop", "%g is no rate", o.Rate)
+	case o.Connections < 1 || o.Connections > 1_000_000:
+		return usage("connections", "give 1 to 1000000", "%d connections make no load", o.Connections)
+	case uint64(o.Connections)+spare > files.Cur:
+		return fault.New(fault.Machine, "connections", fmt.Sprintf("raise it (ulimit -n %d) or use fewer connections", o.Connections+spare),
+			"%d connections need more than the %d open files that are allowed", o.Connections, files.Cur)
+	case o.Threads < 1 || o.Threads > 1024:
+		return usage("threads", "give 1 to 1024", "%d threads make no load", o.Threads)
+	case o.Drain < 0:
+		return usage("drain", "give a length of time", "%s is in the past", o.Drain)
+	case o.Timeout < 0:
+		return usage("timeout", "give a length of time", "%s is in the past", o.Timeout)
+	case o.Body < 0 || o.Body > 64<<20:
+		return usage("body", "give 0 to 67108864", "a body of %d bytes is not possible", o.Body)
+	case strings.Trim(o.Method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" || o.Method == "CONNECT":
+		return usage("method", "use one like GET or POST", "%q is not a method this load can use", o.Method)
+	case o.Source != SourceAuto && o.Source != SourceNone && o.Source != SourceLoopback:
+		return usage("source", "use auto, none or loopback", "%q is no kind of source address", o.Source)
+	}
+	for _, h := range o.Headers {
+		name, _, ok := strings.Cut(h, ":")
+		if !ok || name == "" || strings.ContainsAny(name, " \t") || strings.ContainsAny(h, "\r\n\x00") {
+			return usage("header", `give it as "Name: value"`, "%q is not a header", h)
+		}
+	}
+	_, err := pace.ParseArrivals(string(o.Arrivals))
+	o.Threads = min(o.Threads, o.Connections)
+	return err
+}
+
+// affinity is the number of CPUs that this process may run on.
+func affinity() int {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) != nil {
+		return runtime.NumCPU()
+	}
+	return max(set.Count(), 1)
+}
+
+// target is one server with the request for it, ready to be written.
+type target struct {
+	name    string // address, for messages
+	address *address
+	spread  bool // over source addresses
+	request []byte
+	next    *target // in a ring
+}
+
+// resolve makes targets of the URLs.
+func (o *Options) resolve(ctx context.Context) ([]*target, error) {
+	var all []*target
+	for _, raw := range o.Targets {
+		t, err := o.target(ctx, raw)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, t)
+	}
+	for i, t := range all {
+		t.next = all[(i+1)%len(all)]
+	}
+	return all, nil
+}
+
+func (o *Options) target(ctx context.Context, raw string) (*target, error) {
+	const form = "give it as http://host:port/path"
+	u, err := url.Parse(raw)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, raw, form, "this is not a URL")
+	}
+	if u.Scheme != "http" || u.Hostname() == "" {
+		return nil, fault.New(fault.Usage, raw, form, "only plain HTTP URLs can be put under load")
+	}
+	port := uint64(80)
+	if p := u.Port(); p != "" {
+		if port, err = strconv.ParseUint(p, 10, 16); err != nil || port == 0 {
+			return nil, fault.New(fault.Usage, raw, "use 1 to 65535", "port %s does not exist", p)
+		}
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	if err != nil {
+		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Usage, raw, "check its spelling, or give the address", "no address is known for %s", u.Hostname())
+		}
+		ip = ips[0].Unmap()
+		for _, other := range ips { // IPv4 first: source addresses can be spread only there
+			if other.Unmap().Is4() {
+				ip = other.Unmap()
+				break
+			}
+		}
+	}
+	ip = ip.Unmap()
+	if o.Source == SourceLoopback && !ip.Is4() {
+		return nil, fault.New(fault.Usage, raw, "use an IPv4 address, or source auto", "loopback has only one IPv6 address")
+	}
+	ap := netip.AddrPortFrom(ip, uint16(port))
+	return &target{
+		name:    ap.String(),
+		address: newAddress(ap),
+		spread:  o.Source == SourceLoopback || o.Source == SourceAuto && ip.Is4() && ip.IsLoopback(),
+		request: o.request(u),
+	}, nil
+}
+
+// request is the text of the request to u.
+func (o *Options) request(u *url.URL) []byte {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\n", o.Method, u.RequestURI(), u.Host)
+	if !o.KeepAlive {
+		b.WriteString("Connection: close\r\n")
+	}
+	if o.Body > 0 || o.Method == "POST" || o.Method == "PUT" || o.Method == "PATCH" {
+		fmt.Fprintf(&b, "Content-Length: %d\r\n", o.Body)
+	}
+	for _, h := range o.Headers {
+		b.WriteString(h + "\r\n")
+	}
+	b.WriteString("\r\n")
+	for i := range o.Body {
+		b.WriteByte('a' + byte(i%26))
+	}
+	return []byte(b.String())
+}
+
+// Generator is a load that is ready to run: names resolved, servers found to answer, and with keep-alive all connections open.
+type Generator struct {
+	o       Options
+	workers []*worker
+}
+
+// Prepare makes a generator. It is an error of code Usage when the options make no sense, and of code Machine when no server
+// takes a connection. Close ends it.
+func Prepare(ctx context.Context, o Options) (*Generator, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	targets, err := o.resolve(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g := &Generator{o: o}
+	for part := range o.Threads {
+		w, err := newWorker(&g.o, targets, part, o.Threads)
+		if err != nil {
+			g.Close()
+			return nil, err
+		}
+		g.workers = append(g.workers, w)
+	}
+	if err := g.connect(ctx, targets); err != nil {
+		g.Close()
+		return nil, err
+	}
+	return g, nil
+}
+
+// connect tries every target once, and opens every connection if they are to be kept.
+func (g *Generator) connect(ctx context.Context, targets []*target) error {
+	var answered int
+	var first error
+	for _, t := range targets {
+		s := slot{target: t}
+		if err := g.workers[0].establish(ctx, &s); err != nil {
+			if first == nil {
+				first = err
+			}
+			continue
+		}
+		g.workers[0].hangUp(&s)
+		answered++
+	}
+	if answered == 0 {
+		return first
+	}
+	if !g.o.KeepAlive {
+		return nil
+	}
+	for _, w := range g.workers {
+		for i := range w.slots {
+			if err := w.establish(ctx, &w.slots[i]); err != nil {
+				if ctx.Err() != nil {
+					return err
+				}
+				return nil // those that are missing are tried again as they are needed, and their failures counted
+			}
+			if errno := w.watch(int32(i), unix.EPOLL_CTL_ADD, false); errno != 0 {
+				return fmt.Errorf("watching a connection: %w", errno)
+			}
+			w.count.maxOpen = max(w.count.maxOpen, w.open)
+		}
+	}
+	return nil
+}
+
+// patience is how long a server may take to accept a connection before the start, in ns.
+const patience = 5e9
+
+// establish opens the slot's connection and waits until it stands.
+func (w *worker) establish(ctx context.Context, s *slot) error {
+	const mend = "start the server, or correct the URL"
+	errno := w.dial(s)
+	if errno != 0 {
+		return fault.Wrap(errno, fault.Machine, s.target.name, mend, "no connection could be made")
+	}
+	for deadline := pace.Now() + patience; ; {
+		ready := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}
+		n, err := unix.Poll(ready, 50)
+		switch {
+		case ctx.Err() != nil:
+			err = ctx.Err()
+		case err == unix.EINTR || err == nil && n == 0 && pace.Now() < deadline:
+			continue
+		case err == nil && n == 0:
+			err = unix.ETIMEDOUT
+		case err == nil:
+			var code int
+			if code, err = unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code == 0 {
+				return nil
+			} else if err == nil {
+				err = unix.Errno(code)
+			}
+		}
+		w.hangUp(s)
+		if ctx.Err() != nil {
+			return err
+		}
+		return fault.Wrap(err, fault.Machine, s.target.name, mend, "no connection could be made")
+	}
+}
+
+// Close ends all connections. It must not be called while the generator runs.
+func (g *Generator) Close() {
+	for _, w := range g.workers {
+		w.close()
+	}
+}
+
+// Ready is what the generator says of itself before the start.
+type Ready struct {
+	Targets     []string `json:"targets"`
+	Threads     int      `json:"threads"`
+	Connections int      `json:"connections"` // open now
+}
+
+// Ready describes the generator.
+func (g *Generator) Ready() Ready {
+	r := Ready{Targets: g.o.Targets, Threads: len(g.workers)}
+	for _, w := range g.workers {
+		r.Connections += w.open
+	}
+	return r
+}
+
+// Run makes the load by the schedule and returns what it measured. It ends early with the context's error. A generator runs once.
+func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
+	}
+	// Nothing is allocated during the run, so there is nothing to collect; a limit stands guard against hostile servers.
+	runtime.GC()
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 30))
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+
+	// A worker coming out of a wait must find a scheduler slot (P) free at once. With one for each thread and no more, as on a machine
+	// with one CPU, it waits up to 20 ms for that of a goroutine that sleeps in the kernel.
+	if slots := len(g.workers) + 2; slots > runtime.GOMAXPROCS(0) {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(slots))
+	}
+
+	begin := s.Begin + s.Warmup
+	end := begin + s.Duration
+	var stop atomic.Bool
+	defer context.AfterFunc(ctx, func() { stop.Store(true) })()
+
+	failed := make(chan error, len(g.workers))
+	var running sync.WaitGroup
+	for part, w := range g.workers {
+		w.schedule, w.stop, w.warm, w.end = s, &stop, begin, end
+		if g.o.Rate > 0 {
+			w.arrivals = pace.NewSchedule(s.Begin, g.o.Rate, g.o.Arrivals, g.o.Seed, part, len(g.workers))
+		}
+		running.Go(func() {
+			if err := w.run(); err != nil {
+				stop.Store(true)
+				failed <- err
+			}
+		})
+	}
+	cpu, err := processCPU(ctx, begin, end)
+	if err != nil {
+		stop.Store(true)
+	}
+	running.Wait()
+	close(failed)
+	for e := range failed {
+		err = errors.Join(err, e)
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return g.result(s, cpu)
+}
+
+// processCPU is what this process uses of the CPUs between two times, in seconds.
+func processCPU(ctx context.Context, begin, end int64) (float64, error) {
+	thread, err := pace.LockThread(0)
+	if err != nil {
+		return 0, err
+	}
+	defer thread.Close()
+	var used [2]float64
+	for i, at := range []int64{begin, end} {
+		if _, err := thread.Until(ctx, at); err != nil {
+			return 0, err
+		}
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			return 0, fmt.Errorf("reading the CPU time of the generator: %w", err)
+		}
+		used[i] = float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+	}
+	return used[1] - used[0], nil
+}
+
+// result merges what the workers counted.
+func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
+	r := &load.Result{
+		Generator:   "http",
+		Mode:        load.Closed,
+		Seconds:     float64(s.Duration) / 1e9,
+		TargetRate:  g.o.Rate,
+		Connections: g.o.Connections,
+		Errors:      map[string]int64{},
+		Histograms:  map[string]string{},
+		CPUSeconds:  cpu,
+		CPUs:        float64(min(len(g.workers), affinity())),
+	}
+	if g.o.Rate > 0 {
+		r.Mode, r.Arrivals = load.Open, string(g.o.Arrivals)
+	}
+	sum := newCounts()
+	for _, w := range g.workers {
+		c := &w.count
+		r.Intended += c.intended
+		r.Sent += c.sent
+		r.Done += c.done
+		r.Late += c.late
+		r.Opened += c.opened
+		r.MaxConnections += c.maxOpen
+		c.errors(r.Errors)
+		sum.latency.Merge(c.latency)
+		sum.service.Merge(c.service)
+		sum.lag.Merge(c.lag)
+		sum.ownLag.Merge(c.ownLag)
+		sum.connect.Merge(c.connect)
+	}
+	r.Unfinished = r.Sent - r.Done
+	for _, n := range r.Errors {
+		r.Unfinished -= n
+	}
+	r.Rate = float64(r.Done) / r.Seconds
+	for name, h := range map[string]*hdrhistogram.Histogram{
+		load.Latency: sum.latency, load.Service: sum.service, load.Lag: sum.lag, load.OwnLag: sum.ownLag, load.Connect: sum.connect,
+	} {
+		if h.TotalCount() == 0 {
+			continue
+		}
+		if err := r.SetHistogram(name, h); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// Run plays the load's part in the role protocol on conn: prepares, says ready, waits for the start, runs, sends the result, and
+// stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+func Run(ctx context.Context, o Options, conn *role.Conn) error {
+	g, err := Prepare(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	if err := conn.Send(role.Ready, g.Ready()); err != nil {
+		return err
+	}
+	var s role.Schedule
+	if err := conn.Expect(role.Start, &s, nil); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan struct{})
+	go func() { // ends with the parent's end of the pipe, for which we wait below
+		defer close(ended)
+		defer cancel()
+		for {
+			if _, err := conn.Receive(); err != nil {
+				return
+			}
+		}
+	}()
+	r, err := g.Run(ctx, s)
+	if err != nil {
+		select {
+		case <-ended:
+			return nil
+		default:
+			return err
+		}
+	}
+	if err := conn.Send(role.Result, r); err != nil {
+		return err
+	}
+	<-ended
+	return nil
+}

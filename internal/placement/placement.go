@@ -1,0 +1,345 @@
+// Package placement makes control groups for experiments, starts processes inside them, and takes everything away again. What it
+// makes carries its owner's name, so that what a killed run leaves behind can be told from everything else on the machine and
+// removed; nothing else is ever touched.
+//
+// A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that Tare uses. A pid
+// comes round again, the pair with the start time does not.
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
+)
+
+// Mark is the environment variable that names the tree to which a process belongs. Children inherit it.
+const Mark = "TARE_RUN"
+
+var (
+	validID   = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
+	treeName  = regexp.MustCompile(`^tare-[a-z0-9][a-z0-9-]{0,63}-p([0-9]{1,10})-t([0-9]{1,20})$`)
+	groupName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}(/[a-z0-9][a-z0-9_-]{0,63}){0,7}$`)
+)
+
+// owner is the process that a tree belongs to.
+type owner struct {
+	pid   int
+	start uint64 // in the unit of proc.Process
+}
+
+// parseTreeName reads the owner out of the name of a tree; false for every other name.
+func parseTreeName(name string) (owner, bool) {
+	m := treeName.FindStringSubmatch(name)
+	if m == nil {
+		return owner{}, false
+	}
+	pid, err1 := strconv.Atoi(m[1])
+	start, err2 := strconv.ParseUint(m[2], 10, 64)
+	return owner{pid, start}, err1 == nil && err2 == nil && pid > 0
+}
+
+// alive says whether the owner still runs. It does where that cannot be known.
+func (o owner) alive() bool {
+	p, err := proc.FS{}.Process(o.pid)
+	if err != nil {
+		return !errors.Is(err, proc.ErrGone)
+	}
+	return p.Start == o.start && p.Alive()
+}
+
+// controllers are those that Tare uses. Others (cpuset, devices, freezer) stay as they are.
+var controllers = []string{"cpu", "cpuacct", "memory", "pids"}
+
+// hierarchies are those that Tare makes groups in: v2 where it is mounted, and on v1 those with a controller that Tare uses.
+func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
+	var hs []*cgroup.Hierarchy
+	for i := range l.Hierarchies {
+		h := &l.Hierarchies[i]
+		if h.V2 || slices.ContainsFunc(controllers, h.Has) {
+			hs = append(hs, h)
+		}
+	}
+	return hs
+}
+
+// Limits bound what a group may use. 0 is no limit.
+type Limits struct {
+	CPUs        float64 // CPU time per time, by quota over periods of 100 ms
+	MemoryBytes uint64
+}
+
+// Tree is a tree of control groups and the owner of the processes in it. Its methods may be used concurrently.
+type Tree struct {
+	layout *cgroup.Layout
+	name   string
+	hs     []*cgroup.Hierarchy
+	start  chan startRequest
+	exited chan struct{} // closed when the starting thread has ended
+
+	mu      sync.Mutex
+	groups  map[string]*Group
+	missing []string
+	closed  bool
+}
+
+// Group is one control group of a Tree: a directory in each hierarchy.
+type Group struct {
+	tree *Tree
+	name string // below the tree
+
+	// Guarded by tree.mu.
+	inner bool // other groups are in it
+	used  bool // processes were started in it
+}
+
+// NewTree makes a tree of groups that this process owns. It starts a thread, from which all processes in the tree are started. Close the tree
+// to end them and to remove the groups.
+//
+// An error with code fault.Usage is of a bad id (lower-case letters, digits and hyphens), with fault.Machine of a machine
+// where no groups can be made.
+func NewTree(l *cgroup.Layout, id string) (*Tree, error) {
+	if !validID.MatchString(id) {
+		return nil, fault.New(fault.Usage, id, "use lower-case letters, digits and hyphens, at most 64", "not a name for control groups")
+	}
+	self, err := proc.FS{}.Process(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	t := &Tree{
+		layout: l, hs: hierarchies(l), groups: map[string]*Group{},
+		name:  fmt.Sprintf("tare-%s-p%d-t%d", id, self.PID, self.Start),
+		start: make(chan startRequest), exited: make(chan struct{}),
+	}
+	if len(t.hs) == 0 {
+		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup", "this machine has no control groups mounted")
+	}
+	for i, h := range t.hs {
+		if err := os.Mkdir(t.dir(h, ""), 0o755); err != nil {
+			for _, made := range t.hs[:i] {
+				_ = os.Remove(t.dir(made, "")) // it is empty; what fails is found by Clean
+			}
+			return nil, cannotMake(err, t.dir(h, ""))
+		}
+	}
+	t.missing = t.lacks()
+	go t.serveStarts()
+	if err := t.delegate(""); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+// cannotMake explains why a group could not be made.
+func cannotMake(err error, dir string) error {
+	switch {
+	case errors.Is(err, unix.EROFS):
+		return fault.Wrap(err, fault.Machine, dir, "mount the control groups for writing, or run outside the container", "control groups are mounted read-only")
+	case errors.Is(err, fs.ErrPermission):
+		return fault.Wrap(err, fault.Machine, dir, "run as root", "no permission to make control groups")
+	case errors.Is(err, fs.ErrExist):
+		return fault.Wrap(err, fault.Usage, dir, "use another name", "the control group exists already")
+	}
+	return fault.Wrap(err, fault.Machine, dir, "see 'tare doctor'", "cannot make a control group")
+}
+
+// dir is the directory of a group ("" is the tree itself) in a hierarchy. The tree is at the top of what is mounted: in a cgroup
+// namespace that is the part which was handed to us.
+func (t *Tree) dir(h *cgroup.Hierarchy, group string) string {
+	return filepath.Join(h.Mount, t.name, group)
+}
+
+// Name is the name of the tree's directory, and the value of Mark in its processes.
+func (t *Tree) Name() string { return t.name }
+
+// Missing says what cannot be limited or counted in the groups of this tree, and the mend. Tare changes no setting of groups that it
+// has not made, the enabled controllers of the root of v2 among them.
+func (t *Tree) Missing() []string { return t.missing }
+
+func (t *Tree) lacks() []string {
+	var missing []string
+	for _, c := range []string{"cpu", "memory"} {
+		h, ok := t.layout.Controller(c)
+		switch {
+		case !ok:
+			missing = append(missing, fmt.Sprintf("no hierarchy has the controller %s: enable it at boot (remove cgroup_disable=%s)", c, c))
+		case h.V2 && !slices.Contains(enabled(h.Mount), c):
+			missing = append(missing, fmt.Sprintf("the controller %s is not enabled for groups below the root: echo +%s > %s/cgroup.subtree_control", c, c, h.Mount))
+		}
+	}
+	return missing
+}
+
+// enabled is the controllers that a v2 group hands to its children; none where that cannot be read.
+func enabled(dir string) []string {
+	b, _ := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
+	return strings.Fields(string(b))
+}
+
+// delegate hands to the children of a group of ours, on v2, those controllers that the group was given itself.
+func (t *Tree) delegate(group string) error {
+	for _, h := range t.hs {
+		if !h.V2 {
+			continue
+		}
+		dir := t.dir(h, group)
+		for _, c := range enabled(filepath.Dir(dir)) {
+			if !slices.Contains(controllers, c) {
+				continue
+			}
+			if err := write(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
+				return fmt.Errorf("enabling the controller %s in %s: %w", c, dir, err)
+			}
+		}
+	}
+	return nil
+}
+
+func write(file, value string) error {
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+// Group makes a group, and those above it that its name calls for ("work/client"). Limits of a group hold for what is in it together.
+// Processes can be started only in groups without groups in them, which is the rule of v2, kept on v1 as well. A limit
+// that this machine cannot set is an error with code fault.Machine.
+func (t *Tree) Group(name string, limits Limits) (*Group, error) {
+	if !groupName.MatchString(name) {
+		return nil, fault.New(fault.Usage, name, "use lower-case letters, digits, hyphens and underscores, with / between levels", "not a name for a control group")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil, fmt.Errorf("making control group %s: the tree is closed", name)
+	}
+	if t.groups[name] != nil {
+		return nil, fault.New(fault.Usage, name, "use another name", "there are two control groups of that name")
+	}
+	for above := path.Dir(name); above != "."; above = path.Dir(above) {
+		if g := t.groups[above]; g != nil && g.used {
+			return nil, fault.New(fault.Usage, name, "put processes and groups into different groups", "there are processes in the group above")
+		}
+	}
+	if above := path.Dir(name); above != "." {
+		if err := t.inner(above); err != nil {
+			return nil, err
+		}
+	}
+	g, err := t.make(name)
+	if err != nil {
+		return nil, err
+	}
+	return g, g.limit(limits)
+}
+
+// inner makes the group if it does not exist, and readies it for groups in it.
+func (t *Tree) inner(name string) error {
+	g := t.groups[name]
+	if g == nil {
+		if above := path.Dir(name); above != "." {
+			if err := t.inner(above); err != nil {
+				return err
+			}
+		}
+		var err error
+		if g, err = t.make(name); err != nil {
+			return err
+		}
+	}
+	if g.inner {
+		return nil
+	}
+	g.inner = true
+	return t.delegate(name)
+}
+
+func (t *Tree) make(name string) (*Group, error) {
+	for _, h := range t.hs {
+		if err := os.Mkdir(t.dir(h, name), 0o755); err != nil {
+			return nil, cannotMake(err, t.dir(h, name))
+		}
+	}
+	g := &Group{tree: t, name: name}
+	t.groups[name] = g
+	return g, nil
+}
+
+// quotaPeriod is the period of CPU quotas in microseconds: the kernel's default.
+const quotaPeriod = 100_000
+
+func (g *Group) limit(l Limits) error {
+	if l.CPUs < 0 || l.CPUs > 0 && l.CPUs < 0.01 {
+		return fault.New(fault.Usage, g.name, "use at least 0.01", "a limit of %g CPUs", l.CPUs) // the kernel's least quota is 1 ms
+	}
+	if l.CPUs > 0 {
+		quota := strconv.Itoa(int(l.CPUs * quotaPeriod))
+		err := g.set("cpu", "cpu.max", quota+" "+strconv.Itoa(quotaPeriod),
+			"cpu.cfs_period_us", strconv.Itoa(quotaPeriod), "cpu.cfs_quota_us", quota)
+		if err != nil {
+			return err
+		}
+	}
+	if l.MemoryBytes > 0 {
+		bytes := strconv.FormatUint(l.MemoryBytes, 10)
+		return g.set("memory", "memory.max", bytes, "memory.limit_in_bytes", bytes)
+	}
+	return nil
+}
+
+// set writes a value to a file of v2, or values to files of v1, whichever has the controller.
+func (g *Group) set(controller, file2, value2 string, v1 ...string) error {
+	h, ok := g.tree.layout.Controller(controller)
+	if !ok {
+		return fault.New(fault.Machine, g.name, "leave the limit out, or enable the controller at boot", "a limit needs the controller %s, which no hierarchy has", controller)
+	}
+	files := v1
+	if h.V2 {
+		files = []string{file2, value2}
+	}
+	dir := g.tree.dir(h, g.name)
+	for i := 0; i < len(files); i += 2 {
+		err := write(filepath.Join(dir, files[i]), files[i+1])
+		if errors.Is(err, fs.ErrNotExist) {
+			return fault.Wrap(err, fault.Machine, g.name, strings.Join(g.tree.missing, "; "), "the limit cannot be set")
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Machine, dir, "", "writing %s to %s", files[i+1], files[i])
+		}
+	}
+	return nil
+}
+
+// Path is the group's identity, as cgroup.Resolver and cgroup.Reader give it.
+func (g *Group) Path() string {
+	h, ok := g.tree.layout.CPU()
+	if !ok {
+		h = g.tree.hs[0]
+	}
+	return h.Identity("/" + path.Join(g.tree.name, g.name))
+}
+
+// V2Dir is the group's directory in the v2 hierarchy, where eBPF programs are attached; empty where v2 is not mounted.
+func (g *Group) V2Dir() string {
+	h, ok := g.tree.layout.V2()
+	if !ok {
+		return ""
+	}
+	return g.tree.dir(h, g.name)
+}

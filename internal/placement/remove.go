@@ -1,0 +1,284 @@
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
+)
+
+// patience is how long to wait for killed processes to end and for their groups to become free. A process in the middle of a large
+// write, or with much memory to give back, may take seconds.
+const patience = 20 * time.Second
+
+// Close kills what still runs in the tree, waits until it has ended, and removes the groups. It may be called again, and does again what
+// failed before.
+func (t *Tree) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.closed {
+		t.closed = true
+		close(t.start)
+		<-t.exited // the thread's end kills its children, one that is still on its way into a group among them
+	}
+	var dirs []string
+	for _, h := range t.hs {
+		dirs = append(dirs, t.dir(h, ""))
+	}
+	deadline := time.Now().Add(patience)
+	err := empty(dirs, deadline, func(dirs []string) error {
+		for _, dir := range dirs {
+			// One write for all processes, those just being started too (Linux 5.14); the others are killed one by one.
+			_ = write(filepath.Join(dir, "cgroup.kill"), "1")
+		}
+		for _, pid := range members(dirs) {
+			if err := kill(pid, func() bool { return inside(t.layout, pid, t.name) }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return errors.Join(err, removeAll(dirs, deadline))
+}
+
+// empty calls clear until no process is left in the groups.
+func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) error {
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		left := members(dirs)
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fault.New(fault.Machine, dirs[0], "see what state they are in (ps -o pid,stat,wchan), then run 'tare clean'", "processes %v do not end", left)
+		}
+		if err := clear(dirs); err != nil {
+			return err
+		}
+		time.Sleep(wait)
+	}
+}
+
+// members lists the processes in the groups and all groups below them. A group that cannot be read has gone.
+func members(dirs []string) []int {
+	var pids []int
+	for _, dir := range dirs {
+		for _, d := range below(dir) {
+			b, _ := os.ReadFile(filepath.Join(d, "cgroup.procs"))
+			for line := range strings.Lines(string(b)) {
+				// 0 is a process of another PID namespace, which cannot be named.
+				if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 0 {
+					pids = append(pids, pid)
+				}
+			}
+		}
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids)
+}
+
+// below lists a group's directory and those below it, the deepest last. It is empty where there is no such group.
+func below(dir string) []string {
+	var dirs []string
+	_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, p)
+		}
+		return nil // what cannot be read has gone
+	})
+	return dirs
+}
+
+// kill kills the process if ours still says that it is the one meant, once it cannot be another any more.
+func kill(pid int, ours func() bool) error {
+	if pid == os.Getpid() {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("taking hold of process %d: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	if !ours() {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("killing process %d: %w", pid, err)
+	}
+	return nil
+}
+
+// inside says whether the process is in the tree, in any hierarchy.
+func inside(l *cgroup.Layout, pid int, tree string) bool {
+	return slices.ContainsFunc(hierarchies(l), func(h *cgroup.Hierarchy) bool {
+		return slices.Contains(members([]string{filepath.Join(h.Mount, tree)}), pid)
+	})
+}
+
+// removeAll removes groups with all below them. Just after a process has ended its group may be busy for a moment.
+func removeAll(dirs []string, deadline time.Time) error {
+	var errs []error
+	for _, dir := range dirs {
+		all := below(dir)
+		slices.Reverse(all)
+		for _, d := range all {
+			err := os.Remove(d)
+			for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); wait = min(2*wait, 100*time.Millisecond) {
+				time.Sleep(wait)
+				err = os.Remove(d)
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, fault.Wrap(err, fault.Machine, d, "run 'tare clean' later", "cannot remove the control group"))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Process is a process that Clean dealt with.
+type Process struct {
+	PID  int    `json:"pid"`
+	Comm string `json:"comm"`
+	Tree string `json:"tree"`
+}
+
+// Report is what Clean did.
+type Report struct {
+	Trees  []string  `json:"trees"`  // names of trees that were removed
+	Killed []Process `json:"killed"` // processes of dead runs
+	Moved  []Process `json:"moved"`  // processes that were in such a tree but not of the run: now in the group above
+}
+
+// Clean removes what runs that have ended left behind: trees whose owner is dead, with their processes, and processes marked as of
+// such a run outside the trees. Processes in a tree without the mark were put there by somebody else: they are moved to the group
+// above it. This process and those that started it are spared. Trees with a living owner are left alone, and so is
+// everything that is not named as NewTree names it.
+func Clean(l *cgroup.Layout) (Report, error) {
+	r := Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}
+	hs := hierarchies(l)
+	dead := map[string]bool{}
+	var errs []error
+	for _, h := range hs {
+		entries, err := os.ReadDir(h.Mount)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("looking for control groups left behind: %w", err))
+		}
+		for _, e := range entries {
+			if o, ok := parseTreeName(e.Name()); ok && e.IsDir() && !o.alive() {
+				dead[e.Name()] = true
+			}
+		}
+	}
+	spared := ancestors()
+	killed := map[int]bool{}
+	// end kills a process if it is marked as of a dead run.
+	end := func(pid int) error {
+		tree := markOf(pid)
+		if o, ok := parseTreeName(tree); !ok || spared[pid] || o.alive() {
+			return nil
+		}
+		p := Process{PID: pid, Tree: tree}
+		p.Comm, _ = proc.FS{}.Comm(pid) // for the report only
+		return kill(pid, func() bool {
+			if markOf(pid) != tree {
+				return false
+			}
+			if !killed[pid] {
+				killed[pid] = true
+				r.Killed = append(r.Killed, p)
+			}
+			return true
+		})
+	}
+	deadline := time.Now().Add(patience)
+	for _, tree := range slices.Sorted(maps.Keys(dead)) {
+		var dirs []string
+		for _, h := range hs {
+			dirs = append(dirs, filepath.Join(h.Mount, tree))
+		}
+		err := empty(dirs, deadline, func(dirs []string) error {
+			for _, pid := range members(dirs) {
+				if markOf(pid) == tree && !spared[pid] {
+					if err := end(pid); err != nil {
+						return err
+					}
+				} else if err := r.move(pid, dirs); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err = errors.Join(err, removeAll(dirs, deadline)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		r.Trees = append(r.Trees, tree)
+	}
+
+	pids, err := proc.FS{}.PIDs()
+	errs = append(errs, err) // Join passes over nil
+	for _, pid := range pids {
+		errs = append(errs, end(pid))
+	}
+	return r, errors.Join(errs...)
+}
+
+// move moves a process that is in some of the groups to the groups above them.
+func (r *Report) move(pid int, trees []string) error {
+	p := Process{PID: pid, Tree: filepath.Base(trees[0])}
+	p.Comm, _ = proc.FS{}.Comm(pid) // for the report only
+	moved := false
+	for _, dir := range trees {
+		if !slices.Contains(members([]string{dir}), pid) {
+			continue
+		}
+		err := write(filepath.Join(filepath.Dir(dir), "cgroup.procs"), strconv.Itoa(pid))
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("moving process %d (%s) out of %s: %w", pid, p.Comm, dir, err)
+		}
+		moved = moved || err == nil
+	}
+	if moved {
+		r.Moved = append(r.Moved, p)
+	}
+	return nil
+}
+
+// markOf is the tree that a process is marked as of; empty for none and where it cannot be read.
+func markOf(pid int) string {
+	env, _ := proc.FS{}.Environ(pid)
+	for _, e := range env {
+		if tree, ok := strings.CutPrefix(e, Mark+"="); ok {
+			return tree
+		}
+	}
+	return ""
+}
+
+// ancestors is this process and those that started it: a shell in a dead run may well be what runs 'tare clean'.
+func ancestors() map[int]bool {
+	all := map[int]bool{}
+	for pid := os.Getpid(); pid > 0 && !all[pid]; {
+		all[pid] = true
+		p, err := proc.FS{}.Process(pid)
+		if err != nil {
+			break
+		}
+		pid = p.PPID
+	}
+	return all
+}

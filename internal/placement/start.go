@@ -1,0 +1,105 @@
+package placement
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+)
+
+// EnterCommand is the hidden command as which the binary starts itself again to enter a group. Its arguments are for Enter.
+const EnterCommand = "_enter"
+
+// startRequest asks the starting thread for a process.
+type startRequest struct {
+	cmd  *exec.Cmd
+	done chan error
+}
+
+// serveStarts starts processes, all from one thread that lives as long as the tree: the signal by which a process dies with its
+// parent comes when the thread that started it ends, not the process (PR_SET_PDEATHSIG(2const)).
+func (t *Tree) serveStarts() {
+	runtime.LockOSThread()
+	if unix.Gettid() == os.Getpid() {
+		// The first thread of a process never ends, so it is held while another serves.
+		go t.serveStarts()
+		<-t.exited
+		runtime.UnlockOSThread()
+		return
+	}
+	defer close(t.exited) // still locked: the thread ends with the goroutine
+	for r := range t.start {
+		r.done <- r.cmd.Start()
+	}
+}
+
+// Start starts a command inside the group: the program runs there from its first instruction. It dies when this process does, however that
+// ends. The caller prepares cmd as always (arguments, pipes, context) and waits for it; Start sets what is needed for
+// the way there: the binary starts itself again as EnterCommand, which enters the group and then becomes the program. A program that cannot
+// be run therefore shows as a process that failed, with the reason on its standard error.
+func (g *Group) Start(cmd *exec.Cmd) error {
+	if cmd.Err != nil {
+		return fmt.Errorf("starting a process in %s: %w", g.name, cmd.Err)
+	}
+	t := g.tree
+	args := []string{"tare", EnterCommand}
+	for _, h := range t.hs {
+		args = append(args, t.dir(h, g.name))
+	}
+	cmd.Args = slices.Concat(args, []string{"--", cmd.Path}, cmd.Args)
+	cmd.Path = "/proc/self/exe"
+	cmd.Env = append(cmd.Environ(), Mark+"="+t.name)
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &unix.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return fmt.Errorf("starting a process in %s: the tree is closed", g.name)
+	}
+	if g.inner {
+		return fault.New(fault.Usage, g.name, "start it in one of them", "there are groups in the group, so no process can be")
+	}
+	g.used = true
+	r := startRequest{cmd, make(chan error, 1)}
+	t.start <- r
+	if err := <-r.done; err != nil {
+		return fmt.Errorf("starting a process in %s: %w", g.name, err)
+	}
+	return nil
+}
+
+// Enter is the body of EnterCommand: args are directories of groups, "--", the path of a program, and its arguments from its name on. It moves
+// this process into the groups and becomes the program. It returns only with an error, which has code fault.Machine where a
+// group could not be entered and fault.Usage where the program could not be run.
+func Enter(args []string) error {
+	i := slices.Index(args, "--")
+	if i < 0 || len(args) < i+3 {
+		return fault.New(fault.Usage, EnterCommand, "", "the arguments are not directories, --, and a program with its arguments")
+	}
+	// The death signal belongs to a thread, and only that of the thread which becomes the program remains.
+	runtime.LockOSThread()
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return fmt.Errorf("asking to die with the parent: %w", err)
+	}
+	if o, ok := parseTreeName(os.Getenv(Mark)); ok && os.Getppid() != o.pid {
+		return fmt.Errorf("the run that started this process has ended")
+	}
+	for _, dir := range args[:i] {
+		if err := write(filepath.Join(dir, "cgroup.procs"), "0"); err != nil {
+			return fault.Wrap(err, fault.Machine, dir, "see 'tare doctor'", "entering the control group")
+		}
+	}
+	program := args[i+1]
+	err := unix.Exec(program, args[i+2:], os.Environ())
+	return fault.Wrap(err, fault.Usage, program, "", "cannot run %s", strings.Join(args[i+2:], " "))
+}

@@ -1,0 +1,51 @@
+package subject
+
+import "strings"
+
+// Nearest is the candidate that a misspelt name most likely means, by edit distance; "" when none is near.
+func Nearest(name string, candidates []string) string {
+	if len(name) > 64 {
+		return ""
+	}
+	best, least := "", 1+max(1, len(name)/3)
+	for _, c := range candidates {
+		if d := distance(strings.ToLower(name), c); d < least {
+			best, least = c, d
+		}
+	}
+	return best
+}
+
+// DidYouMean is a mend for a misspelt name: the nearest candidate, or all of them when none is near.
+func DidYouMean(name string, candidates []string) string {
+	if near := Nearest(name, candidates); near != "" {
+		return "did you mean " + near + "?"
+	}
+	if len(candidates) == 0 {
+		return ""
+	}
+	return "there is " + strings.Join(candidates, ", ")
+}
+
+// distance is the number of bytes to insert, delete, replace or swap with their neighbour to make b of a (optimal string alignment).
+func distance(a, b string) int {
+	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := range len(a) {
+		row[0] = i + 1
+		for j := range len(b) {
+			replace := last[j]
+			if a[i] != b[j] {
+				replace++
+			}
+			row[j+1] = min(replace, row[j]+1, last[j+1]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				row[j+1] = min(row[j+1], before[j-1]+1)
+			}
+		}
+		before, last, row = last, row, before
+	}
+	return last[len(b)]
+}

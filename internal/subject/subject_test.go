@@ -1,0 +1,62 @@
+package subject_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/internal/fault"
+	"tare/internal/subject"
+	_ "tare/internal/subject/kernelmesh"
+)
+
+func TestCommand(t *testing.T) {
+	s, err := subject.Lookup("kernelmesh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	place := subject.Place{Self: "/bin/tare", CgroupDir: "/sys/fs/cgroup/x", ServicesFile: "s.yaml", Options: map[string]string{"steps": "500"}}
+	c, err := s.Command(place)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "/bin/tare subject kernelmesh --services s.yaml --cgroup /sys/fs/cgroup/x --steps 500 --sockops-steps 0 --max-services 1024 --max-endpoints 16384"
+	if got := strings.Join(c.Argv, " "); got != want || !c.Role {
+		t.Errorf("got  %s (role %v)\nwant %s", got, c.Role, want)
+	}
+	for _, test := range []struct{ option, value, what, mend string }{
+		{"stpes", "1", `no option "stpes"`, "did you mean steps?"},
+		{"colour", "red", `no option "colour"`, "there is steps, "},
+		{"steps", "many", `"many" is not a number`, "whole number"},
+		{"steps", "-1", `"-1" is not a number`, "whole number"},
+	} {
+		place.Options = map[string]string{test.option: test.value}
+		_, err := s.Command(place)
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), test.what) || !strings.Contains(fault.MendOf(err), test.mend) {
+			t.Errorf("%s=%s: got %v (%s)", test.option, test.value, err, fault.MendOf(err))
+		}
+	}
+}
+
+func TestLookup(t *testing.T) {
+	_, err := subject.Lookup("kernelmash")
+	if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) != "did you mean kernelmesh?" {
+		t.Errorf("got %v (%s)", err, fault.MendOf(err))
+	}
+	all := subject.All()
+	if !slices.IsSortedFunc(all, func(a, b subject.Subject) int { return strings.Compare(a.Name, b.Name) }) || len(all) == 0 {
+		t.Errorf("all subjects: %v", all)
+	}
+}
+
+func TestNearest(t *testing.T) {
+	known := []string{"address", "protocol", "endpoints"}
+	for name, want := range map[string]string{
+		"adress": "address", "Address": "address", "endpoint": "endpoints", "porotcol": "protocol", "": "", "x": "", "version": "",
+		strings.Repeat("a", 1<<20): "",
+	} {
+		if got := subject.Nearest(name, known); got != want {
+			t.Errorf("%.20q: got %q, want %q", name, got, want)
+		}
+	}
+}
