@@ -24,16 +24,26 @@ type Summary struct {
 	Warnings       []string   `json:"warnings"`
 }
 
-// Trials counts them.
+// Trials counts them, and names those that are left out of the estimates.
 type Trials struct {
-	Planned int `json:"planned"`
-	Done    int `json:"done"`
-	Valid   int `json:"valid"`
-	Failed  int `json:"failed"`
-	Invalid int `json:"invalid"`
+	Planned  int        `json:"planned"`
+	Done     int        `json:"done"`
+	Valid    int        `json:"valid"`
+	Failed   int        `json:"failed"`
+	Invalid  int        `json:"invalid"`
+	Excluded []Excluded `json:"excluded"`
 }
 
-// Estimate is one metric of one arm, beside its baseline. Intervals are null below 6 blocks.
+// Excluded is a trial that failed or is invalid.
+type Excluded struct {
+	Index   int               `json:"index"` // in the plan
+	Block   int               `json:"block"`
+	Arm     string            `json:"arm"`
+	Factors map[string]string `json:"factors"`
+	Why     string            `json:"why"`
+}
+
+// Estimate is one metric of one arm at one level of the factors, beside its baseline. Intervals are null below 6 blocks.
 type Estimate struct {
 	Metric     string            `json:"metric"`
 	Unit       string            `json:"unit"`
@@ -48,15 +58,20 @@ type Estimate struct {
 	Method     string            `json:"method"`
 	Difference *Difference       `json:"difference,omitempty"` // arm minus baseline, paired by block
 	Ratio      *Ratio            `json:"ratio,omitempty"`
+	Notes      []string          `json:"notes,omitempty"` // what to know before quoting it
 }
 
-// Difference is arm minus baseline. Resolved: its interval excludes 0 and it is larger than what separates the A/A twins.
+// Difference is arm minus baseline. Resolved: its interval excludes 0 and it is larger than what separates the A/A twins; of the
+// twin itself, which is what the others are held against, only that its interval excludes 0: that is a false alarm.
 type Difference struct {
-	Value    float64  `json:"value"`
-	Lo       *float64 `json:"lo"`
-	Hi       *float64 `json:"hi"`
-	Resolved bool     `json:"resolved"`
-	Method   string   `json:"method"`
+	Value      float64  `json:"value"`
+	Lo         *float64 `json:"lo"`
+	Hi         *float64 `json:"hi"`
+	Resolved   bool     `json:"resolved"`
+	Unresolved string   `json:"unresolved,omitempty"` // why it is not resolved
+	Confidence float64  `json:"confidence"`
+	N          int      `json:"n"` // blocks in which both arms are valid
+	Method     string   `json:"method"`
 }
 
 // Ratio is arm over baseline, paired by block.
@@ -73,14 +88,15 @@ type MDE struct {
 	Value   float64           `json:"value"`
 }
 
-// Model is cost = fixed + slopes, fitted on trial medians.
+// Model is cost = fixed + slope x level of each factor, fitted on the values of trials.
 type Model struct {
 	Metric       string                `json:"metric"`
 	Arm          string                `json:"arm"`
 	Terms        []Term                `json:"terms"`
 	R2           float64               `json:"r2"`
-	Linear       bool                  `json:"linear"`
-	HeldoutError *float64              `json:"heldout_error"`
+	Linear       bool                  `json:"linear"`        // no departure from a line was shown
+	Test         string                `json:"test"`          // by which test
+	HeldoutError *float64              `json:"heldout_error"` // of levels left out of the fit, as a part of the mean value
 	ValidRange   map[string][2]float64 `json:"valid_range"`
 }
 

@@ -1,0 +1,438 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/load"
+	"tare/internal/quantity"
+	"tare/internal/record"
+	"tare/internal/stats"
+)
+
+// lagPart is how large the generator's lag may be, as a part of a difference in latency that is claimed (METHOD: a late generator
+// shows as lag, not as a fast or slow server).
+const lagPart = 0.1
+
+// Summarize turns the trials of a run into its summary. Trials that failed or are invalid are left out of every estimate, counted
+// and named. An arm is compared with the baseline in the blocks in which both are valid, so that one arm's failures do not take
+// the blocks of the others.
+func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
+	if run.Schema != record.RunSchema {
+		return nil, fmt.Errorf("summarizing run %q: its schema is %q, not %q", run.ID, run.Schema, record.RunSchema)
+	}
+	s := &Summary{
+		Schema: Schema, Experiment: run.Experiment, Question: run.Question, Seed: run.Seed,
+		InvalidReasons: []string{}, Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{},
+	}
+	t := newTable(trials, s)
+	s.Trials = countTrials(run, trials)
+	s.Partial = s.Trials.Done < s.Trials.Planned
+	s.Blocks = completeBlocks(run, t)
+	for _, trial := range trials {
+		if l := trial.Ledger; l != nil {
+			s.Self.CPUSeconds += l.Self.CPUSeconds
+			s.Self.RSSBytes = max(s.Self.RSSBytes, l.Self.RSSBytes)
+		}
+	}
+	for _, at := range t.levels {
+		for _, metric := range t.metrics {
+			s.estimate(t, at, metric, run.Seed)
+		}
+	}
+	s.warnOfTwins()
+	s.Models = append(s.Models, fitModels(t)...)
+	s.judge(run, t)
+	s.answer(t)
+	return s, nil
+}
+
+// table holds the values of valid trials.
+type table struct {
+	levels  []factors
+	arms    []string // the baseline, its twin, then the others by name
+	metrics []string
+	cells   map[cell]*values
+}
+
+type cell struct {
+	level string // factors.key
+	arm   string
+	block int
+}
+
+// values are what one trial gives: its metrics, and by quantile the generator's lag in seconds.
+type values struct{ metrics, lag map[string]float64 }
+
+// factors is one level of an experiment.
+type factors map[string]string
+
+func (f factors) key() string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(f)) {
+		fmt.Fprintf(&b, "%q=%q ", name, f[name])
+	}
+	return b.String()
+}
+
+// number is a level as a number, where it is one: a duration counts in seconds.
+func number(level string) (float64, bool) {
+	if v, err := strconv.ParseFloat(level, 64); err == nil && usable(v) {
+		return v, true
+	}
+	if d, err := time.ParseDuration(level); err == nil {
+		return d.Seconds(), true
+	}
+	return 0, false
+}
+
+func compareFactors(a, b factors) int {
+	for _, name := range slices.Sorted(maps.Keys(a)) {
+		x, okX := number(a[name])
+		y, okY := number(b[name])
+		c := strings.Compare(a[name], b[name])
+		if okX && okY && x != y {
+			c = cmp.Compare(x, y)
+		}
+		if c != 0 {
+			return c
+		}
+	}
+	return strings.Compare(a.key(), b.key())
+}
+
+// usable keeps out what no measurement gives and what would spoil every sum it stands in.
+func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
+
+func newTable(trials []record.Trial, s *Summary) *table {
+	t := &table{cells: map[cell]*values{}}
+	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
+	unreadable := 0
+	for _, trial := range trials {
+		if !valid(trial) {
+			continue
+		}
+		v := &values{lag: map[string]float64{}}
+		var err error
+		if v.metrics, err = Metrics(trial); err != nil {
+			unreadable++
+		}
+		if err := addQuantiles(v.lag, "", trial, lagOf(trial)); err != nil {
+			unreadable++
+		}
+		for name := range v.metrics {
+			metrics[name] = true
+		}
+		at := factors(trial.Factors)
+		levels[at.key()], arms[trial.Arm] = at, true
+		t.cells[cell{at.key(), trial.Arm, trial.Block}] = v
+	}
+	if unreadable > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing", unreadable))
+	}
+	t.levels = slices.SortedFunc(maps.Values(levels), compareFactors)
+	t.arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
+	t.metrics = slices.Sorted(maps.Keys(metrics))
+	return t
+}
+
+// Metrics are the values of one trial by metric: those that it recorded, and the quantiles of latency that its histograms can carry
+// where it did not record them. The error is of histograms that cannot be read; the other values are given all the same.
+func Metrics(trial record.Trial) (map[string]float64, error) {
+	m := map[string]float64{}
+	err := addQuantiles(m, "latency_", trial, load.Latency)
+	for name, v := range trial.Metrics {
+		if usable(v) {
+			m[name] = v
+		}
+	}
+	return m, err
+}
+
+func valid(t record.Trial) bool { return t.Validity.Valid && t.Validity.Failed == "" }
+
+// CompareArms orders arms: it puts the baseline first and its twin second.
+func CompareArms(a, b string) int {
+	rank := func(arm string) int { return slices.Index([]string{record.AA, record.Direct}, arm) }
+	return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a, b))
+}
+
+// quantiles that are given of every latency.
+var quantiles = []struct {
+	name string
+	q    float64
+}{{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}, {"p999", 0.999}}
+
+// addQuantiles puts the quantiles that the samples can carry into m, in seconds, from the histograms of all loads together.
+func addQuantiles(m map[string]float64, prefix string, trial record.Trial, histogram string) error {
+	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)
+	if err != nil || h == nil {
+		return err
+	}
+	for _, q := range quantiles {
+		if ns, ok := stats.Quantile(h, q.q); ok {
+			name := q.name
+			if prefix != "" {
+				name = prefix + q.name + "_seconds"
+			}
+			m[name] = ns / 1e9
+		}
+	}
+	return nil
+}
+
+// lagOf names the histogram that shows how late the generator was: its own part of the lag where it tells that apart.
+func lagOf(trial record.Trial) string {
+	if len(encodedOf(trial, load.OwnLag)) > 0 {
+		return load.OwnLag
+	}
+	return load.Lag
+}
+
+func encodedOf(trial record.Trial, histogram string) []string {
+	var encoded []string
+	for _, name := range slices.Sorted(maps.Keys(trial.Loads)) {
+		if h, ok := trial.Loads[name].Histograms[histogram]; ok {
+			encoded = append(encoded, h)
+		}
+	}
+	return encoded
+}
+
+// blocks are the block numbers in which all the arms have a value, in order.
+func (t *table) blocks(at factors, has func(*values) bool, arms ...string) []int {
+	var blocks []int
+	key := at.key()
+	for c := range t.cells {
+		if c.level != key || c.arm != arms[0] {
+			continue
+		}
+		all := true
+		for _, arm := range arms {
+			v, ok := t.cells[cell{key, arm, c.block}]
+			all = all && ok && has(v)
+		}
+		if all {
+			blocks = append(blocks, c.block)
+		}
+	}
+	slices.Sort(blocks)
+	return blocks
+}
+
+func hasMetric(metric string) func(*values) bool {
+	return func(v *values) bool { _, ok := v.metrics[metric]; return ok }
+}
+
+// column is the values of one metric of one arm, by block.
+func (t *table) column(at factors, arm, metric string) []float64 {
+	var xs []float64
+	for _, b := range t.blocks(at, hasMetric(metric), arm) {
+		xs = append(xs, t.cells[cell{at.key(), arm, b}].metrics[metric])
+	}
+	return xs
+}
+
+// pairs are the values of one metric in the baseline and in an arm, by block.
+func (t *table) pairs(at factors, arm, metric string) []stats.Pair {
+	var ps []stats.Pair
+	for _, b := range t.blocks(at, hasMetric(metric), record.Direct, arm) {
+		ps = append(ps, stats.Pair{
+			Base: t.cells[cell{at.key(), record.Direct, b}].metrics[metric],
+			Arm:  t.cells[cell{at.key(), arm, b}].metrics[metric],
+		})
+	}
+	return ps
+}
+
+// estimate adds the estimates of one metric at one level, for every arm that has it, and the smallest visible difference.
+func (s *Summary) estimate(t *table, at factors, metric string, seed uint64) {
+	twins := stats.Difference(t.pairs(at, record.AA, metric), seed)
+	visible, visibleKnown := stats.SmallestVisible(twins)
+	if visibleKnown {
+		s.MDE = append(s.MDE, MDE{Metric: metric, Factors: at, Value: visible})
+	}
+	for _, arm := range t.arms {
+		value := stats.Median(t.column(at, arm, metric))
+		if value.N == 0 {
+			continue
+		}
+		e := Estimate{
+			Metric: metric, Unit: quantity.UnitOf(metric), Arm: arm, Factors: at,
+			Value: value.Value, Confidence: value.Confidence, N: value.N, Method: string(value.Method),
+		}
+		e.Lo, e.Hi = ends(value)
+		if pairs := t.pairs(at, arm, metric); arm != record.Direct && len(pairs) > 0 {
+			e.Baseline = record.Direct
+			d := stats.Difference(pairs, seed)
+			e.Difference = &Difference{Value: d.Value, Confidence: d.Confidence, N: d.N, Method: string(d.Method)}
+			e.Difference.Lo, e.Difference.Hi = ends(d)
+			if r, ok := stats.Ratio(pairs, seed); ok {
+				e.Ratio = &Ratio{Value: r.Value}
+				e.Ratio.Lo, e.Ratio.Hi = ends(r)
+			}
+			e.Difference.Unresolved = unresolved(arm, d, visible, visibleKnown)
+			if e.Difference.Unresolved == "" {
+				lagGate(t, at, arm, &e, seed)
+			}
+			e.Difference.Resolved = e.Difference.Unresolved == ""
+		}
+		s.Estimates = append(s.Estimates, e)
+	}
+}
+
+// unresolved says why a difference is not resolved; empty when it is.
+func unresolved(arm string, d stats.Estimate, visible float64, visibleKnown bool) string {
+	switch {
+	case !d.HasInterval:
+		return fmt.Sprintf("%d blocks carry no interval; %d are needed", d.N, stats.MinBlocks)
+	case !d.Excludes(0):
+		return "its interval holds 0"
+	case arm == record.AA:
+		return ""
+	case !visibleKnown:
+		return "the A/A twins gave no interval to hold it against"
+	case !stats.Resolved(d, visible):
+		return "it is not larger than what separates the A/A twins"
+	}
+	return ""
+}
+
+// LagReason is how Difference.Unresolved begins when the load generator's lag is the reason.
+const LagReason = "the load generator lags"
+
+// lagGate holds a difference in latency against the lag of the generator at the same quantile. What the two arms' lags differ by is
+// part of the difference claimed, so more than a tenth of it leaves the difference unresolved. Lag that both arms share cancels
+// out of the difference, though not out of the values: it is noted.
+func lagGate(t *table, at factors, arm string, e *Estimate, seed uint64) {
+	q, ok := strings.CutPrefix(strings.TrimSuffix(e.Metric, "_seconds"), "latency_")
+	if !ok {
+		return
+	}
+	var pairs []stats.Pair
+	var largest float64
+	for _, b := range t.blocks(at, func(v *values) bool { _, ok := v.lag[q]; return ok }, record.Direct, arm) {
+		p := stats.Pair{Base: t.cells[cell{at.key(), record.Direct, b}].lag[q], Arm: t.cells[cell{at.key(), arm, b}].lag[q]}
+		pairs = append(pairs, p)
+	}
+	if len(pairs) == 0 {
+		return
+	}
+	limit := lagPart * math.Abs(e.Difference.Value)
+	apart := stats.Difference(pairs, seed).Value
+	for _, side := range []func(stats.Pair) float64{func(p stats.Pair) float64 { return p.Base }, func(p stats.Pair) float64 { return p.Arm }} {
+		xs := make([]float64, len(pairs))
+		for i, p := range pairs {
+			xs[i] = side(p)
+		}
+		largest = max(largest, stats.Median(xs).Value)
+	}
+	switch {
+	case math.Abs(apart) > limit:
+		e.Difference.Unresolved = fmt.Sprintf("%s: the %s of its lag is %s apart between the arms, over a tenth of the difference",
+			LagReason, q, quantity.Rough(math.Abs(apart), quantity.Seconds))
+	case largest > limit:
+		e.Notes = append(e.Notes, fmt.Sprintf("the lag of the load generator, alike in both arms, is over a tenth of the difference (%s %s)",
+			q, quantity.Rough(largest, quantity.Seconds)))
+	}
+}
+
+func ends(e stats.Estimate) (lo, hi *float64) {
+	if !e.HasInterval {
+		return nil, nil
+	}
+	return &e.Lo, &e.Hi
+}
+
+// warnOfTwins says when the twins differ in more metrics than chance explains: one in twenty is what a 95 % interval allows.
+func (s *Summary) warnOfTwins() {
+	var all int
+	var apart []string
+	for _, e := range s.Estimates {
+		if e.Arm == record.AA && e.Difference != nil {
+			all++
+			if e.Difference.Resolved {
+				apart = append(apart, quantity.Label(e.Metric))
+			}
+		}
+	}
+	if len(apart) > 1 && 10*len(apart) > all {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the A/A twins differ in %d of %d metrics (%s): the machine was not steady, and small differences mean little",
+			len(apart), all, strings.Join(slices.Compact(apart), ", ")))
+	}
+}
+
+// modelled says whether a metric is a cost, which may be a sum of parts. A quantile is none, for queues are no sums; throughput is
+// what was asked for; and a share has no fixed part.
+func modelled(metric string) bool {
+	for _, q := range quantiles {
+		if strings.HasSuffix(metric, "_"+q.name+"_seconds") {
+			return false
+		}
+	}
+	return !strings.HasPrefix(metric, "throughput_") && quantity.UnitOf(metric) != quantity.Part
+}
+
+// fitModels fits fixed + slopes to every cost of every arm but the twin, where all factors of the run are numbers.
+func fitModels(t *table) []Model {
+	if len(t.levels) < 3 {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(t.levels[0]))
+	var models []Model
+	for _, metric := range t.metrics {
+		for _, arm := range t.arms {
+			if arm == record.AA || !modelled(metric) {
+				continue
+			}
+			if m, ok := fitModel(t, metric, arm, names); ok {
+				models = append(models, m)
+			}
+		}
+	}
+	return models
+}
+
+func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
+	var observations []stats.Observation
+	for _, at := range t.levels {
+		var x []float64
+		for _, name := range names {
+			v, ok := number(at[name])
+			if !ok {
+				return Model{}, false
+			}
+			x = append(x, v)
+		}
+		for _, y := range t.column(at, arm, metric) {
+			observations = append(observations, stats.Observation{X: x, Y: y})
+		}
+	}
+	line, err := stats.FitLine(observations)
+	if err != nil {
+		return Model{}, false // too few levels, or factors that move together: there is no model, which is no failure of the run
+	}
+	unit := quantity.UnitOf(metric)
+	m := Model{Metric: metric, Arm: arm, R2: line.R2, Linear: line.Straight, Test: line.Test, ValidRange: map[string][2]float64{}}
+	for i, c := range line.Coefficients {
+		if !usable(c.Lo) || !usable(c.Hi) {
+			return Model{}, false
+		}
+		term := Term{Name: "fixed", Unit: unit, Value: c.Value, Lo: &c.Lo, Hi: &c.Hi}
+		if i > 0 {
+			term.Name, term.Unit = names[i-1], unit+" per unit of "+names[i-1]
+			m.ValidRange[names[i-1]] = line.Range[i-1]
+		}
+		m.Terms = append(m.Terms, term)
+	}
+	if line.HasHeldOut {
+		m.HeldoutError = &line.HeldOut
+	}
+	return m, true
+}

@@ -1,0 +1,158 @@
+package experiment
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"path"
+	"slices"
+	"time"
+
+	"tare/internal/load"
+	"tare/internal/record"
+)
+
+// judge holds a trial against the gates of its spec and gives those that it tripped.
+func (m *measurement) judge() []record.Reason {
+	var reasons []record.Reason
+	for _, name := range slices.Sorted(maps.Keys(m.loads)) {
+		j := judgeLoad{name: name, r: m.loads[name], part: m.spec.Loads[name], gates: m.spec.Gates}
+		j.rate()
+		j.errors()
+		j.drain()
+		j.lag()
+		j.generator()
+		j.connections()
+		reasons = append(reasons, j.reasons...)
+	}
+	return append(reasons, m.throttled()...)
+}
+
+// judgeLoad judges one load.
+type judgeLoad struct {
+	name    string
+	r       load.Result
+	part    *Part
+	gates   Options
+	reasons []record.Reason
+}
+
+func (j *judgeLoad) trip(gate string, seen, allowed float64, format string, args ...any) {
+	j.reasons = append(j.reasons, record.Reason{Gate: gate, Seen: seen, Allowed: allowed, Message: j.name + ": " + fmt.Sprintf(format, args...)})
+}
+
+// rate: an open load must have its requests answered within the window, save those that were naturally under way when it closed.
+func (j *judgeLoad) rate() {
+	if j.r.Mode != load.Open {
+		if j.r.Done == 0 {
+			j.trip("rate", 0, 1, "not one request was answered; see the errors of the trial")
+		}
+		return
+	}
+	if j.r.Intended == 0 {
+		j.trip("rate", 0, 1, "no request was intended in the window; raise the rate or the duration")
+		return
+	}
+	late := max(j.r.Late-j.underWay(), 0)
+	seen := float64(j.r.Done-late) / float64(j.r.Intended)
+	if allowed := j.gates.float("rate"); seen < allowed {
+		j.trip("rate", seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; lower the rate or give the load more connections",
+			100*seen, 100*allowed)
+	}
+}
+
+// underWay is how many requests are open at once when nothing queues, by Little's law: twice the rate times the median time from
+// sending to the answer, and never more than there are connections.
+func (j *judgeLoad) underWay() int64 {
+	h, err := j.r.Histogram(load.Service)
+	if err != nil || h == nil || j.r.Seconds <= 0 {
+		return 0
+	}
+	n := 2 * float64(j.r.Intended) / j.r.Seconds * float64(h.ValueAtQuantile(50)) / 1e9
+	return min(int64(math.Ceil(n)), int64(j.r.Connections))
+}
+
+func (j *judgeLoad) errors() {
+	n := int64(0)
+	for _, c := range j.r.Errors {
+		n += c
+	}
+	if seen, allowed := ratio(n, j.r.Intended), j.gates.float("errors"); seen > allowed {
+		j.trip("errors", seen, allowed, "%d of %d requests failed (%s); lower the rate, or see what the application says", n, j.r.Intended, errorKinds(j.r.Errors))
+	}
+}
+
+func errorKinds(errors map[string]int64) string {
+	text := ""
+	for _, kind := range slices.Sorted(maps.Keys(errors)) {
+		if text != "" {
+			text += ", "
+		}
+		text += fmt.Sprintf("%s %d", kind, errors[kind])
+	}
+	return text
+}
+
+func (j *judgeLoad) drain() {
+	if seen, allowed := ratio(j.r.Unfinished, j.r.Intended), j.gates.float("errors"); seen > allowed {
+		j.trip("drain", seen, allowed, "%d of %d requests were still without an answer after the drain; lower the rate", j.r.Unfinished, j.r.Intended)
+	}
+}
+
+func ratio(n, of int64) float64 {
+	if of <= 0 {
+		return 0
+	}
+	return float64(n) / float64(of)
+}
+
+func (j *judgeLoad) lag() {
+	h, err := j.r.Histogram(load.OwnLag)
+	if j.r.Mode != load.Open || err != nil || h == nil {
+		return
+	}
+	seen, allowed := time.Duration(h.ValueAtQuantile(99)), j.gates.duration("lag")
+	if seen > allowed {
+		j.trip("lag", seen.Seconds(), allowed.Seconds(), "the generator started the 99th percentile of requests %v late, and %v is allowed; lower the rate or give the load a CPU of its own",
+			seen.Round(time.Microsecond), allowed)
+	}
+}
+
+func (j *judgeLoad) generator() {
+	if j.r.CPUs <= 0 || j.r.Seconds <= 0 || j.r.Mode != load.Open {
+		return
+	}
+	if seen, allowed := j.r.CPUSeconds/(j.r.CPUs*j.r.Seconds), j.gates.float("generator_cpu"); seen > allowed {
+		j.trip("generator-cpu", seen, allowed, "the generator used %.0f %% of its CPUs, and %g %% is allowed; lower the rate or give it more threads", 100*seen, 100*allowed)
+	}
+}
+
+func (j *judgeLoad) connections() {
+	if j.part == nil || !j.part.Kind.holdsConnections(j.part.Options) {
+		return
+	}
+	if seen, allowed := ratio(int64(j.r.MaxConnections), int64(j.r.Connections)), j.gates.float("connections"); seen < allowed {
+		j.trip("connections", seen, allowed, "%d of %d connections were open at once; ask for fewer", j.r.MaxConnections, j.r.Connections)
+	}
+}
+
+// throttled: a group whose CPU nobody limited must not have been held back, by a limit above it for instance.
+func (m *measurement) throttled() []record.Reason {
+	var reasons []record.Reason
+	limited := map[string]bool{}
+	for _, sec := range m.spec.sections() {
+		for name, p := range sec.parts {
+			_, limited[name] = p.Limits["cpus"]
+		}
+	}
+	for _, g := range m.ledger.Cgroups {
+		if !within(g.Path, m.tree) || g.ThrottledSeconds == nil || limited[path.Base(g.Path)] {
+			continue
+		}
+		if seen, allowed := *g.ThrottledSeconds, m.spec.Gates.duration("throttled"); seen > allowed.Seconds() {
+			reasons = append(reasons, record.Reason{Gate: "throttled", Seen: seen, Allowed: allowed.Seconds(),
+				Message: fmt.Sprintf("%s was throttled for %.3f s, and no CPU limit was asked for it; raise the limit of the group that tare runs in", g.Path, seen)})
+		}
+	}
+	return reasons
+}

@@ -1,0 +1,109 @@
+package experiment
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+)
+
+// Kind is one kind of application, load or subject that a spec can name. A new one is one entry in a registry below.
+type Kind struct {
+	Name    string
+	Summary string
+	Knobs   []Knob
+
+	// Serves is of subjects: loads go to a service address, which the subject takes to the application. Else they go straight.
+	Serves bool
+
+	check func(Options) error // of the options together; may be nil
+	// command is the start of the arguments of tare; those of the knobs follow. Subjects have theirs in package subject.
+	command func(site) []string
+	// holdsConnections is of loads: whether it means to have all its connections open at once.
+	holdsConnections func(Options) bool
+}
+
+// site is what a load must know of its surroundings.
+type site struct {
+	address   string // where to go, host:port
+	rewritten bool   // address is a service address, which a subject takes to this machine
+	seed      uint64 // of the arrivals
+}
+
+// Applications, Loads and Subjects are the registries.
+var (
+	Applications = []*Kind{{
+		Name:    "http",
+		Summary: "an HTTP/1.1 echo server",
+		Knobs: []Knob{
+			{Name: "body", Type: TypeBytes, Default: "128", Max: 1 << 30, Doc: "size of the answer's body"},
+			{Name: "delay", Type: TypeDuration, Default: "0s", Max: 60, Doc: "time the server waits before it answers"},
+		},
+		command: func(site) []string { return []string{"app", "http", "--role", "--listen=127.0.0.1:0"} },
+	}}
+
+	Loads = []*Kind{{
+		Name:    "http",
+		Summary: "an HTTP/1.1 client",
+		Knobs: []Knob{
+			{Name: "mode", Type: TypeWord, Default: "open", Words: []string{"open", "closed"}, Doc: "open: requests start on an absolute schedule; closed: each connection sends again when its answer came"},
+			{Name: "rate", Type: TypeNumber, Min: 0.1, Max: 10_000_000, Doc: "requests per second; of open loads, which need it"},
+			{Name: "arrivals", Type: TypeWord, Default: "poisson", Words: []string{"poisson", "constant"}, Doc: "how the starts of an open load are spread"},
+			{Name: "connections", Type: TypeCount, Default: "64", Min: 1, Max: 100_000, Doc: "connections open at once, at most; with keepalive, exactly"},
+			{Name: "keepalive", Type: TypeSwitch, Default: "true", Doc: "whether a connection serves many requests; false: one connection for each request"},
+			{Name: "threads", Type: TypeCount, Min: 1, Max: 1024, Doc: "threads of the generator; it chooses when this is left out"},
+			{Name: "timeout", Type: TypeDuration, Default: "5s", Min: 0.001, Max: 600, Doc: "time after which a request counts as failed"},
+			{Name: "drain", Type: TypeDuration, Default: "1s", Max: 600, Doc: "time after the window in which answers are still waited for"},
+		},
+		check: func(o Options) error {
+			_, rated := o["rate"]
+			switch {
+			case o["mode"] == "open" && !rated:
+				return errors.New(`an open load needs a "rate", in requests per second`)
+			case o["mode"] == "closed" && rated:
+				return errors.New(`a closed load goes as fast as answers come: "rate" has no meaning for it`)
+			}
+			return nil
+		},
+		command:          httpLoad,
+		holdsConnections: func(o Options) bool { return o["keepalive"] == "true" },
+	}}
+
+	Subjects = []*Kind{{
+		Name:    "kernelmesh",
+		Summary: "the reference eBPF mesh data plane, on the hooks of a control group",
+		Knobs: []Knob{
+			{Name: "steps", Type: TypeCount, Default: "0", Max: 1_000_000, Doc: "extra steps in each run of its connect programs: a planted weight"},
+			{Name: "sockops-steps", Type: TypeCount, Default: "0", Max: 1_000_000, Doc: "the same in its sockops program"},
+			{Name: "max-services", Type: TypeCount, Min: 1, Max: 1 << 20, Doc: "services that its maps hold; its own choice when left out"},
+			{Name: "max-endpoints", Type: TypeCount, Min: 1, Max: 1 << 24, Doc: "endpoints that its maps hold; its own choice when left out"},
+		},
+		Serves: true,
+	}}
+)
+
+// argv are the arguments of tare that start a process of this kind.
+func (k *Kind) argv(o Options, at site) []string { return append(k.command(at), o.args(k.Knobs)...) }
+
+func httpLoad(at site) []string {
+	args := []string{"load", "http", "--role", "--url=http://" + at.address + "/", "--seed=" + strconv.FormatUint(at.seed, 10)}
+	if at.rewritten {
+		args = append(args, "--source=loopback") // what a service address is rewritten to is on this machine
+	}
+	return args
+}
+
+func kindOf(kinds []*Kind, name string) *Kind {
+	i := slices.IndexFunc(kinds, func(k *Kind) bool { return k.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return kinds[i]
+}
+
+func namesOf(kinds []*Kind) []string {
+	names := make([]string, len(kinds))
+	for i, k := range kinds {
+		names[i] = k.Name
+	}
+	return names
+}

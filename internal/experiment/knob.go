@@ -1,0 +1,162 @@
+package experiment
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Type is what a knob's value is.
+type Type string
+
+// The types, and how a spec writes their values.
+const (
+	TypeDuration Type = "duration" // 300ms, 2s, 0s
+	TypeCount    Type = "count"    // a whole number
+	TypeNumber   Type = "number"   // any decimal number
+	TypeBytes    Type = "bytes"    // 128, 64KiB, 10MB
+	TypeSwitch   Type = "switch"   // true or false
+	TypeWord     Type = "word"     // one of Words
+	TypeText     Type = "text"     // free text on one line
+)
+
+// Knob is one setting of a kind of application, load or subject. The vocabulary of specs is this data: parsing, defaults, factors
+// and the commands that start processes are all made from it.
+type Knob struct {
+	Name    string
+	Type    Type
+	Default string // empty: passed on only when the spec gives it
+	Words   []string
+	Min     float64 // of counts, numbers, bytes and (in seconds) durations
+	Max     float64 // likewise; 0 is no limit
+	Doc     string
+}
+
+// Options are the values of knobs by name, in canonical form: durations as Go prints them, bytes as a plain number.
+type Options map[string]string
+
+// Canonical checks a value as a person wrote it and gives its canonical form. The error reads on after the knob's name.
+func (k Knob) Canonical(text string) (string, error) {
+	text = strings.TrimSpace(text)
+	switch k.Type {
+	case TypeDuration:
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return "", fmt.Errorf("must be a duration with its unit, such as 300ms or 2s, not %q", clip(text))
+		}
+		return d.String(), k.inRange(d.Seconds(), d.String(), "s")
+	case TypeCount:
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return "", fmt.Errorf("must be a whole number, not %q", clip(text))
+		}
+		return strconv.FormatInt(n, 10), k.inRange(float64(n), text, "")
+	case TypeNumber:
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+			return "", fmt.Errorf("must be a number, not %q", clip(text))
+		}
+		return number(f), k.inRange(f, text, "")
+	case TypeBytes:
+		n, err := parseBytes(text)
+		if err != nil {
+			return "", err
+		}
+		return strconv.FormatUint(n, 10), k.inRange(float64(n), text, " bytes")
+	case TypeSwitch:
+		if text != "true" && text != "false" {
+			return "", fmt.Errorf("must be true or false, not %q", clip(text))
+		}
+		return text, nil
+	case TypeWord:
+		if !slices.Contains(k.Words, text) {
+			return "", fmt.Errorf("must be one of %s, not %q%s", strings.Join(k.Words, ", "), clip(text), didYouMean(text, k.Words))
+		}
+		return text, nil
+	case TypeText:
+		if strings.ContainsAny(text, "\n\r\x00") {
+			return "", fmt.Errorf("must be one line of text")
+		}
+		return text, nil
+	}
+	return "", fmt.Errorf("has the unknown type %q", k.Type)
+}
+
+func (k Knob) inRange(v float64, text, unit string) error {
+	if v < k.Min {
+		return fmt.Errorf("must be at least %s%s, not %s", number(k.Min), unit, clip(text))
+	}
+	if k.Max > 0 && v > k.Max {
+		return fmt.Errorf("must be at most %s%s, not %s", number(k.Max), unit, clip(text))
+	}
+	return nil
+}
+
+func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
+
+// byteUnits are decimal and binary multiples; what a spec says is what is meant.
+var byteUnits = []struct {
+	suffix string
+	bytes  float64
+}{
+	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30},
+	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}, {"", 1},
+}
+
+func parseBytes(text string) (uint64, error) {
+	for _, u := range byteUnits {
+		digits, ok := strings.CutSuffix(text, u.suffix)
+		if !ok {
+			continue
+		}
+		f, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
+		if b := f * u.bytes; err == nil && b >= 0 && b < 1<<62 && b == math.Trunc(b) {
+			return uint64(b), nil
+		}
+		break
+	}
+	return 0, fmt.Errorf("must be a number of bytes, such as 128, 64KiB or 10MB, not %q", clip(text))
+}
+
+func (o Options) clone() Options {
+	c := make(Options, len(o))
+	for k, v := range o {
+		c[k] = v
+	}
+	return c
+}
+
+// float is the value of a number, count or bytes; 0 when it is not set.
+func (o Options) float(name string) float64 {
+	f, _ := strconv.ParseFloat(o[name], 64) // canonical, so only an unset option fails
+	return f
+}
+
+// args are the options as flags, in the order of the knobs.
+func (o Options) args(knobs []Knob) []string {
+	var args []string
+	for _, k := range knobs {
+		if v, ok := o[k.Name]; ok {
+			args = append(args, "--"+k.Name+"="+v)
+		}
+	}
+	return args
+}
+
+// clip keeps a hostile value from filling the message.
+func clip(s string) string {
+	const most = 40
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
+}
+
+// duration is the value of a duration; 0 when it is not set.
+func (o Options) duration(name string) time.Duration {
+	d, _ := time.ParseDuration(o[name]) // canonical, so only an unset option fails
+	return d
+}

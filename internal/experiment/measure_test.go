@@ -1,0 +1,274 @@
+package experiment
+
+import (
+	"bytes"
+	"flag"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/ledger"
+	"tare/internal/load"
+)
+
+var update = flag.Bool("update", false, "write docs/metrics.md anew")
+
+func histogram(t *testing.T, r *load.Result, name string, n int64, ns int64) {
+	t.Helper()
+	h := hdrhistogram.New(1, 100_000_000_000, 3)
+	if err := h.RecordValues(ns, n); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetHistogram(name, h); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// goodMeasurement is a trial of 2 s at 1000 connections per second, in which everything is as it should be.
+func goodMeasurement(t *testing.T) *measurement {
+	t.Helper()
+	r := load.Result{
+		Mode: load.Open, Seconds: 2, TargetRate: 1000, Rate: 999, Intended: 2000, Sent: 2000, Done: 1998, Late: 1, Connections: 64, MaxConnections: 64, Opened: 2000,
+		CPUSeconds: 0.2, CPUs: 1, Errors: map[string]int64{"timeout": 2},
+	}
+	histogram(t, &r, load.Latency, 2000, 200_000)
+	histogram(t, &r, load.Service, 2000, 190_000)
+	histogram(t, &r, load.Lag, 2000, 10_000)
+	histogram(t, &r, load.OwnLag, 2000, 10_000)
+	const tree = "/tare-trial-p1-t1"
+	group := func(path, role string, cpu float64) ledger.Cgroup {
+		return ledger.Cgroup{Path: path, Role: role, CPUSeconds: &cpu, ThrottledSeconds: ptr(0.0)}
+	}
+	subject := group(tree+"/subject", "subject", 0.01)
+	subject.Memory = &ledger.Memory{Hard: ptr(int64(5 << 20)), Soft: ptr(int64(1 << 20))}
+	client, server := tree+"/work/client", tree+"/work/server"
+	return &measurement{
+		spec:  mustParse(t, strings.Replace(shortSpec, "gates: {rate: 0.5, lag: 1s, generator_cpu: 1, errors: 0}", "gates: {errors: 0.002}", 1)),
+		loads: map[string]load.Result{"client": r},
+		tree:  tree,
+		ledger: &ledger.Ledger{
+			Window: ledger.Window{Seconds: 2.002},
+			Cgroups: []ledger.Cgroup{
+				group("/", "", 3), group("/system.slice", "", 1), group("/system.slice/cron.service", "", 0.1),
+				group(tree, "", 0.5), group(tree+"/work", "", 0.49), group(client, "load", 0.2), group(server, "app", 0.29), subject,
+			},
+			Programs: []ledger.Program{
+				{ID: 1, RunCount: ptr(uint64(10)), RunSeconds: ptr(1.0), MapIDs: []uint32{90}},
+				{ID: 2, RunCount: ptr(uint64(2002)), RunSeconds: ptr(0.006006), MapIDs: []uint32{91, 92}, Shares: []ledger.Share{
+					{Cgroup: &client, Seconds: 0.004}, {Cgroup: &server, Seconds: 0.001}, {Seconds: 0.0005},
+				}},
+				{ID: 3, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{92}},
+				{ID: 4, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{99}},
+			},
+			Maps: []ledger.Map{
+				{ID: 90, Bytes: ptr(uint64(1 << 30))}, {ID: 91, Bytes: ptr(uint64(1000)), Inner: []uint32{93}}, {ID: 92, Bytes: ptr(uint64(200))},
+				{ID: 93, Bytes: ptr(uint64(30))}, {ID: 94, Bytes: ptr(uint64(4))}, {ID: 99, Bytes: ptr(uint64(1))},
+			},
+		},
+		subject: &subjectReady{Programs: []object{{ID: 2}, {ID: 3}}, Maps: []object{{ID: 92}, {ID: 94}}},
+		start:   0.3,
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	absent := math.NaN()
+	good := map[string]float64{
+		"latency_p50_seconds": 200e-6, "latency_p99_seconds": 200e-6, "latency_p999_seconds": absent, // 2 of 2000 lie beyond it
+		"lag_p50_seconds": 10e-6, "own_lag_p99_seconds": 10e-6, "connect_p50_seconds": absent, "throughput_per_second": 999, "error_ratio": 0.001,
+		"bpf_seconds_per_connection": 3e-6, "bpf_seconds_per_request": 0.003 / 999, "bpf_client_share": 0.8, "bpf_server_share": 0.2,
+		"cpu_seconds_per_connection": 0.5 / 2.002 / 1000, "map_bytes": 1234, "memory_hard_bytes": 5 << 20, "memory_soft_bytes": 1 << 20, "start_seconds": 0.3,
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*measurement)
+		want   map[string]float64
+	}{
+		{"good", func(*measurement) {}, good},
+		{"baseline", func(m *measurement) { m.subject = nil }, map[string]float64{
+			"bpf_seconds_per_connection": 0, "map_bytes": 0, "memory_hard_bytes": 0, "bpf_client_share": absent, "start_seconds": absent, "latency_p50_seconds": 200e-6}},
+		{"no run statistics", func(m *measurement) { m.ledger.Programs[1].RunSeconds = nil }, map[string]float64{"bpf_seconds_per_connection": absent, "map_bytes": 1234}},
+		{"program not seen", func(m *measurement) { m.subject.Programs = append(m.subject.Programs, object{ID: 77}) }, map[string]float64{"bpf_seconds_per_connection": absent}},
+		{"no map bytes", func(m *measurement) { m.ledger.Maps[3].Bytes = nil }, map[string]float64{"map_bytes": absent}},
+		{"map not seen", func(m *measurement) { m.subject.Maps[1].ID = 78 }, map[string]float64{"map_bytes": absent}},
+		{"no memory controller", func(m *measurement) { m.ledger.Cgroups[7].Memory = nil }, map[string]float64{"memory_hard_bytes": absent, "memory_soft_bytes": absent}},
+		{"a part not attributed", func(m *measurement) { m.ledger.Programs[1].Shares[2].Seconds = 0.001 }, map[string]float64{"bpf_client_share": absent}},
+		{"no new connections", func(m *measurement) { r := m.loads["client"]; r.Opened = 0; m.loads["client"] = r }, map[string]float64{"bpf_seconds_per_connection": absent, "bpf_seconds_per_request": 0.003 / 999}},
+		{"no CPU counter", func(m *measurement) { m.ledger.Cgroups[3].CPUSeconds = nil }, map[string]float64{"cpu_seconds_per_connection": absent}},
+		{"nothing", func(m *measurement) { *m = measurement{spec: m.spec, ledger: &ledger.Ledger{}} }, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": absent, "error_ratio": absent}},
+		{"broken histogram", func(m *measurement) { m.loads["client"].Histograms[load.Latency] = "!" }, map[string]float64{"latency_p50_seconds": absent}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := goodMeasurement(t)
+			c.change(m)
+			got := m.values()
+			for name, want := range c.want {
+				v, ok := got[name]
+				if ok == math.IsNaN(want) || ok && math.Abs(v-want) > 0.002*math.Abs(want) {
+					t.Errorf("%s is %v (there: %v), want %v", name, v, ok, want)
+				}
+			}
+		})
+	}
+}
+
+func TestTrim(t *testing.T) {
+	m := goodMeasurement(t)
+	m.trim()
+	if n := len(m.ledger.Cgroups); n != 7 || slices.ContainsFunc(m.ledger.Cgroups, func(g ledger.Cgroup) bool { return strings.Contains(g.Path, "cron") }) {
+		t.Errorf("%d groups are kept", n)
+	}
+	if n := len(m.ledger.Programs); n != 3 { // the one that ran, and the subject's two
+		t.Errorf("%d programs are kept", n)
+	}
+	if n := len(m.ledger.Maps); n != 5 {
+		t.Errorf("%d maps are kept", n)
+	}
+}
+
+// TestGates trips every gate, and none where there is no reason to.
+func TestGates(t *testing.T) {
+	change := func(f func(*load.Result)) func(*measurement) {
+		return func(m *measurement) { r := m.loads["client"]; f(&r); m.loads["client"] = r }
+	}
+	held := func(m *measurement) { m.spec.Loads["client"].Options["keepalive"] = "true" }
+	for _, c := range []struct {
+		name   string
+		change func(*measurement)
+		gate   string
+		says   string
+	}{
+		{"good", func(*measurement) {}, "", ""},
+		{"good baseline", func(m *measurement) { m.subject = nil }, "", ""},
+		{"rate", change(func(r *load.Result) { r.Done, r.Late, r.Errors = 1970, 0, nil }), "rate", "client: 98.50 % of the intended requests were answered in time, and 99 % must be; lower the rate or give the load more connections"},
+		{"answered too late", change(func(r *load.Result) { r.Late = 100 }), "rate", "client: 94.95 % of the intended"},
+		{"under way at the end", change(func(r *load.Result) {
+			r.Late = 1000
+			histogram(t, r, load.Service, 2000, 500_000_000)
+			r.Connections = 1000
+		}), "", ""},
+		{"nothing intended", change(func(r *load.Result) { *r = load.Result{Mode: load.Open} }), "rate", "raise the rate or the duration"},
+		{"closed and dead", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }), "rate", "client: not one request was answered"},
+		{"errors", change(func(r *load.Result) { r.Errors["read"] = 3 }), "errors", "client: 5 of 2000 requests failed (read 3, timeout 2); lower the rate, or see what the application says"},
+		{"drain", change(func(r *load.Result) { r.Unfinished = 5 }), "drain", "client: 5 of 2000 requests were still without an answer after the drain"},
+		{"lag", change(func(r *load.Result) { histogram(t, r, load.OwnLag, 2000, 130_000_000) }), "lag", "late, and 100ms is allowed; lower the rate or give the load a CPU of its own"},
+		{"lag of the server's making", change(func(r *load.Result) { histogram(t, r, load.Lag, 2000, 130_000_000) }), "", ""},
+		{"generator", change(func(r *load.Result) { r.CPUSeconds = 1.5 }), "generator-cpu", "client: the generator used 75 % of its CPUs, and 70 % is allowed; lower the rate or give it more threads"},
+		{"connections", func(m *measurement) { held(m); change(func(r *load.Result) { r.MaxConnections = 60 })(m) }, "connections", "client: 60 of 64 connections were open at once; ask for fewer"},
+		{"connections not held", change(func(r *load.Result) { r.MaxConnections = 3 }), "", ""},
+		{"throttled", func(m *measurement) { m.ledger.Cgroups[5].ThrottledSeconds = ptr(0.5) }, "throttled", "/tare-trial-p1-t1/work/client was throttled for 0.500 s, and no CPU limit was asked for it; raise the limit of the group that tare runs in"},
+		{"throttled as asked", func(m *measurement) {
+			m.ledger.Cgroups[5].ThrottledSeconds = ptr(0.5)
+			m.spec.Loads["client"].Limits["cpus"] = "0.5"
+		}, "", ""},
+		{"throttled by the trial's own limit below", func(m *measurement) { // v2 counts throttling in the group that has the limit only
+			m.ledger.Cgroups[1].ThrottledSeconds = ptr(0.5)
+		}, "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := goodMeasurement(t)
+			c.change(m)
+			reasons := m.judge()
+			if c.gate == "" {
+				if len(reasons) > 0 {
+					t.Errorf("tripped %+v", reasons)
+				}
+				return
+			}
+			if len(reasons) != 1 || reasons[0].Gate != c.gate || !strings.Contains(reasons[0].Message, c.says) {
+				t.Errorf("got %+v\nwant %s: %s", reasons, c.gate, c.says)
+			}
+		})
+	}
+}
+
+func docs(name string) string { return filepath.Join("..", "..", "docs", name) }
+
+// TestMetricsPage keeps docs/metrics.md what the definitions say.
+func TestMetricsPage(t *testing.T) {
+	var b bytes.Buffer
+	if err := WriteMetrics(&b); err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(docs("metrics.md"), b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page, err := os.ReadFile(docs("metrics.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(page, b.Bytes()) {
+		t.Error("docs/metrics.md is not current: go test ./internal/experiment -run TestMetricsPage -update")
+	}
+	form := regexp.MustCompile(`^[a-z0-9_]+_(seconds|bytes|ratio|share|per_second|per_connection|per_request)$`)
+	for _, m := range Metrics {
+		if !form.MatchString(m.Name) || m.Unit == "" || m.How == "" {
+			t.Errorf("%q is not well defined", m.Name)
+		}
+	}
+}
+
+// TestSpecPage: every key and every knob that a spec can have is on the page about specs, with its default.
+func TestSpecPage(t *testing.T) {
+	page, err := os.ReadFile(docs("spec.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range specKeys {
+		if !strings.Contains(string(page), "`"+key+"`") {
+			t.Errorf("docs/spec.md does not have the key %s", key)
+		}
+	}
+	tables := map[string][]Knob{"times": append(timeKnobs, samplingKnob), "limits": limitKnobs, "gates": gateKnobs}
+	for section, kinds := range map[string][]*Kind{"application": Applications, "load": Loads, "subject": Subjects} {
+		for _, k := range kinds {
+			tables[section+" "+k.Name] = k.Knobs
+		}
+	}
+	for what, knobs := range tables {
+		for _, k := range knobs {
+			if row := knobRow(k); !strings.Contains(string(page), row) {
+				t.Errorf("docs/spec.md lacks, under %s:\n%s", what, row)
+			}
+		}
+	}
+}
+
+func knobRow(k Knob) string {
+	value := string(k.Type)
+	if k.Type == TypeWord {
+		value = strings.Join(k.Words, ", ")
+	}
+	def := k.Default
+	if def == "" {
+		def = "-"
+	}
+	return "| `" + k.Name + "` | " + value + " | " + def + " | " + k.Doc + " |"
+}
+
+// TestKnobDefaultsAreCanonical: a default is taken as it stands, so it must be what Canonical would make of it.
+func TestKnobDefaultsAreCanonical(t *testing.T) {
+	all := slices.Concat(timeKnobs, []Knob{samplingKnob}, limitKnobs, gateKnobs)
+	for _, kinds := range [][]*Kind{Applications, Loads, Subjects} {
+		for _, k := range kinds {
+			all = append(all, k.Knobs...)
+		}
+	}
+	for _, k := range all {
+		if k.Default == "" {
+			continue
+		}
+		if c, err := k.Canonical(k.Default); err != nil || c != k.Default {
+			t.Errorf("the default of %s is %q, canonical %q: %v", k.Name, k.Default, c, err)
+		}
+	}
+}

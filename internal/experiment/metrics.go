@@ -1,0 +1,331 @@
+package experiment
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/ledger"
+	"tare/internal/load"
+	"tare/internal/stats"
+)
+
+// Metric is one value of a trial. Its name ends in its unit and means the same in every experiment.
+type Metric struct {
+	Name   string
+	Unit   string
+	Better string // lower or higher; empty where neither is
+	How    string // how it is got; for docs/metrics.md
+
+	value func(*measurement) (float64, bool) // false: this trial cannot tell, and the metric is left out
+}
+
+// measurement is what one trial gathered, as metrics and gates look at it.
+type measurement struct {
+	spec   *Spec // at the trial's level
+	loads  map[string]load.Result
+	ledger *ledger.Ledger // whole, roles set
+	tree   string         // path of the trial's group, which holds those of all its processes
+
+	subject *subjectReady // null in the arms of the baseline, which start no subject
+	start   float64       // seconds from the start of the subject's process until it was ready
+}
+
+// subjectReady is what a subject says of itself when it is ready.
+type subjectReady struct {
+	Version  string   `json:"version"`
+	Programs []object `json:"programs"`
+	Maps     []object `json:"maps"`
+}
+
+type object struct {
+	ID   uint32 `json:"id"`
+	Name string `json:"name"`
+}
+
+const noSubject = " 0 in the baseline, where no subject is started and so none of its programs or maps exist."
+
+// Metrics are all metrics, in the order of docs/metrics.md.
+var Metrics = []Metric{
+	latency(load.Latency, 0.5, "p50", "from the intended start of a request until its answer was read"),
+	latency(load.Latency, 0.9, "p90", "from the intended start of a request until its answer was read"),
+	latency(load.Latency, 0.99, "p99", "from the intended start of a request until its answer was read"),
+	latency(load.Latency, 0.999, "p999", "from the intended start of a request until its answer was read"),
+	latency(load.Connect, 0.5, "p50", "for a connection to be made"),
+	latency(load.Connect, 0.99, "p99", "for a connection to be made"),
+	latency(load.Lag, 0.5, "p50", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
+	latency(load.Lag, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
+	latency(load.OwnLag, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free"),
+	latency(load.OwnLag, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free"),
+	{"throughput_per_second", "per second", "higher", "Requests of all loads that were answered without error, per second of the window.",
+		func(m *measurement) (float64, bool) {
+			return m.sum(func(r load.Result) float64 { return r.Rate }), len(m.loads) > 0
+		}},
+	{"error_ratio", "ratio", "lower", "Requests that failed or stayed unanswered, of those intended.", func(m *measurement) (float64, bool) {
+		intended := m.sum(func(r load.Result) float64 { return float64(r.Intended) })
+		return m.sum(func(r load.Result) float64 { return float64(failed(r)) }) / intended, intended > 0
+	}},
+	{"bpf_seconds_per_connection", "s", "lower", "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + noSubject,
+		per((*measurement).bpfRate, (*measurement).connectionRate)},
+	{"bpf_seconds_per_request", "s", "lower", "Run time of the subject's eBPF programs, per request answered." + noSubject,
+		per((*measurement).bpfRate, (*measurement).requestRate)},
+	{"bpf_client_share", "ratio", "", "Part of the run time of the subject's eBPF programs that ran in the groups of the loads (the clients), of what samples attributed. Left out when that is less than nine tenths, for what is left is not like the rest: raise \"sampling\" or \"duration\".",
+		func(m *measurement) (float64, bool) { return m.bpfShare("load") }},
+	{"bpf_server_share", "ratio", "", "The same for the groups of the applications (the servers).",
+		func(m *measurement) (float64, bool) { return m.bpfShare("app") }},
+	{"cpu_seconds_per_connection", "s", "lower", "CPU time of the trial's control group, which holds applications, loads and subject, per connection that the loads opened. eBPF programs that run in their tasks are inside.",
+		per((*measurement).cpuRate, (*measurement).connectionRate)},
+	{"cpu_seconds_per_request", "s", "lower", "The same per request answered.", per((*measurement).cpuRate, (*measurement).requestRate)},
+	{"map_bytes", "B", "lower", "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger names." + noSubject,
+		(*measurement).mapBytes},
+	{"memory_hard_bytes", "B", "lower", "Of the subject's control group at the end of the window: anon + shmem + kernel - reclaimable slab." + noSubject,
+		memory(func(m *ledger.Memory) *int64 { return m.Hard })},
+	{"memory_soft_bytes", "B", "lower", "Of the subject's control group at the end of the window: file - shmem + reclaimable slab." + noSubject,
+		memory(func(m *ledger.Memory) *int64 { return m.Soft })},
+	{"start_seconds", "s", "lower", "From the start of the subject's process until it said that it was ready. Left out where there is no subject.",
+		func(m *measurement) (float64, bool) { return m.start, m.subject != nil }},
+}
+
+// values are the metrics that this trial can tell. One whose source is null is absent, never 0.
+func (m *measurement) values() map[string]float64 {
+	values := map[string]float64{}
+	for _, metric := range Metrics {
+		if v, ok := metric.value(m); ok {
+			values[metric.Name] = v
+		}
+	}
+	return values
+}
+
+func latency(histogram string, q float64, quantile, what string) Metric {
+	return Metric{
+		Name: histogram + "_" + quantile + "_seconds", Unit: "s", Better: "lower",
+		How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer than %g requests lie beyond it.",
+			what, quantile, stats.MinBeyond(q)),
+		value: func(m *measurement) (float64, bool) {
+			h, ok := m.histogram(histogram)
+			if !ok {
+				return 0, false
+			}
+			ns, ok := stats.Quantile(h, q)
+			return ns / 1e9, ok
+		},
+	}
+}
+
+// histogram merges one histogram of all loads that have it.
+func (m *measurement) histogram(name string) (*hdrhistogram.Histogram, bool) {
+	var encoded []string
+	for _, r := range m.loads {
+		if text, ok := r.Histograms[name]; ok {
+			encoded = append(encoded, text)
+		}
+	}
+	h, err := stats.MergeEncoded(encoded...)
+	return h, err == nil && h != nil
+}
+
+func (m *measurement) sum(of func(load.Result) float64) (total float64) {
+	for _, r := range m.loads {
+		total += of(r)
+	}
+	return total
+}
+
+// failed counts the requests of a load that got no good answer.
+func failed(r load.Result) int64 { return max(r.Intended-r.Done, 0) }
+
+// per is one rate over another.
+func per(cost, work func(*measurement) (float64, bool)) func(*measurement) (float64, bool) {
+	return func(m *measurement) (float64, bool) {
+		c, ok1 := cost(m)
+		w, ok2 := work(m)
+		if !ok1 || !ok2 || w <= 0 {
+			return 0, false
+		}
+		return c / w, true
+	}
+}
+
+func (m *measurement) connectionRate() (float64, bool) {
+	return m.sum(func(r load.Result) float64 { return rate(float64(r.Opened), r.Seconds) }), true
+}
+
+func (m *measurement) requestRate() (float64, bool) {
+	return m.sum(func(r load.Result) float64 { return rate(float64(r.Done), r.Seconds) }), true
+}
+
+func rate(n, seconds float64) float64 {
+	if seconds <= 0 {
+		return 0
+	}
+	return n / seconds
+}
+
+// programs are the subject's programs; false when the ledger lacks one of them.
+func (m *measurement) programs() ([]ledger.Program, bool) {
+	if m.subject == nil {
+		return nil, true
+	}
+	var found []ledger.Program
+	for _, o := range m.subject.Programs {
+		i := slices.IndexFunc(m.ledger.Programs, func(p ledger.Program) bool { return p.ID == o.ID })
+		if i < 0 {
+			return nil, false
+		}
+		found = append(found, m.ledger.Programs[i])
+	}
+	return found, true
+}
+
+func (m *measurement) bpfRate() (float64, bool) {
+	programs, ok := m.programs()
+	total := 0.0
+	for _, p := range programs {
+		if p.RunSeconds == nil {
+			return 0, false
+		}
+		total += *p.RunSeconds
+	}
+	return rate(total, m.ledger.Window.Seconds), ok && m.ledger.Window.Seconds > 0
+}
+
+// bpfShare is the part of the subject's attributed run time that ran in groups of a role.
+func (m *measurement) bpfShare(role string) (float64, bool) {
+	programs, ok := m.programs()
+	if !ok {
+		return 0, false
+	}
+	var mine, attributed, total float64
+	for _, p := range programs {
+		for _, s := range p.Shares {
+			total += s.Seconds
+			if s.Cgroup == nil {
+				continue
+			}
+			attributed += s.Seconds
+			if m.roleOf(*s.Cgroup) == role {
+				mine += s.Seconds
+			}
+		}
+	}
+	if attributed <= 0 || attributed < 0.9*total {
+		return 0, false
+	}
+	return mine / attributed, true
+}
+
+// roleOf is the role of the group at path, or of the nearest group above it that has one.
+func (m *measurement) roleOf(path string) string {
+	role, longest := "", -1
+	for _, g := range m.ledger.Cgroups {
+		if g.Role != "" && within(path, g.Path) && len(g.Path) > longest {
+			role, longest = g.Role, len(g.Path)
+		}
+	}
+	return role
+}
+
+// within says whether path is group or below it.
+func within(path, group string) bool {
+	return path == group || strings.HasPrefix(path, strings.TrimSuffix(group, "/")+"/")
+}
+
+func (m *measurement) cpuRate() (float64, bool) {
+	i := slices.IndexFunc(m.ledger.Cgroups, func(g ledger.Cgroup) bool { return g.Path == m.tree })
+	if i < 0 || m.ledger.Cgroups[i].CPUSeconds == nil || m.ledger.Window.Seconds <= 0 {
+		return 0, false
+	}
+	return *m.ledger.Cgroups[i].CPUSeconds / m.ledger.Window.Seconds, true
+}
+
+// subjectMaps are the ids of the subject's maps: those it names, those its programs use, and those inside them. Each stands once.
+func (m *measurement) subjectMaps() map[uint32]bool {
+	ids := map[uint32]bool{}
+	if m.subject == nil {
+		return ids
+	}
+	for _, o := range m.subject.Maps {
+		ids[o.ID] = true
+	}
+	programs, _ := m.programs()
+	for _, p := range programs {
+		for _, id := range p.MapIDs {
+			ids[id] = true
+		}
+	}
+	for grew := true; grew; {
+		grew = false
+		for _, mp := range m.ledger.Maps {
+			if !ids[mp.ID] {
+				continue
+			}
+			for _, id := range mp.Inner {
+				grew = grew || !ids[id]
+				ids[id] = true
+			}
+		}
+	}
+	return ids
+}
+
+func (m *measurement) mapBytes() (float64, bool) {
+	ids := m.subjectMaps()
+	found, total := 0, uint64(0)
+	for _, mp := range m.ledger.Maps {
+		if !ids[mp.ID] {
+			continue
+		}
+		if mp.Bytes == nil {
+			return 0, false
+		}
+		found++
+		total += *mp.Bytes
+	}
+	return float64(total), found == len(ids)
+}
+
+func memory(part func(*ledger.Memory) *int64) func(*measurement) (float64, bool) {
+	return func(m *measurement) (float64, bool) {
+		if m.subject == nil {
+			return 0, true
+		}
+		total, found := 0.0, false
+		for _, g := range m.ledger.Cgroups {
+			if g.Role != "subject" {
+				continue
+			}
+			if g.Memory == nil || part(g.Memory) == nil {
+				return 0, false
+			}
+			total, found = total+float64(*part(g.Memory)), true
+		}
+		return total, found
+	}
+}
+
+// WriteMetrics writes docs/metrics.md.
+func WriteMetrics(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString(`# Metrics
+
+One value for each trial, in the "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in every experiment. A metric
+whose source this machine does not have is absent, never 0. This page is made from the definitions in the source
+(internal/experiment/metrics.go).
+
+| metric | unit | better | how |
+|---|---|---|---|
+`)
+	for _, m := range Metrics {
+		better := m.Better
+		if better == "" {
+			better = "-"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, m.Unit, better, m.How)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,430 @@
+package experiment
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+
+	"tare/internal/fault"
+	"tare/internal/record"
+)
+
+// maxSpecBytes bounds a spec, and with it what hostile nesting costs the YAML parser, whose time grows with the square of the depth.
+const maxSpecBytes = 16 << 10
+
+// Parse reads a spec. file is its name in messages; features are the names that "needs" may use. Its error is a fault with code
+// Usage and the place as file:line:column.
+func Parse(file string, data []byte, features []string) (*Spec, error) {
+	d := &decoder{file: file, features: features, places: map[string]ast.Node{}}
+	if len(data) > maxSpecBytes {
+		return nil, fault.New(fault.Usage, file, "", "a spec has at most %d KiB; this has %d", maxSpecBytes>>10, len(data)>>10)
+	}
+	tree, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		var y yaml.Error
+		if errors.As(err, &y) && y.GetToken() != nil {
+			p := y.GetToken().Position
+			return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d:%d", file, p.Line, p.Column), "", "this is not YAML: %s", y.GetMessage())
+		}
+		return nil, fault.New(fault.Usage, file, "", "this is not YAML: %s", err)
+	}
+	if len(tree.Docs) == 0 || tree.Docs[0].Body == nil {
+		return nil, fault.New(fault.Usage, file, "'tare list quickstart' prints one to start from", "the spec is empty")
+	}
+	if len(tree.Docs) > 1 && tree.Docs[1].Body != nil {
+		return nil, d.fail(tree.Docs[1].Body, "", "a spec is one document; this is a second")
+	}
+	return d.spec(tree.Docs[0].Body)
+}
+
+type decoder struct {
+	file     string
+	features []string
+	places   map[string]ast.Node // of the parts, by path
+}
+
+func (d *decoder) fail(n ast.Node, mend, format string, args ...any) error {
+	for { // the token of a mapping is its first colon, or brace: its first key is what a reader sees
+		m, ok := n.(*ast.MappingNode)
+		if !ok || m.IsFlowStyle || len(m.Values) == 0 {
+			break
+		}
+		n = m.Values[0].Key
+	}
+	where := d.file
+	if t := n.GetToken(); t != nil && t.Position != nil {
+		where = fmt.Sprintf("%s:%d:%d", d.file, t.Position.Line, t.Position.Column)
+	}
+	return fault.New(fault.Usage, where, mend, format, args...)
+}
+
+// each visits the entries of a mapping.
+func (d *decoder) each(n ast.Node, what string, visit func(key string, at, value ast.Node) error) error {
+	m, ok := n.(*ast.MappingNode)
+	if !ok {
+		return d.fail(n, "", "%s must be keys with values, not %s", what, describe(n))
+	}
+	for _, v := range m.Values {
+		s, ok := v.Key.(*ast.StringNode)
+		if !ok {
+			return d.fail(v.Key, "", "a key must be a plain word, not %s", describe(v.Key))
+		}
+		if err := visit(s.Value, v.Key, v.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *decoder) unknown(at ast.Node, key, what string, known []string) error {
+	return d.fail(at, "the keys of "+what+" are "+strings.Join(known, ", "), "there is no key %q in %s%s", clip(key), what, didYouMean(key, known))
+}
+
+// scalar is the text of a single value.
+func (d *decoder) scalar(n ast.Node, key string) (string, error) {
+	switch n := n.(type) {
+	case *ast.StringNode:
+		return n.Value, nil
+	case *ast.LiteralNode:
+		return strings.TrimSpace(n.Value.Value), nil
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		return n.GetToken().Value, nil
+	}
+	return "", d.fail(n, "", "%q must be a single value, not %s", key, describe(n))
+}
+
+// text is the text of a value that must not be empty.
+func (d *decoder) text(n ast.Node, key string) (string, error) {
+	s, err := d.scalar(n, key)
+	if err == nil && strings.TrimSpace(s) == "" {
+		err = d.fail(n, "", "%q must not be empty", key)
+	}
+	return s, err
+}
+
+func describe(n ast.Node) string {
+	switch n.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		return "keys with values"
+	case *ast.SequenceNode:
+		return "a list"
+	case *ast.NullNode:
+		return "nothing"
+	case *ast.AnchorNode, *ast.AliasNode, *ast.MergeKeyNode:
+		return "an anchor or an alias"
+	case *ast.TagNode:
+		return "a tag"
+	}
+	return "a single value"
+}
+
+// knob reads one knob into o.
+func (d *decoder) knob(n ast.Node, k Knob, o Options) error {
+	s, err := d.scalar(n, k.Name)
+	if err != nil {
+		return err
+	}
+	if o[k.Name], err = k.Canonical(s); err != nil {
+		return d.fail(n, "", "%q %s", k.Name, err)
+	}
+	return nil
+}
+
+// knobs reads a mapping that holds only knobs.
+func (d *decoder) knobs(n ast.Node, what string, knobs []Knob, o Options) error {
+	return d.each(n, what, func(key string, at, value ast.Node) error {
+		i := slices.IndexFunc(knobs, func(k Knob) bool { return k.Name == key })
+		if i < 0 {
+			return d.unknown(at, key, what, knobNames(knobs))
+		}
+		return d.knob(value, knobs[i], o)
+	})
+}
+
+func knobNames(knobs []Knob) []string {
+	names := make([]string, len(knobs))
+	for i, k := range knobs {
+		names[i] = k.Name
+	}
+	return names
+}
+
+// defaults are the values that knobs have when a spec says nothing.
+func defaults(knobs []Knob) Options {
+	o := Options{}
+	for _, k := range knobs {
+		if k.Default != "" {
+			o[k.Name] = k.Default
+		}
+	}
+	return o
+}
+
+var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "applications", "loads", "arms", "factors", "gates", "quick"}
+
+// spec reads the whole. Factors and the short form come last whatever their place in the file, for they name what the others hold.
+func (d *decoder) spec(root ast.Node) (*Spec, error) {
+	s := &Spec{Gates: defaults(gateKnobs), Applications: map[string]*Part{}, Loads: map[string]*Part{}, Arms: map[string]*Part{}}
+	times, sampling := defaults(timeKnobs), defaults([]Knob{samplingKnob})
+	found := map[string]ast.Node{}
+	err := d.each(root, "a spec", func(key string, at, value ast.Node) (err error) {
+		found[key] = value
+		switch key {
+		case "name":
+			if s.Name, err = d.text(value, key); err == nil {
+				err = d.checkName(value, "the experiment", s.Name)
+			}
+		case "question":
+			s.Question, err = d.text(value, key)
+		case "needs":
+			s.Needs, err = d.needs(value)
+		case "blocks", "warmup", "duration":
+			err = d.knob(value, timeKnobs[slices.IndexFunc(timeKnobs, func(k Knob) bool { return k.Name == key })], times)
+		case "sampling":
+			err = d.knob(value, samplingKnob, sampling)
+		case "applications":
+			err = d.parts(value, key, "an application", "kind", Applications, s.Applications)
+		case "loads":
+			err = d.parts(value, key, "a load", "kind", Loads, s.Loads)
+		case "arms":
+			err = d.parts(value, key, "an arm", "subject", Subjects, s.Arms)
+		case "gates":
+			err = d.knobs(value, "gates", gateKnobs, s.Gates)
+		case "factors", "quick":
+		default:
+			err = d.unknown(at, key, "a spec", specKeys)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.Blocks, s.Warmup, s.Duration = resolveTimes(times)
+	s.SampleHz = int(sampling.float(samplingKnob.Name))
+	if err := d.whole(root, found, s); err != nil {
+		return nil, err
+	}
+	if n, ok := found["factors"]; ok {
+		if err := d.factors(n, s); err != nil {
+			return nil, err
+		}
+		root = n
+	}
+	if err := s.checkSize(); err != nil {
+		return nil, d.fail(root, "take fewer levels or blocks", "%s", err)
+	}
+	if path, err := s.checkParts(); err != nil {
+		return nil, d.fail(d.places[path], "", "%s", err)
+	}
+	if n, ok := found["quick"]; ok {
+		if err := d.quick(n, s, times); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func resolveTimes(o Options) (blocks int, warmup, duration time.Duration) {
+	blocks, _ = strconv.Atoi(o["blocks"]) // canonical, all three
+	warmup, _ = time.ParseDuration(o["warmup"])
+	duration, _ = time.ParseDuration(o["duration"])
+	return blocks, warmup, duration
+}
+
+// whole checks what no single key can be blamed for.
+func (d *decoder) whole(root ast.Node, found map[string]ast.Node, s *Spec) error {
+	for _, key := range []string{"name", "question", "applications", "loads"} {
+		if _, ok := found[key]; !ok {
+			return d.fail(root, "", "the spec has no %q", key)
+		}
+	}
+	for _, sec := range s.sections() {
+		if n, ok := found[sec.name]; ok && len(sec.parts) == 0 {
+			return d.fail(n, "", "%q is empty", sec.name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
+		to := s.Loads[name].To
+		if _, ok := s.Applications[to]; !ok {
+			return d.fail(found["loads"], "", "the load %q goes to %q, and there is no such application%s", name, to, didYouMean(to, slices.Collect(maps.Keys(s.Applications))))
+		}
+		if _, ok := s.Applications[name]; ok {
+			return d.fail(found["loads"], "", "%q is the name of an application and of a load", name)
+		}
+	}
+	return nil
+}
+
+func (d *decoder) needs(n ast.Node) ([]string, error) {
+	list, ok := n.(*ast.SequenceNode)
+	if !ok {
+		return nil, d.fail(n, "", "%q must be a list of features, not %s", "needs", describe(n))
+	}
+	var needs []string
+	for _, v := range list.Values {
+		s, err := d.text(v, "needs")
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(d.features, s) {
+			return nil, d.fail(v, "'tare doctor' lists the features", "there is no feature %q%s", clip(s), didYouMean(s, d.features))
+		}
+		needs = append(needs, s)
+	}
+	return needs, nil
+}
+
+var nameForm = regexp.MustCompile(`^[a-z][a-z0-9-]{0,39}$`)
+
+// checkName checks a name that will stand in paths of files and of control groups.
+func (d *decoder) checkName(n ast.Node, what, name string) error {
+	if nameForm.MatchString(name) {
+		return nil
+	}
+	return d.fail(n, "", "the name of %s must be small letters, digits and -, at most 40, not %q", what, clip(name))
+}
+
+func (d *decoder) parts(n ast.Node, section, what, kindKey string, kinds []*Kind, into map[string]*Part) error {
+	return d.each(n, fmt.Sprintf("%q", section), func(name string, at, value ast.Node) error {
+		if err := d.checkName(at, what, name); err != nil {
+			return err
+		}
+		if kindKey == "subject" && (name == record.Direct || name == record.AA) {
+			return d.fail(at, "leave it out", "the arm %q is there without being named: it is the baseline", name)
+		}
+		d.places[section+"."+name] = at
+		p, err := d.part(value, fmt.Sprintf("%s %q", what, name), kindKey, kinds, section == "loads")
+		into[name] = p
+		return err
+	})
+}
+
+// part reads one application, load or arm. Its kind decides which keys it has, so it is looked for first.
+func (d *decoder) part(n ast.Node, what, kindKey string, kinds []*Kind, hasTo bool) (*Part, error) {
+	p := &Part{Limits: Options{}}
+	err := d.each(n, what, func(key string, _, value ast.Node) error {
+		if key != kindKey {
+			return nil
+		}
+		name, err := d.text(value, key)
+		if err != nil {
+			return err
+		}
+		if p.Kind = kindOf(kinds, name); p.Kind == nil {
+			return d.fail(value, "there are "+strings.Join(namesOf(kinds), ", "), "there is no %s %q%s", kindKey, clip(name), didYouMean(name, namesOf(kinds)))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if p.Kind == nil {
+		return nil, d.fail(n, fmt.Sprintf("write %s: %s", kindKey, kinds[0].Name), "%s has no %q", what, kindKey)
+	}
+	p.Options = defaults(p.Kind.Knobs)
+	known := []string{kindKey, "limits"}
+	if hasTo {
+		known = append(known, "to")
+	}
+	known = append(known, knobNames(p.Kind.Knobs)...)
+	err = d.each(n, what, func(key string, at, value ast.Node) (err error) {
+		switch {
+		case key == kindKey:
+		case key == "limits":
+			err = d.knobs(value, "limits", limitKnobs, p.Limits)
+		case key == "to" && hasTo:
+			p.To, err = d.text(value, key)
+		case slices.Contains(known, key):
+			err = d.knob(value, p.Kind.Knobs[slices.IndexFunc(p.Kind.Knobs, func(k Knob) bool { return k.Name == key })], p.Options)
+		default:
+			err = d.unknown(at, key, what, known)
+		}
+		return err
+	})
+	if err == nil && hasTo && p.To == "" {
+		err = d.fail(n, "write to: and the name of the application", "%s has no %q", what, "to")
+	}
+	return p, err
+}
+
+func (d *decoder) factors(n ast.Node, s *Spec) error {
+	return d.each(n, `"factors"`, func(name string, at, value ast.Node) error {
+		ts, err := s.find(name)
+		if err != nil {
+			return d.fail(at, "", "the factor %q %s", clip(name), err)
+		}
+		levels, err := d.levels(value, name, ts)
+		if err != nil {
+			return err
+		}
+		f := newFactor(name, ts, levels)
+		if s.overlaps(f) {
+			return d.fail(at, "", "the factor %q sets what another factor sets", name)
+		}
+		s.Factors = append(s.Factors, f)
+		return nil
+	})
+}
+
+func (d *decoder) levels(n ast.Node, name string, ts []target) ([]string, error) {
+	list, ok := n.(*ast.SequenceNode)
+	if !ok || len(list.Values) == 0 {
+		return nil, d.fail(n, fmt.Sprintf("write %s: [a, b]", name), "the factor %q must have a list of levels", name)
+	}
+	var levels []string
+	for _, v := range list.Values {
+		text, err := d.scalar(v, name)
+		if err != nil {
+			return nil, err
+		}
+		c, err := level(ts, text)
+		if err != nil {
+			return nil, d.fail(v, "", "a level of %q %s", name, err)
+		}
+		if slices.Contains(levels, c) {
+			return nil, d.fail(v, "", "the factor %q has the level %s twice", name, c)
+		}
+		levels = append(levels, c)
+	}
+	return levels, nil
+}
+
+// quick reads the short form, which keeps what it does not name.
+func (d *decoder) quick(n ast.Node, s *Spec, times Options) error {
+	times = times.clone()
+	q := &Quick{Levels: map[string][]string{}}
+	known := append(knobNames(timeKnobs), "factors")
+	err := d.each(n, `"quick"`, func(key string, at, value ast.Node) error {
+		i := slices.IndexFunc(timeKnobs, func(k Knob) bool { return k.Name == key })
+		switch {
+		case i >= 0:
+			return d.knob(value, timeKnobs[i], times)
+		case key != "factors":
+			return d.unknown(at, key, `"quick"`, known)
+		}
+		return d.each(value, `"factors"`, func(name string, at, value ast.Node) error {
+			i := slices.IndexFunc(s.Factors, func(f Factor) bool { return f.Name == name })
+			if i < 0 {
+				return d.fail(at, "", "the short form has levels for %q, which is no factor of the spec", clip(name))
+			}
+			ts, err := s.find(name)
+			if err != nil {
+				return d.fail(at, "", "the factor %q %s", name, err)
+			}
+			q.Levels[name], err = d.levels(value, name, ts)
+			return err
+		})
+	})
+	q.Blocks, q.Warmup, q.Duration = resolveTimes(times)
+	s.Quick = q
+	return err
+}

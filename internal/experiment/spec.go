@@ -1,0 +1,430 @@
+// Package experiment turns a question into trials: a spec, as a person writes it, becomes a plan of randomised blocks, and each
+// trial of the plan runs with fresh processes in control groups of their own, between the two edges of one window.
+//
+// Its rules: an A/A twin beside every baseline, a recorded seed, gates on every trial, and no trial
+// dropped in silence.
+package experiment
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/fault"
+	"tare/internal/record"
+)
+
+// Spec is an experiment as resolved: every default is filled in. Its JSON form is itself a spec that Parse accepts, save that
+// numbers inside the parts are strings.
+type Spec struct {
+	Name         string
+	Question     string
+	Needs        []string // features of the machine
+	Blocks       int
+	Warmup       time.Duration
+	Duration     time.Duration
+	SampleHz     int // of the sampler that splits eBPF time by control group, per CPU
+	Applications map[string]*Part
+	Loads        map[string]*Part
+	Arms         map[string]*Part // beside record.Direct and record.AA, which every experiment has
+	Factors      []Factor
+	Gates        Options
+	Quick        *Quick // what --quick changes
+}
+
+// Part is an application, a load or an arm's subject.
+type Part struct {
+	Kind    *Kind
+	To      string // loads: the application it goes to
+	Options Options
+	Limits  Options // of its control group; empty: none
+}
+
+// Factor is what the experiment sweeps.
+type Factor struct {
+	Name   string   // as the spec calls it
+	Levels []string // canonical
+	paths  []string // the knobs that it sets
+}
+
+// Quick is the short form of an experiment.
+type Quick struct {
+	Blocks           int
+	Warmup, Duration time.Duration
+	Levels           map[string][]string // by factor; a factor that is not named keeps its levels
+}
+
+// The knobs that are no part's own.
+var (
+	timeKnobs = []Knob{
+		{Name: "blocks", Type: TypeCount, Default: "10", Min: 1, Max: 10_000, Doc: "how often every arm runs at every level; 6 are needed for intervals"},
+		{Name: "warmup", Type: TypeDuration, Default: "500ms", Max: 600, Doc: "time under load before the window opens, which is not counted"},
+		{Name: "duration", Type: TypeDuration, Default: "2s", Min: 0.05, Max: 3600, Doc: "length of the measured window of each trial"},
+	}
+	samplingKnob = Knob{Name: "sampling", Type: TypeCount, Default: "997", Min: 1, Max: 20_000,
+		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need many, and each costs the machine about a microsecond"}
+	limitKnobs = []Knob{
+		{Name: "cpus", Type: TypeNumber, Min: 0.01, Max: 4096, Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
+		{Name: "memory", Type: TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
+	}
+	gateKnobs = []Knob{
+		{Name: "rate", Type: TypeNumber, Default: "0.99", Max: 1, Doc: "part of the intended requests that must be answered within the window"},
+		{Name: "errors", Type: TypeNumber, Default: "0.001", Max: 1, Doc: "part of the intended requests that may fail or stay unanswered"},
+		{Name: "generator_cpu", Type: TypeNumber, Default: "0.7", Max: 1, Doc: "part of its CPUs that a load generator may use"},
+		{Name: "lag", Type: TypeDuration, Default: "100ms", Max: 60, Doc: "how late the generator may start the 99th percentile of requests by its own fault"},
+		{Name: "throttled", Type: TypeDuration, Default: "0s", Max: 3600, Doc: "time that a group without a CPU limit of its own may be throttled"},
+		{Name: "connections", Type: TypeNumber, Default: "1", Max: 1, Doc: "part of the connections asked for that must be open at once, where the load holds them"},
+		{Name: "invalid", Type: TypeNumber, Default: "0.25", Max: 1, Doc: "part of the trials that may be invalid before the run is"},
+	}
+)
+
+// maxTrials bounds a plan: a year of trials is a slip of the pen.
+const maxTrials = 100_000
+
+// Level is one value of each factor, by its name.
+type Level map[string]string
+
+// Levels are all combinations of the factors' levels, the last factor changing fastest. Without factors there is one, empty.
+func (s *Spec) Levels() []Level {
+	levels := []Level{{}}
+	for _, f := range s.Factors {
+		var next []Level
+		for _, l := range levels {
+			for _, v := range f.Levels {
+				n := maps.Clone(l)
+				n[f.Name] = v
+				next = append(next, n)
+			}
+		}
+		levels = next
+	}
+	return levels
+}
+
+// AllArms are the names of all arms: the baseline, its twin, then the spec's own in order of name.
+func (s *Spec) AllArms() []string {
+	return append([]string{record.Direct, record.AA}, slices.Sorted(maps.Keys(s.Arms))...)
+}
+
+// At is the spec with every factor set to its value in l.
+func (s *Spec) At(l Level) *Spec {
+	c := *s
+	c.Applications, c.Loads, c.Arms = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms)
+	for _, f := range s.Factors {
+		for _, p := range f.paths {
+			if t, ok := c.target(p); ok {
+				t.options[t.knob.Name] = l[f.Name]
+			}
+		}
+	}
+	return &c
+}
+
+func cloneParts(parts map[string]*Part) map[string]*Part {
+	c := make(map[string]*Part, len(parts))
+	for name, p := range parts {
+		q := *p
+		q.Options, q.Limits = p.Options.clone(), p.Limits.clone()
+		c[name] = &q
+	}
+	return c
+}
+
+// sections are the three groups of parts, by their keys in a spec.
+func (s *Spec) sections() []section {
+	return []section{{"applications", s.Applications}, {"loads", s.Loads}, {"arms", s.Arms}}
+}
+
+type section struct {
+	name  string
+	parts map[string]*Part
+}
+
+// target is one place that a factor can set.
+type target struct {
+	path    string // loads.client.rate
+	knob    Knob
+	options Options
+}
+
+func (s *Spec) targets() []target {
+	var all []target
+	for _, sec := range s.sections() {
+		for _, name := range slices.Sorted(maps.Keys(sec.parts)) {
+			p := sec.parts[name]
+			at := sec.name + "." + name + "."
+			for _, k := range p.Kind.Knobs {
+				all = append(all, target{at + k.Name, k, p.Options})
+			}
+			for _, k := range limitKnobs {
+				all = append(all, target{at + "limits." + k.Name, k, p.Limits})
+			}
+		}
+	}
+	return all
+}
+
+func (s *Spec) target(path string) (target, bool) {
+	for _, t := range s.targets() {
+		if t.path == path {
+			return t, true
+		}
+	}
+	return target{}, false
+}
+
+// find gives the targets that a factor's name means: the end of one path ("rate", "client.rate", "loads.client.rate"), or several
+// paths when the name has a * in it ("loads.*.rate"). The error reads on after the factor's name.
+func (s *Spec) find(name string) ([]target, error) {
+	var found []target
+	var ends []string
+	for _, t := range s.targets() {
+		segments := strings.Split(t.path, ".")
+		for i := range segments {
+			end := strings.Join(segments[i:], ".")
+			ends = append(ends, end)
+			if match, err := path.Match(strings.ReplaceAll(name, ".", "/"), strings.ReplaceAll(end, ".", "/")); err == nil && match {
+				found = append(found, t)
+				break
+			}
+		}
+	}
+	if len(found) > 1 && !strings.Contains(name, "*") {
+		isSet := func(t target) bool { _, ok := t.options[t.knob.Name]; return ok }
+		if i := slices.IndexFunc(found, isSet); i >= 0 && !slices.ContainsFunc(found[i+1:], isSet) {
+			found = found[i : i+1] // of a closed and an open load, only one has a rate
+		}
+	}
+	switch {
+	case len(found) == 0:
+		return nil, fmt.Errorf("names no setting of this experiment%s", didYouMean(name, ends))
+	case len(found) > 1 && !strings.Contains(name, "*"):
+		return nil, fmt.Errorf("could mean %s; write one of them in full, or with a * to set all", joinPaths(found))
+	}
+	for _, t := range found[1:] {
+		if t.knob.Type != found[0].knob.Type {
+			return nil, fmt.Errorf("sets values of different types: %s", joinPaths(found))
+		}
+	}
+	return found, nil
+}
+
+func joinPaths(ts []target) string {
+	paths := make([]string, len(ts))
+	for i, t := range ts {
+		paths[i] = t.path
+	}
+	return strings.Join(paths, ", ")
+}
+
+// level gives the canonical form of one level for all targets.
+func level(ts []target, text string) (string, error) {
+	for _, t := range ts[1:] {
+		if _, err := t.knob.Canonical(text); err != nil {
+			return "", err
+		}
+	}
+	return ts[0].knob.Canonical(text)
+}
+
+func newFactor(name string, ts []target, levels []string) Factor {
+	f := Factor{Name: name, Levels: levels}
+	for _, t := range ts {
+		f.paths = append(f.paths, t.path)
+	}
+	return f
+}
+
+// checkSize refuses a plan that could never end.
+func (s *Spec) checkSize() error {
+	n := s.Blocks * len(s.AllArms())
+	for _, f := range s.Factors {
+		if n *= len(f.Levels); n > maxTrials {
+			return fmt.Errorf("the plan has more than %d trials", maxTrials)
+		}
+	}
+	return nil
+}
+
+// checkParts checks the options of every part together, at every level. It gives the path of the part at fault.
+func (s *Spec) checkParts() (path string, err error) {
+	for _, l := range s.Levels() {
+		c := s.At(l)
+		for _, sec := range c.sections() {
+			for _, name := range slices.Sorted(maps.Keys(sec.parts)) {
+				p := sec.parts[name]
+				if p.Kind.check == nil {
+					continue
+				}
+				if err := p.Kind.check(p.Options); err != nil {
+					return sec.name + "." + name, err
+				}
+			}
+		}
+	}
+	return "", nil
+}
+
+// Overrides are what the command line changes in a spec.
+type Overrides struct {
+	Blocks   int      // 0: as the spec says
+	SampleHz int      // 0: as the spec says
+	Quick    bool     // the short form
+	Set      []string // factor=a,b: one value sets the knob, several sweep it
+}
+
+// Apply changes the spec. Its errors are faults with code Usage.
+func (s *Spec) Apply(o Overrides) error {
+	if o.Quick {
+		s.applyQuick()
+	}
+	for _, set := range o.Set {
+		if err := s.set(set); err != nil {
+			return fault.New(fault.Usage, "--set "+set, "name a setting and its values: --set rate=1000 or --set rate=500,1000", "%s", err)
+		}
+	}
+	for _, n := range []struct {
+		flag  string
+		value int
+		knob  Knob
+		into  *int
+	}{{"--blocks", o.Blocks, timeKnobs[0], &s.Blocks}, {"--hz", o.SampleHz, samplingKnob, &s.SampleHz}} {
+		if n.value == 0 {
+			continue
+		}
+		if _, err := n.knob.Canonical(strconv.Itoa(n.value)); err != nil {
+			return fault.New(fault.Usage, n.flag, "", "%q %s", n.knob.Name, err)
+		}
+		*n.into = n.value
+	}
+	if err := s.checkSize(); err != nil {
+		return fault.New(fault.Usage, s.Name, "take fewer levels or blocks", "%s", err)
+	}
+	if path, err := s.checkParts(); err != nil {
+		return fault.New(fault.Usage, path, "see what --set changed", "%s", err)
+	}
+	return nil
+}
+
+func (s *Spec) applyQuick() {
+	if s.Quick == nil {
+		s.Blocks, s.Duration = min(s.Blocks, 6), min(s.Duration, time.Second)
+		return
+	}
+	s.Blocks, s.Warmup, s.Duration = s.Quick.Blocks, s.Quick.Warmup, s.Quick.Duration
+	for i, f := range s.Factors {
+		if levels, ok := s.Quick.Levels[f.Name]; ok {
+			s.Factors[i].Levels = levels
+		}
+	}
+}
+
+func (s *Spec) set(text string) error {
+	name, list, ok := strings.Cut(text, "=")
+	if !ok {
+		return fmt.Errorf("there is no = in it")
+	}
+	ts, err := s.find(name)
+	if err != nil {
+		return fmt.Errorf("%q %w", name, err)
+	}
+	var levels []string
+	for _, v := range strings.Split(list, ",") {
+		c, err := level(ts, v)
+		if err != nil {
+			return fmt.Errorf("%q %w", name, err)
+		}
+		if slices.Contains(levels, c) {
+			return fmt.Errorf("%q has the value %s twice", name, c)
+		}
+		levels = append(levels, c)
+	}
+	f := newFactor(name, ts, levels)
+	at := slices.IndexFunc(s.Factors, func(g Factor) bool { return slices.Equal(f.paths, g.paths) })
+	if at < 0 && s.overlaps(f) {
+		return fmt.Errorf("%q is swept by another factor of the spec", name)
+	}
+	switch {
+	case at >= 0 && len(levels) > 1:
+		s.Factors[at].Levels = levels
+	case len(levels) > 1:
+		s.Factors = append(s.Factors, f)
+	default:
+		if at >= 0 {
+			s.Factors = slices.Delete(s.Factors, at, at+1)
+		}
+		for _, t := range ts {
+			t.options[t.knob.Name] = levels[0]
+		}
+	}
+	return nil
+}
+
+// overlaps says whether f sets what another factor sets too.
+func (s *Spec) overlaps(f Factor) bool {
+	return slices.ContainsFunc(s.Factors, func(g Factor) bool {
+		return slices.ContainsFunc(g.paths, func(p string) bool { return slices.Contains(f.paths, p) })
+	})
+}
+
+// MarshalJSON gives the form that run.json keeps.
+func (s *Spec) MarshalJSON() ([]byte, error) {
+	type quick struct {
+		Blocks   int                 `json:"blocks"`
+		Warmup   string              `json:"warmup"`
+		Duration string              `json:"duration"`
+		Factors  map[string][]string `json:"factors,omitempty"`
+	}
+	out := struct {
+		Name         string              `json:"name"`
+		Question     string              `json:"question"`
+		Needs        []string            `json:"needs,omitempty"`
+		Blocks       int                 `json:"blocks"`
+		Warmup       string              `json:"warmup"`
+		Duration     string              `json:"duration"`
+		SampleHz     int                 `json:"sampling"`
+		Applications map[string]any      `json:"applications"`
+		Loads        map[string]any      `json:"loads"`
+		Arms         map[string]any      `json:"arms,omitempty"`
+		Factors      map[string][]string `json:"factors,omitempty"`
+		Gates        Options             `json:"gates"`
+		Quick        *quick              `json:"quick,omitempty"`
+	}{
+		Name: s.Name, Question: s.Question, Needs: s.Needs, Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
+		SampleHz: s.SampleHz, Applications: partsJSON(s.Applications, "kind"), Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
+		Gates: s.Gates,
+	}
+	for _, f := range s.Factors {
+		if out.Factors == nil {
+			out.Factors = map[string][]string{}
+		}
+		out.Factors[f.Name] = f.Levels
+	}
+	if q := s.Quick; q != nil {
+		out.Quick = &quick{q.Blocks, q.Warmup.String(), q.Duration.String(), q.Levels}
+	}
+	return json.Marshal(out)
+}
+
+func partsJSON(parts map[string]*Part, kindKey string) map[string]any {
+	out := map[string]any{}
+	for name, p := range parts {
+		m := map[string]any{kindKey: p.Kind.Name}
+		if p.To != "" {
+			m["to"] = p.To
+		}
+		for k, v := range p.Options {
+			m[k] = v
+		}
+		if len(p.Limits) > 0 {
+			m["limits"] = p.Limits
+		}
+		out[name] = m
+	}
+	return out
+}

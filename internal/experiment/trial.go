@@ -1,0 +1,378 @@
+package experiment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/ledger"
+	"tare/internal/load"
+	"tare/internal/load/pace"
+	"tare/internal/placement"
+	"tare/internal/record"
+	"tare/internal/role"
+	"tare/internal/subject"
+)
+
+// Machine is what trials need of the machine that they run on.
+type Machine struct {
+	Self       string // path of the tare binary, which starts itself in every role
+	Cgroups    *cgroup.Layout
+	OpenWindow func() (Window, error) // reads every counter: the first edge
+}
+
+// Window is an open window of the meter.
+type Window interface {
+	Close() (*ledger.Ledger, error) // reads every counter again: the second edge
+}
+
+const (
+	startLead     = 50 * time.Millisecond // between the start message and the first request, for the loads to be there
+	resultTimeout = 30 * time.Second      // from the end of a load's drain to its result
+)
+
+// The groups of a trial, below its own. Data planes attach to work, which holds the applications and the loads but not the subject.
+const (
+	workGroup    = "work"
+	subjectGroup = "subject"
+)
+
+// trial is one trial under way.
+type trial struct {
+	machine  Machine
+	spec     *Spec // at the trial's level
+	index    int   // in the plan; it makes the groups of each trial others than those before, also to a reader that remembers paths
+	arm      string
+	dir      string // the run directory, for files that processes read
+	seed     uint64 // of the loads' arrivals
+	cancel   context.CancelCauseFunc
+	tree     *placement.Tree
+	work     *placement.Group
+	roles    map[string]string // by path of group
+	mu       sync.Mutex        // guards started and roles while processes start side by side
+	started  []*process
+	apps     map[string]string // address by name
+	loads    map[string]*process
+	subject  *process
+	ready    *subjectReady
+	readyRaw []byte
+	readyIn  time.Duration
+}
+
+// run runs the trial into t. Whatever happens, every process is gone and every group removed when it returns. The error is why the
+// trial failed, as t.Validity says too.
+func (x *trial) run(ctx context.Context, t *record.Trial) error {
+	t.Started = time.Now()
+	t.Clocks, t.Loads = map[string]time.Duration{}, map[string]load.Result{}
+	work, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	x.cancel = cancel
+	x.roles, x.apps, x.loads = map[string]string{}, map[string]string{}, map[string]*process{}
+
+	err := x.measure(work, t)
+	begin := time.Now()
+	err = errors.Join(err, x.tearDown())
+	t.Ended = time.Now()
+	t.Clocks["tear-down"] = t.Ended.Sub(begin)
+	t.Subject = x.readyRaw
+
+	switch {
+	case err != nil && ctx.Err() != nil:
+		t.Validity.Failed = "interrupted"
+	case err != nil:
+		t.Validity.Failed = err.Error()
+		if mend := fault.MendOf(err); mend != "" {
+			t.Validity.Failed += "; " + mend
+		}
+	default:
+		m := &measurement{spec: x.spec, loads: t.Loads, ledger: t.Ledger, tree: path.Dir(x.work.Path()), subject: x.ready, start: x.readyIn.Seconds()}
+		m.setRoles(x.roles)
+		t.Metrics = m.values()
+		t.Validity.Reasons = m.judge()
+		t.Validity.Valid = len(t.Validity.Reasons) == 0
+		m.trim()
+	}
+	return err
+}
+
+// measure sets up, opens the window over the loads' measured time, and gathers what they say.
+func (x *trial) measure(ctx context.Context, t *record.Trial) error {
+	mark := time.Now()
+	lap := func(clock string) {
+		now := time.Now()
+		t.Clocks[clock], mark = now.Sub(mark), now
+	}
+	if err := x.setUp(ctx); err != nil {
+		return fmt.Errorf("setting up: %w", err)
+	}
+	lap("set-up")
+
+	s := role.Schedule{Begin: pace.Now() + int64(startLead), Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration)}
+	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
+		if err := x.loads[name].conn.Send(role.Start, s); err != nil {
+			return fmt.Errorf("starting the load %s: %w", name, err)
+		}
+	}
+	if err := sleepUntil(ctx, s.Begin+s.Warmup); err != nil {
+		return err
+	}
+	lap("warm-up")
+	w, err := x.machine.OpenWindow()
+	if err != nil {
+		return fmt.Errorf("opening the window: %w", err)
+	}
+	slept := sleepUntil(ctx, s.Begin+s.Warmup+s.Duration)
+	t.Ledger, err = w.Close() // even when the sleep was cut short: a window that is open must be closed
+	if err = errors.Join(slept, err); err != nil {
+		t.Ledger = nil
+		return err
+	}
+	lap("measured")
+
+	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
+		var r load.Result
+		timeout := x.spec.Loads[name].Options.duration("drain") + resultTimeout
+		if err := x.loads[name].wait(ctx, x.loads[name].result, "result", timeout, &r); err != nil {
+			return err
+		}
+		t.Loads[name] = r
+	}
+	lap("drain")
+	return context.Cause(ctx) // an application or the subject may have died and taken nobody with it
+}
+
+// setUp makes the groups and starts the processes: applications, then the subject, which must know where they are, then loads,
+// which must find both.
+func (x *trial) setUp(ctx context.Context) (err error) {
+	if x.tree, err = placement.NewTree(x.machine.Cgroups, fmt.Sprintf("trial-%d", x.index)); err != nil {
+		return err
+	}
+	if x.work, err = x.tree.Group(workGroup, placement.Limits{}); err != nil {
+		return err
+	}
+	if err := inParallel(x.spec.Applications, func(name string, p *Part) error { return x.startApp(ctx, name, p) }); err != nil {
+		return err
+	}
+	if arm := x.spec.Arms[x.arm]; arm != nil {
+		if err := x.startSubject(ctx, arm); err != nil {
+			return err
+		}
+	}
+	return inParallel(x.spec.Loads, func(name string, p *Part) error { return x.startLoad(ctx, name, p) })
+}
+
+func inParallel(parts map[string]*Part, do func(string, *Part) error) error {
+	errs := make([]error, len(parts))
+	var wg sync.WaitGroup
+	for i, name := range slices.Sorted(maps.Keys(parts)) {
+		wg.Go(func() { errs[i] = do(name, parts[name]) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err // one is enough to read; the others are most often its echo
+		}
+	}
+	return nil
+}
+
+// start makes a group for one process and starts it there.
+func (x *trial) start(ctx context.Context, group, as, name string, limits Options, argv []string) (*process, error) {
+	g, err := x.tree.Group(group, placement.Limits{CPUs: limits.float("cpus"), MemoryBytes: uint64(limits.float("memory"))})
+	if err != nil {
+		return nil, err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	p, err := launch(name, g, argv, x.cancel)
+	if err != nil {
+		return nil, err
+	}
+	x.started = append(x.started, p)
+	x.roles[g.Path()] = as
+	return p, nil
+}
+
+func (x *trial) startApp(ctx context.Context, name string, part *Part) error {
+	argv := append([]string{x.machine.Self}, part.Kind.argv(part.Options, site{})...)
+	p, err := x.start(ctx, path.Join(workGroup, name), "app", name, part.Limits, argv)
+	if err != nil {
+		return err
+	}
+	var ready struct {
+		Address string `json:"address"`
+	}
+	if err := p.wait(ctx, p.ready, "ready message", readyTimeout, &ready); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.apps[name] = ready.Address
+	return nil
+}
+
+func (x *trial) startSubject(ctx context.Context, arm *Part) error {
+	kind, err := subject.Lookup(arm.Kind.Name)
+	if err != nil {
+		return err
+	}
+	place := subject.Place{Self: x.machine.Self, CgroupDir: x.work.V2Dir(), Options: arm.Options}
+	if place.CgroupDir == "" {
+		return fault.New(fault.Machine, arm.Kind.Name, "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified", "it attaches to a cgroup v2 directory, and no v2 hierarchy is mounted")
+	}
+	if arm.Kind.Serves {
+		place.ServicesFile = filepath.Join(x.dir, servicesFile)
+		if err := x.writeServices(place.ServicesFile); err != nil {
+			return err
+		}
+	}
+	command, err := kind.Command(place)
+	if err != nil {
+		return err
+	}
+	if !command.Role {
+		return fmt.Errorf("subject %s does not speak the role protocol, and other ways to know that it is ready are not there yet", kind.Name)
+	}
+	began := time.Now()
+	if x.subject, err = x.start(ctx, subjectGroup, "subject", x.arm, arm.Limits, command.Argv); err != nil {
+		return err
+	}
+	if err := x.subject.wait(ctx, x.subject.ready, "ready message", readyTimeout, (*rawMessage)(&x.readyRaw)); err != nil {
+		return err
+	}
+	x.readyIn, x.ready = time.Since(began), &subjectReady{}
+	return x.subject.decode(x.readyRaw, "ready message", x.ready)
+}
+
+// rawMessage keeps JSON as it came.
+type rawMessage []byte
+
+func (r *rawMessage) UnmarshalJSON(data []byte) error { *r = slices.Clone(data); return nil }
+
+func (x *trial) startLoad(ctx context.Context, name string, part *Part) error {
+	at := site{address: x.apps[part.To], seed: rand.New(rand.NewPCG(x.seed, uint64(len(name)))).Uint64()}
+	if arm := x.spec.Arms[x.arm]; arm != nil && arm.Kind.Serves {
+		at.address, at.rewritten = x.serviceAddress(part.To), true
+	}
+	p, err := x.start(ctx, path.Join(workGroup, name), "load", name, part.Limits, append([]string{x.machine.Self}, part.Kind.argv(part.Options, at)...))
+	if err != nil {
+		return err
+	}
+	x.mu.Lock()
+	x.loads[name] = p
+	x.mu.Unlock()
+	var ready struct{}
+	return p.wait(ctx, p.ready, "ready message", readyTimeout, &ready)
+}
+
+const servicesFile = "services.yaml" // in the run directory, of the trial under way
+
+// serviceAddress is the address under which the subject serves an application: the range that clusters give their services. It
+// means something only inside the trial's control group.
+func (x *trial) serviceAddress(app string) string {
+	names := slices.Sorted(maps.Keys(x.spec.Applications))
+	n := 1 + slices.Index(names, app)
+	return fmt.Sprintf("10.96.%d.%d:80", n>>8, n&0xff)
+}
+
+func (x *trial) writeServices(file string) error {
+	var b strings.Builder
+	b.WriteString("services:\n")
+	for _, name := range slices.Sorted(maps.Keys(x.apps)) {
+		fmt.Fprintf(&b, "  - address: %s\n    endpoints:\n      - address: %s\n", strconv.Quote(x.serviceAddress(name)), strconv.Quote(x.apps[name]))
+	}
+	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+		return fault.Wrap(err, fault.Machine, file, "make room, or name another directory with --out", "the subject's services cannot be written")
+	}
+	return nil
+}
+
+// tearDown stops every process and removes the groups. It heeds no context: what was started is always taken away.
+func (x *trial) tearDown() error {
+	x.mu.Lock() // nothing starts any more: setUp has returned
+	started := x.started
+	x.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, p := range started {
+		wg.Go(p.stop)
+	}
+	wg.Wait()
+	if x.tree == nil {
+		return nil
+	}
+	if err := x.tree.Close(); err != nil {
+		return fmt.Errorf("removing the trial's control groups: %w", err)
+	}
+	return nil
+}
+
+// sleepUntil sleeps until CLOCK_MONOTONIC shows at, in nanoseconds. The context can end all but the last two milliseconds, which the
+// kernel's own clock times: Go's timers round to about one.
+func sleepUntil(ctx context.Context, at int64) error {
+	const last = 2 * time.Millisecond
+	timer := time.NewTimer(time.Duration(at-pace.Now()) - last)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+	}
+	ts := unix.NsecToTimespec(at)
+	for {
+		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// setRoles says in the ledger what each group of the trial was for.
+func (m *measurement) setRoles(roles map[string]string) {
+	for i := range m.ledger.Cgroups {
+		if r, ok := roles[m.ledger.Cgroups[i].Path]; ok {
+			m.ledger.Cgroups[i].Role = r
+		}
+	}
+}
+
+// trim leaves in the ledger what a trial's record must hold: the groups of the trial and those at the top, the programs that ran or
+// are the subject's, and the maps that these use. A machine can have thousands of each, and a run thousands of trials.
+func (m *measurement) trim() {
+	l := m.ledger
+	l.Cgroups = slices.DeleteFunc(l.Cgroups, func(g ledger.Cgroup) bool {
+		return !within(g.Path, m.tree) && (g.Vanished || strings.Count(g.Path, "/") > 1)
+	})
+	keep := m.subjectMaps()
+	mine := map[uint32]bool{}
+	if m.subject != nil {
+		for _, o := range m.subject.Programs {
+			mine[o.ID] = true
+		}
+	}
+	l.Programs = slices.DeleteFunc(l.Programs, func(p ledger.Program) bool {
+		if ran := p.RunCount != nil && *p.RunCount > 0; !ran && !mine[p.ID] {
+			return true
+		}
+		for _, id := range p.MapIDs {
+			keep[id] = true
+		}
+		return false
+	})
+	l.Maps = slices.DeleteFunc(l.Maps, func(mp ledger.Map) bool { return !keep[mp.ID] })
+}

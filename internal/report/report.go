@@ -1,0 +1,325 @@
+// Package report writes a summary for its readers: people at a terminal, people reading Markdown, benchstat, and programs that take
+// JSON. All forms say the same; none computes anything that the summary does not hold, save for the values of single trials that
+// benchstat wants.
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/analysis"
+	"tare/internal/quantity"
+	"tare/internal/record"
+)
+
+// JSON writes summary.json.
+func JSON(w io.Writer, s *analysis.Summary) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	if err := e.Encode(s); err != nil {
+		return fmt.Errorf("writing the summary as JSON: %w", err)
+	}
+	return nil
+}
+
+// section is the estimates at one level of the factors, as a table.
+type section struct {
+	title string // empty where there are no factors
+	rows  []row
+}
+
+// row is one arm's estimate of one metric. The metric and the smallest visible difference stand on its first row only.
+type row struct {
+	metric, arm, value, difference, visible string
+	muted                                   bool // nothing was resolved
+}
+
+var header = row{"", "arm", "value", "difference to " + record.Direct, "smallest visible", false}
+
+func (r row) cells() []string { return []string{r.metric, r.arm, r.value, r.difference, r.visible} }
+
+// sections are the tables in order of level. The twin has no row of its own where there are other arms: it shows as the smallest
+// visible difference.
+func sections(s *analysis.Summary) []section {
+	estimates := slices.Clone(s.Estimates)
+	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return rank(a.Metric) - rank(b.Metric) })
+	others := slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Arm != record.Direct && e.Arm != record.AA })
+	var all []section
+	at := map[string]int{}
+	for _, e := range s.Estimates { // in order of level, which the order of metrics must not disturb
+		title := titleOf(e)
+		if _, seen := at[title]; !seen {
+			at[title] = len(all)
+			all = append(all, section{title: title})
+		}
+	}
+	for _, e := range estimates {
+		if e.Arm != record.AA || !others {
+			sec := &all[at[titleOf(e)]]
+			sec.rows = append(sec.rows, rowOf(s, e))
+		}
+	}
+	for _, sec := range all {
+		for i := len(sec.rows) - 1; i > 0; i-- { // from the end: each row still has the name of the one before it
+			if sec.rows[i].metric == sec.rows[i-1].metric {
+				sec.rows[i].metric = ""
+			}
+		}
+	}
+	return all
+}
+
+func titleOf(e analysis.Estimate) string {
+	if len(e.Factors) == 0 {
+		return ""
+	}
+	return "At " + analysis.Level(e.Factors)
+}
+
+// families are the beginnings of metrics' names in the order in which people ask for them. What is not among them comes after, and
+// how late the load generator was, which is about the measurement and not about the subject, last.
+var families = []string{"bpf_", "cpu_", "latency_", "connect_", "throughput_", "error_", "map_", "memory_"}
+
+func rank(metric string) int {
+	for i, f := range families {
+		if strings.HasPrefix(metric, f) {
+			return i
+		}
+	}
+	if strings.HasPrefix(metric, "lag_") || strings.HasPrefix(metric, "own_lag_") {
+		return len(families) + 1
+	}
+	return len(families)
+}
+
+func rowOf(s *analysis.Summary, e analysis.Estimate) row {
+	r := row{metric: quantity.Label(e.Metric), arm: e.Arm, value: quantity.Value(e.Value, e.Unit)}
+	if e.Lo != nil && e.Hi != nil {
+		r.value = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
+	}
+	d := e.Difference
+	if d == nil {
+		return r
+	}
+	switch {
+	case d.Resolved:
+		r.difference = quantity.Delta(d.Value, *d.Lo, *d.Hi, e.Unit)
+		if e.Ratio != nil {
+			r.difference += fmt.Sprintf(" (%s)", percent(e.Ratio.Value))
+		}
+	case d.Lo == nil:
+		r.difference = quantity.DeltaValue(d.Value, e.Unit) + ", no interval"
+	default:
+		r.difference, r.muted = "not resolved", true
+	}
+	if v, ok := s.Visible(e.Metric, e.Factors); ok {
+		r.visible = quantity.Rough(v, e.Unit)
+	}
+	return r
+}
+
+// percent is a ratio as the change that it means: 1.14 is +14 %.
+func percent(ratio float64) string {
+	switch change := 100 * (ratio - 1); {
+	case change >= 1000:
+		return fmt.Sprintf("%.3g times", ratio)
+	case change >= 10 || change <= -10:
+		return fmt.Sprintf("%+.0f %%", change)
+	default:
+		return fmt.Sprintf("%+.2g %%", change)
+	}
+}
+
+// notes are what to know before quoting an estimate, each named once.
+func notes(s *analysis.Summary) []string {
+	var all []string
+	for _, e := range s.Estimates {
+		name := quantity.Label(e.Metric) + " of " + e.Arm
+		if len(e.Factors) > 0 {
+			name += " at " + analysis.Level(e.Factors)
+		}
+		for _, n := range e.Notes {
+			all = append(all, name+": "+n)
+		}
+		if d := e.Difference; d != nil && strings.HasPrefix(d.Unresolved, analysis.LagReason) {
+			all = append(all, name+" is not resolved: "+d.Unresolved)
+		}
+	}
+	if withheld(s, "latency_p99_seconds", "latency_p999_seconds") {
+		all = append(all, "latency p99.9 is withheld: a trial has fewer than 100 requests beyond it")
+	}
+	return all
+}
+
+// withheld reports whether there are estimates of one quantile and none of the next.
+func withheld(s *analysis.Summary, have, lack string) bool {
+	is := func(metric string) func(analysis.Estimate) bool {
+		return func(e analysis.Estimate) bool { return e.Metric == metric }
+	}
+	return slices.ContainsFunc(s.Estimates, is(have)) && !slices.ContainsFunc(s.Estimates, is(lack))
+}
+
+// intervals says how the intervals were made, with the confidence that each method reaches at the blocks there were.
+func intervals(s *analysis.Summary) string {
+	reached := map[string][2]float64{}
+	add := func(name string, confidence float64) {
+		if confidence > 0 {
+			r, seen := reached[name]
+			if !seen {
+				r = [2]float64{confidence, confidence}
+			}
+			reached[name] = [2]float64{min(r[0], confidence), max(r[1], confidence)}
+		}
+	}
+	for _, e := range s.Estimates {
+		add("values by "+e.Method, e.Confidence)
+		if d := e.Difference; d != nil {
+			add("differences by "+d.Method, d.Confidence)
+		}
+	}
+	if len(reached) == 0 {
+		return "none"
+	}
+	var said []string
+	for _, name := range slices.Sorted(maps.Keys(reached)) {
+		r := reached[name]
+		text := fmt.Sprintf("%s, %.1f", name, 100*r[0])
+		if r[1] > r[0] {
+			text += fmt.Sprintf(" to %.1f", 100*r[1])
+		}
+		said = append(said, text+" %")
+	}
+	return strings.Join(said, "; ")
+}
+
+// models are the fitted lines in words: those in which a factor matters, and those that are no lines.
+func models(s *analysis.Summary) []string {
+	var all []string
+	for _, m := range s.Models {
+		matters := !m.Linear
+		var terms, where []string
+		for i, t := range m.Terms {
+			base, _, _ := strings.Cut(t.Unit, " per unit of ")
+			text := quantity.Value(t.Value, base)
+			if t.Lo != nil && t.Hi != nil {
+				text = quantity.Interval(t.Value, *t.Lo, *t.Hi, base)
+				matters = matters || i > 0 && (*t.Lo > 0 || *t.Hi < 0)
+			}
+			if i == 0 {
+				terms = append(terms, text+" fixed")
+				continue
+			}
+			r := m.ValidRange[t.Name]
+			terms = append(terms, text+" per unit of "+t.Name)
+			where = append(where, fmt.Sprintf("%s %.6g to %.6g", t.Name, r[0], r[1]))
+		}
+		if !matters {
+			continue
+		}
+		line := fmt.Sprintf("%s of %s: %s; R2 %.3f", quantity.Label(m.Metric), m.Arm, strings.Join(terms, ", "), m.R2)
+		if m.HeldoutError != nil {
+			line += fmt.Sprintf(", held-out error %.2g %%", 100**m.HeldoutError)
+		}
+		line += ", for " + strings.Join(where, ", ")
+		if !m.Linear {
+			line = "NOT A LINE (by " + m.Test + ") " + line
+		}
+		all = append(all, line)
+	}
+	return all
+}
+
+// validity says in one sentence what the numbers rest on.
+func validity(s *analysis.Summary) string {
+	state := "valid"
+	if !s.Valid {
+		state = "INVALID"
+	}
+	if s.Partial {
+		state += ", PARTIAL"
+	}
+	text := fmt.Sprintf("%s: %d of %d planned trials done, %d valid", state, s.Trials.Done, s.Trials.Planned, s.Trials.Valid)
+	if s.Trials.Failed > 0 {
+		text += fmt.Sprintf(", %d failed", s.Trials.Failed)
+	}
+	if s.Trials.Invalid > 0 {
+		text += fmt.Sprintf(", %d invalid", s.Trials.Invalid)
+	}
+	return text + fmt.Sprintf("; %d complete blocks", s.Blocks)
+}
+
+// maxExcluded is how many trials that were left out are named; all are in the summary.
+const maxExcluded = 10
+
+func excluded(s *analysis.Summary) []string {
+	var all []string
+	for i, x := range s.Trials.Excluded {
+		if i == maxExcluded {
+			all = append(all, fmt.Sprintf("and %d more: see %s", len(s.Trials.Excluded)-i, record.TrialsFile))
+			break
+		}
+		line := fmt.Sprintf("trial %d (block %d, %s", x.Index, x.Block, x.Arm)
+		if len(x.Factors) > 0 {
+			line += ", " + analysis.Level(x.Factors)
+		}
+		all = append(all, line+") left out: "+x.Why)
+	}
+	return all
+}
+
+func selfCost(s *analysis.Summary) string {
+	return fmt.Sprintf("%s of CPU time in all measured windows, %s resident at most",
+		quantity.Value(s.Self.CPUSeconds, quantity.Seconds), quantity.Value(float64(s.Self.RSSBytes), quantity.Bytes))
+}
+
+// environment is the machine in two lines.
+func environment(run record.Run) []string {
+	e := run.Environment
+	join := func(parts ...string) string {
+		return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ", ")
+	}
+	named := func(name, value string) string {
+		if value == "" {
+			return ""
+		}
+		return name + " " + value
+	}
+	var size, swap string
+	if e.CPUs > 0 {
+		size = fmt.Sprintf("%d CPUs", e.CPUs)
+	}
+	if e.MemoryBytes > 0 {
+		size = strings.TrimPrefix(size+", "+quantity.Rough(float64(e.MemoryBytes), quantity.Bytes)+" of memory", ", ")
+	}
+	if e.SwapBytes > 0 {
+		swap = "swap " + quantity.Rough(float64(e.SwapBytes), quantity.Bytes)
+	}
+	var subjects []string
+	for _, name := range slices.Sorted(maps.Keys(e.Subjects)) {
+		subjects = append(subjects, strings.TrimSpace(name+" "+e.Subjects[name]))
+	}
+	return []string{
+		join(e.Hostname, e.CPUModel, size, named("virtual", e.Virtual), named("governor", e.Governor), swap),
+		join(e.Distro, named("kernel", e.Kernel), named("cgroups", e.CgroupMode), named("lockdown", e.Lockdown), named("clock", e.Clocksource),
+			named("tare", run.Version), join(subjects...)),
+	}
+}
+
+// again is the command that runs the experiment once more, with what a shell would split in quotes.
+func again(run record.Run) string {
+	words := make([]string, len(run.Command))
+	for i, w := range run.Command {
+		words[i] = w
+		if w == "" || strings.ContainsAny(w, " \t\n'\"\\$`*?[](){}<>|&;!#~") {
+			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func started(run record.Run) string { return run.Started.UTC().Format(time.DateTime) + " UTC" }

@@ -1,0 +1,157 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/lipgloss"
+	"github.com/muesli/termenv"
+
+	"tare/internal/analysis"
+	"tare/internal/record"
+)
+
+// Options are how a terminal is written to.
+type Options struct {
+	Color bool   // styles; no meaning hangs on them alone
+	Width int    // columns for prose; 0: 100. Tables are not folded
+	Dir   string // the run directory, to say where the files are; empty: not said
+}
+
+// Text writes a summary for a terminal: the question, the answer, then what it rests on.
+func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
+	t := newText(w, o)
+	t.write(s, run)
+	if _, err := io.WriteString(w, t.b.String()); err != nil {
+		return fmt.Errorf("writing the report: %w", err)
+	}
+	return nil
+}
+
+func newText(w io.Writer, o Options) *text {
+	if o.Width <= 0 {
+		o.Width = 100
+	}
+	t := &text{Options: o, style: lipgloss.NewRenderer(w)}
+	t.style.SetColorProfile(termenv.Ascii)
+	if o.Color {
+		t.style.SetColorProfile(termenv.ANSI)
+	}
+	return t
+}
+
+// text collects the report; it is written at once.
+type text struct {
+	Options
+	b     strings.Builder
+	style *lipgloss.Renderer
+}
+
+func (t *text) write(s *analysis.Summary, run record.Run) {
+	t.line(t.bold(clean(s.Experiment)) + "  " + clean(s.Question))
+	t.line("")
+	for _, a := range s.Answers {
+		t.wrap("", a.Answer)
+		t.line("")
+	}
+	for _, sec := range sections(s) {
+		if sec.title != "" {
+			t.line(t.bold(clean(sec.title)))
+		}
+		t.table(sec.rows)
+		t.line("")
+	}
+	for _, n := range notes(s) {
+		t.wrap("note: ", n)
+	}
+	for _, m := range models(s) {
+		t.wrap("model: ", m)
+	}
+	for _, warning := range s.Warnings {
+		t.wrap("warning: ", warning)
+	}
+	for _, x := range excluded(s) {
+		t.wrap("", x)
+	}
+	if !strings.HasSuffix(t.b.String(), "\n\n") {
+		t.line("")
+	}
+	t.wrap("run:       ", validity(s))
+	t.wrap("intervals: ", intervals(s))
+	t.wrap("scale:     ", selfCost(s))
+	for _, e := range environment(run) {
+		if e != "" {
+			t.wrap("machine:   ", e)
+		}
+	}
+	t.wrap("started:   ", fmt.Sprintf("%s, seed %d", started(run), s.Seed))
+	if t.Dir != "" {
+		t.line("files:     " + clean(t.Dir))
+	}
+	if len(run.Command) > 0 {
+		t.line("again:     " + clean(again(run)))
+	}
+}
+
+func (t *text) line(s string) { t.b.WriteString(strings.TrimRight(s, " ") + "\n") }
+
+func (t *text) bold(s string) string { return t.style.NewStyle().Bold(true).Render(s) }
+func (t *text) faint(s string) string {
+	return t.style.NewStyle().Faint(true).Render(s)
+}
+
+// wrap folds prose between words; lines after the first stand under its beginning.
+func (t *text) wrap(lead, prose string) {
+	line := lead
+	empty := true
+	for _, word := range strings.Fields(clean(prose)) {
+		if !empty && width(line)+1+width(word) > t.Width {
+			t.line(line)
+			line, empty = strings.Repeat(" ", width(lead)), true
+		}
+		if !empty {
+			line += " "
+		}
+		line, empty = line+word, false
+	}
+	t.line(line)
+}
+
+func (t *text) table(rows []row) {
+	rows = append([]row{header}, rows...)
+	var widths [5]int
+	for _, r := range rows {
+		for i, c := range r.cells() {
+			widths[i] = max(widths[i], width(clean(c)))
+		}
+	}
+	for n, r := range rows {
+		var b strings.Builder
+		for i, c := range r.cells() {
+			c = clean(c)
+			b.WriteString(c + strings.Repeat(" ", widths[i]-width(c)+2))
+		}
+		line := strings.TrimRight(b.String(), " ")
+		switch {
+		case n == 0:
+			line = t.bold(line)
+		case r.muted:
+			line = t.faint(line)
+		}
+		t.line(line)
+	}
+}
+
+func width(s string) int { return utf8.RuneCountInString(s) }
+
+// clean keeps a record that came from elsewhere from steering the terminal: control characters become spaces.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return ' '
+		}
+		return r
+	}, s)
+}
