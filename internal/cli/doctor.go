@@ -1,0 +1,104 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/fault"
+	"tare/internal/host/bpf"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/feature"
+	"tare/internal/host/ksym"
+	"tare/internal/host/perf"
+	"tare/internal/host/proc"
+)
+
+func init() { register(newDoctor) }
+
+// doctorSchema names the JSON form.
+const doctorSchema = "tare.doctor/v1"
+
+// diagnosis is what `tare doctor --json` prints.
+type diagnosis struct {
+	Schema   string           `json:"schema"`
+	Machine  proc.Machine     `json:"machine"`
+	Features []feature.Status `json:"features"`
+}
+
+func newDoctor() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this machine can measure, what it cannot, why, and what would change that",
+		Long: `Doctor probes every feature of the kernel that Tare uses, by using it. What is missing is listed with what it needs, what is lost
+without it, and the mend. The exit code is 3 when the machine lacks something that weighing cannot do without.`,
+		Example: `  tare doctor
+  tare doctor --json | jq '.features[] | select(.available | not)'`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d := diagnose()
+			out := cmd.OutOrStdout()
+			if asJSON {
+				enc := json.NewEncoder(out)
+				enc.SetIndent("", " ")
+				if err := enc.Encode(d); err != nil {
+					return err
+				}
+			} else if err := printDiagnosis(out, d); err != nil {
+				return err
+			}
+			var required []string
+			for _, s := range d.Features {
+				if s.Required && !s.Available {
+					required = append(required, s.Name)
+				}
+			}
+			if len(required) > 0 {
+				return fault.New(fault.Machine, "", "the mend of each stands above", "this machine cannot be weighed: it lacks %s", strings.Join(required, ", "))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document and nothing else")
+	return cmd
+}
+
+func diagnose() diagnosis {
+	d := diagnosis{Schema: doctorSchema, Machine: proc.FS{}.Machine()}
+	for _, p := range slices.Concat(bpf.Features(), perf.Features(), cgroup.Features(), ksym.Features()) {
+		d.Features = append(d.Features, p.Status())
+	}
+	return d
+}
+
+func printDiagnosis(w io.Writer, d diagnosis) error {
+	var b strings.Builder
+	m := d.Machine
+	fmt.Fprintf(&b, "%s: Linux %s on %d x %s, clocksource %s, lockdown %s\n\n", m.Hostname, m.Kernel, m.CPUs, m.CPUModel, m.Clocksource, m.Lockdown)
+	wide := 0
+	for _, s := range d.Features {
+		wide = max(wide, len(s.Name))
+	}
+	for _, s := range d.Features {
+		mark := "yes"
+		if !s.Available {
+			mark = "NO "
+		}
+		fmt.Fprintf(&b, "%s  %-*s  %s\n", mark, wide, s.Name, s.Detail)
+		if s.Available {
+			continue
+		}
+		for _, line := range [][2]string{{"needs", s.Needs}, {"lost", s.Lost}, {"mend", s.Mend}} {
+			if line[1] != "" {
+				fmt.Fprintf(&b, "     %-*s  %-5s  %s\n", wide, "", line[0], line[1])
+			}
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

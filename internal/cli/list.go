@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tare/experiments"
+	"tare/internal/experiment"
+	"tare/internal/fault"
+)
+
+func init() { register(newList) }
+
+func newList() *cobra.Command {
+	return &cobra.Command{
+		Use:   "list [NAME]",
+		Short: "List the built-in experiments, or print the spec of one",
+		Example: `  tare list
+  tare list quickstart > my-experiment.yaml`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return fault.New(fault.Usage, cmd.CommandPath(), "name one experiment, or none for all", "%d names", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return printSpec(cmd.OutOrStdout(), args[0])
+			}
+			return listExperiments(cmd.OutOrStdout())
+		},
+	}
+}
+
+func printSpec(w io.Writer, name string) error {
+	_, data, ok := experiments.File(name)
+	if !ok {
+		return fault.New(fault.Usage, "tare list "+name, "the built-in experiments are "+strings.Join(experiments.Names(), ", "), "there is no such experiment")
+	}
+	_, err := w.Write(data)
+	return err
+}
+
+// listExperiments says of each built-in experiment what it asks, how long it takes and what it needs.
+func listExperiments(w io.Writer) error {
+	var b strings.Builder
+	for _, name := range experiments.Names() {
+		s, err := loadSpec(name)
+		if err != nil {
+			return err
+		}
+		needs := strings.Join(append([]string{"cgroup-create"}, s.Needs...), ", ")
+		full := experiment.Estimate(s)
+		if err := s.Apply(experiment.Overrides{Quick: true}); err != nil {
+			return err
+		}
+		fmt.Fprintf(&b, "%s\n  %s\n  takes about %s (--quick: %s); needs %s\n", name, s.Question, roughly(full), roughly(experiment.Estimate(s)), needs)
+	}
+	b.WriteString("\n'tare run NAME' runs one; 'tare list NAME' prints its spec, to start your own from.\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}

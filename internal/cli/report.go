@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/analysis"
+	"tare/internal/fault"
+	"tare/internal/record"
+	"tare/internal/report"
+)
+
+func init() { register(newReport) }
+
+// reportFormats are the forms of a report, in the order of the help.
+var reportFormats = []string{"text", "md", "json", "bench"}
+
+func newReport() *cobra.Command {
+	var formats []string
+	c := &cobra.Command{
+		Use:   "report DIR",
+		Short: "Read a run directory again and report on it",
+		Long: `Read a run directory again and report on it. The report is made from the trials, not from the summary that the run left.
+
+Formats: text (for a terminal), md (Markdown), json (the summary, schema ` + analysis.Schema + `) and bench (the Go benchmark format, one
+line for each valid trial, which benchstat reads). Several, separated by commas, follow one another.
+
+An invalid run is reported as that; the exit code is still 0, for the report was made.`,
+		Example: `  tare report tare-run-quickstart-20260102-030405
+  tare report DIR --format md > report.md
+  tare report DIR --format bench > run.txt && benchstat -col /arm run.txt`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote", "one run directory is needed, not %d", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, f := range formats {
+				if !slices.Contains(reportFormats, f) {
+					return fault.New(fault.Usage, "--format "+f, "choose from "+strings.Join(reportFormats, ", "), "there is no such format")
+				}
+			}
+			return writeReport(cmd.OutOrStdout(), args[0], formats)
+		},
+	}
+	c.Flags().StringSliceVar(&formats, "format", []string{"text"}, strings.Join(reportFormats, ", ")+"; several with commas")
+	return c
+}
+
+func writeReport(w io.Writer, dir string, formats []string) error {
+	c, err := record.Read(dir)
+	if err != nil {
+		return err
+	}
+	s, err := analysis.Summarize(c.Run, c.Trials)
+	if err != nil {
+		return fmt.Errorf("reporting on %s: %w", dir, err)
+	}
+	s.Warnings = append(s.Warnings, c.Warnings...)
+	for _, f := range formats {
+		switch f {
+		case "text":
+			err = report.Text(w, s, c.Run, textOptions(w, dir))
+		case "md":
+			err = report.Markdown(w, s, c.Run)
+		case "json":
+			err = report.JSON(w, s)
+		case "bench":
+			err = report.Bench(w, c.Run, c.Trials)
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Machine, dir, "make room, or write somewhere else", "the report could not be written")
+		}
+	}
+	return nil
+}
+
+// textOptions suit what w is: colours and the width of the window on a terminal, plain text elsewhere or when NO_COLOR is set
+// (no-color.org).
+func textOptions(w io.Writer, dir string) report.Options {
+	o := report.Options{Dir: dir}
+	f, ok := w.(*os.File)
+	if !ok || !isatty.IsTerminal(f.Fd()) {
+		return o
+	}
+	o.Color = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
+		o.Width = min(int(size.Col), 120)
+	}
+	return o
+}

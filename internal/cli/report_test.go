@@ -1,0 +1,133 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tare/internal/analysis"
+	"tare/internal/analysis/analysistest"
+	"tare/internal/fault"
+	"tare/internal/record"
+)
+
+// writeRun writes a made run as 'tare run' would.
+func writeRun(t *testing.T, keep int) string {
+	t.Helper()
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6})
+	dir := filepath.Join(t.TempDir(), "run")
+	w, err := record.Create(dir, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, trial := range trials[:keep] {
+		if err := w.Append(trial); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func runReport(args ...string) (string, error) {
+	c := newReport()
+	c.SilenceErrors, c.SilenceUsage = true, true
+	var out bytes.Buffer
+	c.SetOut(&out)
+	c.SetErr(&out)
+	c.SetArgs(args)
+	err := c.Execute()
+	return out.String(), err
+}
+
+func TestReportFormats(t *testing.T) {
+	dir := writeRun(t, 24)
+	for format, want := range map[string]string{
+		"text": "The data plane adds 3.", "md": "# quickstart\n", "bench": "\nBenchmarkQuickstart/arm=", "json": `"schema": "tare.summary/v1"`,
+		"text,bench": "Unit map_bytes better=lower",
+	} {
+		out, err := runReport(dir, "--format", format)
+		if err != nil {
+			t.Errorf("%s: %v", format, err)
+		}
+		if !strings.Contains(out, want) {
+			t.Errorf("%s: no %q in\n%s", format, want, out)
+		}
+		if strings.Contains(out, "\x1b") {
+			t.Errorf("%s: styles where there is no terminal", format)
+		}
+		var s analysis.Summary
+		if format == "json" {
+			if err := json.Unmarshal([]byte(out), &s); err != nil || len(s.Estimates) == 0 {
+				t.Errorf("the JSON does not read back: %v", err)
+			}
+		}
+	}
+}
+
+func TestReportOfPartialRun(t *testing.T) {
+	dir := writeRun(t, 20)
+	path := filepath.Join(dir, record.TrialsFile)
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, append(whole, `{"schema":"tare.tri`...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out, err := runReport(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"From a partial run (20 of 24 trials)", "valid, PARTIAL: 20 of 24", "trials.jsonl:21: the last line was cut off"} {
+		if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestReportErrors(t *testing.T) {
+	dir := writeRun(t, 24)
+	corrupt := writeRun(t, 24)
+	path := filepath.Join(corrupt, record.TrialsFile)
+	lines, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, append([]byte("{rubbish}\n"), lines...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	noRun := writeRun(t, 24)
+	if err := os.WriteFile(filepath.Join(noRun, record.RunFile), []byte("{\n\n]"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"no directory", nil, "one run directory is needed, not 0"},
+		{"two directories", []string{dir, dir}, "one run directory is needed, not 2"},
+		{"not there", []string{dir + "x"}, "there is no run.json: this is not a run directory"},
+		{"not a format", []string{dir, "--format", "text,pdf"}, "--format pdf: there is no such format"},
+		{"a corrupt trial", []string{corrupt}, "trials.jsonl:1: this line is not the record of a trial"},
+		{"a corrupt run", []string{noRun}, "run.json:3: this is not the record of a run"},
+	} {
+		out, err := runReport(c.args...)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want %q", c.name, err, c.want)
+			continue
+		}
+		if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" && !strings.Contains(c.name, "run") {
+			t.Errorf("%s: code %d, mend %q", c.name, fault.CodeOf(err), fault.MendOf(err))
+		}
+		if out != "" {
+			t.Errorf("%s: printed %q", c.name, out)
+		}
+	}
+}

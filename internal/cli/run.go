@@ -1,0 +1,325 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+
+	"tare/experiments"
+	"tare/internal/analysis"
+	"tare/internal/experiment"
+	"tare/internal/fault"
+	"tare/internal/host/bpf"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/feature"
+	"tare/internal/host/ksym"
+	"tare/internal/host/perf"
+	"tare/internal/host/proc"
+	"tare/internal/meter"
+	"tare/internal/placement"
+	"tare/internal/record"
+	"tare/internal/report"
+	"tare/internal/version"
+)
+
+func init() { register(newRun) }
+
+// runFlags are the flags of tare run.
+type runFlags struct {
+	out       string
+	seed      uint64
+	seeded    bool
+	overrides experiment.Overrides
+}
+
+func newRun() *cobra.Command {
+	var f runFlags
+	c := &cobra.Command{
+		Use:   "run NAME|FILE.yaml",
+		Short: "Run an experiment, print its answer, and write the run directory",
+		Long: `Run an experiment: a built-in one by name ('tare list' has them) or a spec of your own. It compares arms in randomised blocks, each trial
+with fresh processes in control groups of their own, and prints the answer with its intervals. The run directory keeps every trial; 'tare report'
+reads it again.
+
+Ctrl-C ends the run early: the trial under way is taken down, what was measured is kept and reported as partial, and the exit code is 4.`,
+		Example: `  tare run quickstart
+  tare run quickstart --blocks 12 --set rate=500,1000,2000
+  tare run my-experiment.yaml --quick --out /tmp/my-run`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fault.New(fault.Usage, cmd.CommandPath(), "'tare list' has the built-in experiments", "one experiment is needed, not %d", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.seeded = cmd.Flags().Changed("seed")
+			if f.overrides.Blocks <= 0 && cmd.Flags().Changed("blocks") {
+				return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "there is no run of %d blocks", f.overrides.Blocks)
+			}
+			s, err := loadSpec(args[0])
+			if err != nil {
+				return err
+			}
+			if err := s.Apply(f.overrides); err != nil {
+				return err
+			}
+			return run(cmd.Context(), s, f, cmd.OutOrStdout())
+		},
+	}
+	c.Flags().StringVar(&f.out, "out", "", "run directory; default tare-run-NAME-TIME here")
+	c.Flags().IntVar(&f.overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
+	c.Flags().Uint64Var(&f.seed, "seed", 0, "seed of the order of trials and of the arrivals; default: a new one, which is recorded")
+	c.Flags().BoolVar(&f.overrides.Quick, "quick", false, "the short form of the experiment")
+	c.Flags().IntVar(&f.overrides.SampleHz, "hz", 0, "samples per second and CPU, instead of the spec's")
+	c.Flags().StringArrayVar(&f.overrides.Set, "set", nil, "setting=value, or setting=a,b to sweep; may be repeated")
+	return c
+}
+
+// features are what this machine can do, from every reader that has a say in it.
+var features = sync.OnceValue(func() []*feature.Probe {
+	return slices.Concat(bpf.Features(), perf.Features(), cgroup.Features(), ksym.Features())
+})
+
+func featureNames() []string {
+	var names []string
+	for _, p := range features() {
+		names = append(names, p.Status().Name)
+	}
+	return names
+}
+
+// loadSpec finds an experiment: a path if it looks like one, else a built-in name.
+func loadSpec(arg string) (*experiment.Spec, error) {
+	file, data, ok := experiments.File(arg)
+	if !ok {
+		if !strings.ContainsAny(arg, "/.") {
+			mend := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + "; a file is named with its ending, .yaml"
+			if near := experiment.Nearest(arg, experiments.Names()); near != "" {
+				mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+			}
+			return nil, fault.New(fault.Usage, "tare run "+arg, mend, "there is no such experiment")
+		}
+		var err error
+		file = arg
+		if data, err = os.ReadFile(arg); err != nil {
+			return nil, fault.Wrap(err, fault.Usage, arg, "", "the spec cannot be read")
+		}
+	}
+	return experiment.Parse(file, data, featureNames())
+}
+
+// requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more.
+func requireFeatures(s *experiment.Spec) error {
+	for _, p := range features() {
+		st := p.Status()
+		if st.Name != "cgroup-create" && !slices.Contains(s.Needs, st.Name) {
+			continue
+		}
+		if err := p.Err(); err != nil {
+			return fault.Wrap(err, fault.Machine, s.Name, st.Mend, "this machine cannot run the experiment")
+		}
+	}
+	return nil
+}
+
+// run runs the experiment and says what came of it.
+func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (err error) {
+	if err := requireFeatures(s); err != nil {
+		return err
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	if _, err := placement.Clean(layout); err != nil {
+		fmt.Fprintf(os.Stderr, "tare: what an earlier run left behind could not all be removed: %v\n", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding the tare binary: %w", err)
+	}
+	m, err := meter.New(ctx, meter.Options{SampleHz: s.SampleHz})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+
+	r, err := newRecord(s, f, layout)
+	if err != nil {
+		return err
+	}
+	if f.out == "" {
+		f.out = fmt.Sprintf("tare-run-%s-%s", s.Name, r.Started.Format("20060102-150405"))
+	}
+	w, err := record.Create(f.out, r)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+
+	p := newProgress(os.Stderr, s, r, w.Dir())
+	defer context.AfterFunc(ctx, p.interrupted)()
+	machine := experiment.Machine{Self: self, Cgroups: layout, OpenWindow: func() (experiment.Window, error) { return m.Open() }}
+	trials, runErr := experiment.Run(ctx, machine, s, r, w, p.say)
+	p.done()
+	return conclude(out, w, r, trials, runErr)
+}
+
+// newRecord is run.json.
+func newRecord(s *experiment.Spec, f runFlags, layout *cgroup.Layout) (record.Run, error) {
+	spec, err := json.Marshal(s)
+	if err != nil {
+		return record.Run{}, fmt.Errorf("encoding the spec: %w", err)
+	}
+	now := time.Now()
+	if !f.seeded {
+		f.seed = uint64(rand.Uint32()) // small enough for every reader of JSON
+	}
+	r := record.Run{
+		Schema: record.RunSchema, ID: fmt.Sprintf("%s-%s-%d", s.Name, now.UTC().Format("20060102T150405Z"), os.Getpid()),
+		Experiment: s.Name, Question: s.Question, Spec: spec, Seed: f.seed, Blocks: s.Blocks, Plan: experiment.Plan(s, f.seed),
+		Started: now, Version: version.Version, Build: version.Build(), Environment: environment(s, layout),
+		Command: append([]string{"tare"}, os.Args[1:]...),
+	}
+	if !f.seeded {
+		r.Command = append(r.Command, "--seed="+strconv.FormatUint(f.seed, 10))
+	}
+	return r, nil
+}
+
+func environment(s *experiment.Spec, layout *cgroup.Layout) record.Environment {
+	m := proc.FS{}.Machine()
+	e := record.Environment{
+		Hostname: m.Hostname, Kernel: m.Kernel, Distro: m.Distro, CPUModel: m.CPUModel, CPUs: m.CPUs, MemoryBytes: m.MemoryBytes,
+		Governor: m.Governor, CgroupMode: layout.Mode, Lockdown: m.Lockdown, Clocksource: m.Clocksource, SwapBytes: m.SwapBytes,
+		Virtual: m.Virtual, Subjects: map[string]string{},
+	}
+	for _, arm := range s.Arms {
+		e.Subjects[arm.Kind.Name] = version.Version // every subject there is yet is a role of this binary
+	}
+	return e
+}
+
+// conclude writes the summary, prints the report, and turns what went wrong into one error.
+func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, runErr error) error {
+	if len(trials) == 0 {
+		return ended(r, trials, w.Dir(), runErr)
+	}
+	summary, err := analysis.Summarize(r, trials)
+	if err != nil {
+		return errors.Join(runErr, fmt.Errorf("summarizing %s: %w", w.Dir(), err))
+	}
+	written := w.WriteSummary(summary)
+	if err := report.Text(out, summary, r, textOptions(out, w.Dir())); err != nil {
+		written = errors.Join(written, fmt.Errorf("printing the report: %w", err))
+	}
+	switch {
+	case runErr != nil:
+		return errors.Join(ended(r, trials, w.Dir(), runErr), written)
+	case written != nil:
+		return written
+	case !summary.Valid:
+		return fault.New(fault.Invalid, w.Dir(), "change that and run again; 'tare report' shows this run again", "the run is invalid: %s", strings.Join(summary.InvalidReasons, "; "))
+	}
+	return nil
+}
+
+// ended says that the run ended before its time. One that was interrupted is not what was asked for, and whoever waits for it must
+// not take it for that: its exit code is that of an invalid run.
+func ended(r record.Run, trials []record.Trial, dir string, err error) error {
+	if !experiment.Interrupted(err) {
+		return err
+	}
+	whole := slices.DeleteFunc(slices.Clone(trials), func(t record.Trial) bool { return t.Validity.Failed != "" })
+	return fault.New(fault.Invalid, dir, "'tare report "+dir+"' shows what there is", "interrupted: the run is partial, with %d of %d trials", len(whole), len(r.Plan))
+}
+
+// progress says on standard error how the run goes: one line that changes on a terminal, else a line for each block. What goes
+// wrong is said in a line of its own on both.
+type progress struct {
+	w        io.Writer
+	terminal bool
+	block    int // last said
+}
+
+func newProgress(f *os.File, s *experiment.Spec, r record.Run, dir string) *progress {
+	p := &progress{w: f, terminal: isatty.IsTerminal(f.Fd()), block: -1}
+	fmt.Fprintf(f, "%s: %d trials in %d blocks, about %s, into %s\n", s.Name, len(r.Plan), r.Blocks, roughly(experiment.Estimate(s)), filepath.Clean(dir))
+	return p
+}
+
+func (p *progress) say(at experiment.Progress) {
+	if t := at.Last; t != nil && !t.Validity.Valid {
+		p.clear()
+		fmt.Fprintf(p.w, "trial %d of %d (%s) %s\n", at.Done, at.Total, t.Arm, whatIsWrong(t.Validity))
+	}
+	if at.Done == at.Total {
+		return
+	}
+	n := at.Next
+	where := fmt.Sprintf("block %d of %d", n.Block+1, at.Blocks)
+	left := roughly(at.Left) + " left"
+	switch {
+	case p.terminal:
+		arm := n.Arm
+		if level := analysis.Level(n.Factors); level != "" {
+			arm += ", " + level
+		}
+		p.clear()
+		fmt.Fprintf(p.w, "trial %d of %d, %s: %s; %s", at.Done+1, at.Total, where, arm, left)
+	case n.Block != p.block:
+		fmt.Fprintf(p.w, "%s, trial %d of %d; %s\n", where, at.Done+1, at.Total, left)
+	}
+	p.block = n.Block
+}
+
+func whatIsWrong(v record.Validity) string {
+	if v.Failed != "" {
+		return "failed: " + v.Failed
+	}
+	var messages []string
+	for _, r := range v.Reasons {
+		messages = append(messages, r.Message)
+	}
+	return "is invalid: " + strings.Join(messages, "; ")
+}
+
+// clear takes back the line that changes.
+func (p *progress) clear() {
+	if p.terminal {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+}
+
+func (p *progress) done() { p.clear() }
+
+// interrupted may be called while say is: both write with one call each.
+func (p *progress) interrupted() {
+	text := "tare: interrupted; taking the trial down\n"
+	if p.terminal {
+		text = "\r\x1b[K" + text
+	}
+	fmt.Fprint(p.w, text)
+}
+
+// roughly is d for a person who waits.
+func roughly(d time.Duration) string {
+	if d < time.Minute {
+		return fmt.Sprintf("%d s", int(d.Round(time.Second).Seconds()))
+	}
+	d = d.Round(5 * time.Second)
+	return fmt.Sprintf("%d min %02d s", int(d.Minutes()), int(d.Seconds())%60)
+}

@@ -1,0 +1,159 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"text/tabwriter"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+	"tare/internal/role"
+	"tare/internal/subject"
+	"tare/internal/subject/kernelmesh"
+)
+
+func init() { register(newSubject) }
+
+func newSubject() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "subject",
+		Short: "Run a thing that Tare weighs; without a name, list them",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			_, err := subject.Lookup(args[0])
+			return err
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return listSubjects(cmd.OutOrStdout())
+		},
+	}
+	c.AddCommand(newKernelmesh())
+	return c
+}
+
+func listSubjects(w io.Writer) error {
+	for _, s := range subject.All() {
+		fmt.Fprintf(w, "%s: %s\n", s.Name, s.Summary)
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		for _, o := range s.Options {
+			fmt.Fprintf(t, "  %s\t%s (default %s)\n", o.Name, o.Summary, o.Default)
+		}
+		if err := t.Flush(); err != nil {
+			return fmt.Errorf("writing the list of subjects: %w", err)
+		}
+	}
+	return nil
+}
+
+func newKernelmesh() *cobra.Command {
+	var o kernelmesh.Options
+	var human bool
+	c := &cobra.Command{
+		Use:   "kernelmesh --services FILE --cgroup PATH",
+		Short: "An eBPF service mesh data plane on the sockets of one control group, until interrupted; SIGHUP reads the services again",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for flag, value := range map[string]string{"--services": o.ServicesFile, "--cgroup": o.CgroupDir} {
+				if value == "" {
+					return fault.New(fault.Usage, flag, "see 'tare subject kernelmesh --help'", "a value is needed")
+				}
+			}
+			// The command's own context ends on SIGHUP, which here means: read the services again.
+			ctx, stop := signal.NotifyContext(context.WithoutCancel(cmd.Context()), os.Interrupt, unix.SIGTERM)
+			defer stop()
+			if human || isatty.IsTerminal(os.Stdout.Fd()) {
+				return kernelmeshForPeople(ctx, o, cmd.OutOrStdout())
+			}
+			conn := role.NewConn(os.Stdin, os.Stdout)
+			err := kernelmesh.Run(ctx, o, conn)
+			if err != nil {
+				err = errors.Join(err, conn.Fail(err))
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.ServicesFile, "services", "", "YAML file of services and their endpoints")
+	f.StringVar(&o.CgroupDir, "cgroup", "", "cgroup v2 directory whose processes are served")
+	f.Uint32Var(&o.Steps, "steps", 0, "extra steps of work in each run of the connect programs")
+	f.Uint32Var(&o.SockopsSteps, "sockops-steps", 0, "extra steps of work in each run of the sockops program")
+	f.Uint32Var(&o.MaxServices, "max-services", kernelmesh.DefaultMaxServices, "services that the maps hold")
+	f.Uint32Var(&o.MaxEndpoints, "max-endpoints", kernelmesh.DefaultMaxEndpoints, "endpoints that the maps hold")
+	f.BoolVar(&o.AllowRoot, "allow-root", false, "let the control group be the root: serve every process of the machine")
+	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
+	return c
+}
+
+// kernelmeshForPeople runs the data plane until ctx ends, and prints what it says.
+func kernelmeshForPeople(ctx context.Context, o kernelmesh.Options, w io.Writer) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	input, endInput := io.Pipe() // never written: on a terminal only a signal ends the data plane
+	defer endInput.Close()
+	said, says := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := kernelmesh.Run(ctx, o, role.NewConn(input, says))
+		says.Close()
+		ended <- err
+	}()
+	var failed error
+	for conn := role.NewConn(said, io.Discard); failed == nil; {
+		var m role.Message
+		if m, failed = conn.Receive(); failed == nil {
+			failed = printKernelmesh(w, m)
+		}
+	}
+	if errors.Is(failed, io.EOF) {
+		failed = nil
+	}
+	said.Close() // should printing have failed, the data plane neither hangs on what it says nor goes on unheard
+	stop()
+	return errors.Join(<-ended, failed)
+}
+
+func printKernelmesh(w io.Writer, m role.Message) error {
+	switch m.Event {
+	case role.Ready:
+		var r kernelmesh.Ready
+		if err := decodeMessage(m, &r); err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "kernelmesh serves %d services, %d endpoints of %s in %s\n", r.Services, r.Endpoints, r.ServicesFile, r.Cgroup)
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "program\tid\tattached\tlink")
+		for i, p := range r.Programs {
+			fmt.Fprintf(t, "%s\t%d\t%s\t%d\n", p.Name, p.ID, r.Links[i].Attach, r.Links[i].ID)
+		}
+		fmt.Fprintln(t, "map\tid\ttype\tmax entries")
+		for _, p := range r.Maps {
+			fmt.Fprintf(t, "%s\t%d\t%s\t%d\n", p.Name, p.ID, p.Type, p.MaxEntries)
+		}
+		return t.Flush()
+	case role.Log:
+		var line string
+		if err := decodeMessage(m, &line); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(w, line)
+		return err
+	}
+	return nil
+}
+
+func decodeMessage(m role.Message, into any) error {
+	if err := json.Unmarshal(m.Data, into); err != nil {
+		return fmt.Errorf("decoding %s message: %w", m.Event, err)
+	}
+	return nil
+}
