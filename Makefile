@@ -1,0 +1,49 @@
+# Two commands do everything on a fresh Debian machine (root, Go, Node):
+#   make run    builds Tare and weighs a real eBPF data plane on this machine
+#   make test   fetches what the tests need, then runs all of them
+
+SHELL := /bin/bash
+PREFIX ?= /usr/local
+FUZZTIME ?= 10s
+BENCH ?= .
+
+# One static binary, the same from every checkout.
+GOBUILD := CGO_ENABLED=0 go build -trimpath
+
+.DEFAULT_GOAL := help
+.PHONY: help run test build install generate lint bench fuzz clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: build ## build, then weigh the reference data plane: tare run quickstart
+	./bin/tare run quickstart
+
+test: ## fetch what the tests need, then run every check and test
+	./test/setup
+	go run ./test/runner
+
+build: ## build bin/tare (needs only Go: generated objects are committed)
+	$(GOBUILD) -o bin/tare ./cmd/tare
+
+install: build ## install tare under PREFIX (default /usr/local)
+	install -D -m 755 bin/tare $(DESTDIR)$(PREFIX)/bin/tare
+
+generate: ## make the generated files again (needs clang, llvm, libbpf-dev)
+	go generate ./...
+
+lint: ## gofmt, go vet and staticcheck
+	go run ./test/runner format vet staticcheck
+
+bench: ## run the Go benchmarks (BENCH=regexp chooses)
+	go test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
+
+fuzz: ## run every fuzz test for FUZZTIME (default 10s) each
+	@set -e -o pipefail; for p in $$(go list ./...); do \
+	  for f in $$(go test -list '^Fuzz' $$p | sed -n '/^Fuzz/p'); do \
+	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p; \
+	  done; \
+	done
+
+clean: ## remove what building and testing left in this directory
+	rm -rf bin test/.cache

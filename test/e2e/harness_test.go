@@ -1,0 +1,180 @@
+package e2e
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"tare/test/binary"
+)
+
+// bin is the path of the tare binary under test. TARE_BIN names another one.
+var bin = os.Getenv("TARE_BIN")
+
+func TestMain(m *testing.M) { os.Exit(withBinary(m.Run)) }
+
+func withBinary(run func() int) int {
+	if bin != "" {
+		return run()
+	}
+	dir, err := os.MkdirTemp("", "tare-test-e2e-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		err = os.Chmod(dir, 0o755) // tests run the binary as other users too
+	}
+	if err == nil {
+		bin, err = binary.Build(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return run()
+}
+
+// command is one start of tare.
+type command struct {
+	args    []string
+	dir     string        // working directory; a fresh one when empty
+	env     []string      // added to the test's own
+	stdin   string        // nothing when empty
+	user    uint32        // runs as this user and group; 0 is the test's own
+	timeout time.Duration // until it is killed and the test fails; 1 minute when 0
+}
+
+// output is what came of a command.
+type output struct {
+	stdout, stderr string
+	code           int // exit code, -1 when a signal ended it
+	took           time.Duration
+}
+
+// String shows it in a test's failure.
+func (o output) String() string {
+	return fmt.Sprintf("exit code %d after %s\nstdout:\n%s\nstderr:\n%s", o.code, o.took, o.stdout, o.stderr)
+}
+
+// tare runs the binary with args to its end.
+func tare(t *testing.T, args ...string) output {
+	t.Helper()
+	return command{args: args}.start(t).wait(t)
+}
+
+// process is a tare that runs. It is killed when its test ends.
+type process struct {
+	pid            int
+	stdout, stderr buffer
+	done           chan struct{} // closed at its end
+
+	cmd     *exec.Cmd
+	err     error
+	took    time.Duration
+	timeout time.Duration
+	expired func() bool
+}
+
+// start starts tare.
+func (c command) start(t *testing.T) *process {
+	t.Helper()
+	p := &process{done: make(chan struct{}), timeout: cmp.Or(c.timeout, time.Minute)}
+	ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
+	p.expired = func() bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
+	p.cmd = exec.CommandContext(ctx, bin, c.args...)
+	p.cmd.Dir = cmp.Or(c.dir, t.TempDir())
+	p.cmd.Env = append(os.Environ(), c.env...)
+	p.cmd.Stdin = strings.NewReader(c.stdin)
+	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	// SIGQUIT makes a Go program print where it hangs; a few seconds later it is killed.
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGQUIT) }
+	p.cmd.WaitDelay = 3 * time.Second
+	// It dies with the test, also when the test is killed. The kernel ties that to the thread that started it: hence a
+	// goroutine that keeps its thread until the end.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if c.user != 0 {
+		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.user, Gid: c.user}
+	}
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer close(p.done)
+		began := time.Now()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = p.cmd.Wait()
+		}
+		p.took = time.Since(began)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-p.done
+	})
+	if err := <-started; err != nil {
+		t.Fatalf("starting tare %s: %v", strings.Join(c.args, " "), err)
+	}
+	p.pid = p.cmd.Process.Pid
+	return p
+}
+
+// wait waits for the end. The test fails if that does not come in time; whatever the exit code, it is a result.
+func (p *process) wait(t *testing.T) output {
+	t.Helper()
+	<-p.done
+	o := output{stdout: p.stdout.String(), stderr: p.stderr.String(), code: p.cmd.ProcessState.ExitCode(), took: p.took}
+	if p.expired() {
+		t.Fatalf("%s did not end within %s: %s", p.cmd, p.timeout, o)
+	}
+	var exit *exec.ExitError
+	if p.err != nil && !errors.As(p.err, &exit) {
+		t.Fatalf("%s: %v: %s", p.cmd, p.err, o)
+	}
+	return o
+}
+
+// signal sends a signal to tare alone, not to what it has started.
+func (p *process) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Fatalf("sending %s to %s: %v", s, p.cmd, err)
+	}
+}
+
+// waitFor waits until tare has printed text on standard output.
+func (p *process) waitFor(t *testing.T, text string) {
+	t.Helper()
+	for !strings.Contains(p.stdout.String(), text) {
+		select {
+		case <-p.done:
+			t.Fatalf("it ended before it printed %q: %s", text, p.wait(t))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// buffer is a bytes.Buffer that can be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}

@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+)
+
+// The search for leftovers is itself tested: a search that finds nothing would let every other test pass.
+func TestLeftoversAreFound(t *testing.T) {
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	dead := fmt.Sprintf("tare-self-%d-1", ended.Process.Pid)
+	alive := fmt.Sprintf("tare-self-%d-%s", os.Getpid(), startTime(t))
+	before := look(t)
+
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "tare_left", Type: ebpf.SocketFilter, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	for _, name := range []string{dead, alive} {
+		makeCgroup(t, name)
+		sleep := exec.Command("sleep", "60")
+		sleep.Env = append(os.Environ(), "TARE_RUN="+name)
+		if err := sleep.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_ = sleep.Process.Kill()
+			_ = sleep.Wait()
+		}()
+	}
+	held := look(t)
+	pin(t, program)
+	found := look(t)
+
+	for what, count := range map[string]struct{ got, want int }{
+		"cgroups of a dead owner":      {news(before, found, "cgroup ", dead), 1},
+		"cgroups of a living owner":    {news(before, found, "cgroup ", alive), 0},
+		"processes of a dead owner":    {news(before, found, "process ", dead), 1},
+		"processes of a living owner":  {news(before, found, "process ", alive), 0},
+		"programs that a process held": {news(before, held, "eBPF ", "tare_left"), 0},
+		"programs that a pin held":     {news(before, found, "eBPF ", "tare_left"), 1},
+	} {
+		if count.got != count.want {
+			t.Errorf("%s: found %d, want %d", what, count.got, count.want)
+		}
+	}
+}
+
+// news counts what is in now and not in before, of a kind and with a name.
+func news(before, now footprint, kind, name string) (n int) {
+	for what := range now {
+		if !before[what] && strings.HasPrefix(what, kind) && strings.Contains(what, name) {
+			n++
+		}
+	}
+	return n
+}
+
+// pin leaves the program to a pin in a bpf file system of the test's own.
+func pin(t *testing.T, program *ebpf.Program) {
+	t.Helper()
+	dir := t.TempDir()
+	run(t, "mount", "-t", "bpf", "bpf", dir)
+	t.Cleanup(func() { run(t, "umount", dir) })
+	if err := program.Pin(filepath.Join(dir, "left")); err != nil {
+		t.Fatal(err)
+	}
+	if err := program.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// makeCgroup makes a group in one hierarchy of this machine.
+func makeCgroup(t *testing.T, name string) {
+	t.Helper()
+	var err error
+	for _, root := range []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
+		dir := filepath.Join(root, name)
+		if err = os.Mkdir(dir, 0o755); err == nil {
+			t.Cleanup(func() { _ = os.Remove(dir) })
+			return
+		}
+	}
+	t.Fatal(err)
+}
+
+func startTime(t *testing.T) string {
+	t.Helper()
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))[19]
+}
+
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}

@@ -1,0 +1,241 @@
+package e2e
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment"
+	"tare/internal/record"
+)
+
+// shortSpec is an experiment of short trials at a rate that any machine holds, with gates that none trips.
+const shortSpec = `name: short
+question: Does a run work?
+blocks: 2
+warmup: 50ms
+duration: 300ms
+applications: {server: {kind: http}}
+loads: {client: {kind: http, to: server, rate: 100, connections: 16, keepalive: false}}
+arms: {kernelmesh: {subject: kernelmesh}}
+gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1}
+`
+
+// specFile writes a spec and gives its path.
+func specFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "spec.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: control groups and BPF")
+	}
+}
+
+func TestRun(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	dir := filepath.Join(t.TempDir(), "out")
+	o := tare(t, "run", specFile(t, shortSpec), "--out", dir, "--seed", "5", "--set", "rate=100,200")
+	if o.code != 0 {
+		t.Fatal(o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Trials) != 12 || c.Partial || c.Run.Seed != 5 {
+		t.Errorf("%d trials, partial %v, seed %d", len(c.Trials), c.Partial, c.Run.Seed)
+	}
+	for _, tr := range c.Trials {
+		v, ok := tr.Metrics["bpf_seconds_per_connection"]
+		if !tr.Validity.Valid || !ok || (v > 0) != (tr.Arm == "kernelmesh") {
+			t.Errorf("trial %d, %s: %+v, bpf_seconds_per_connection %v", tr.Index, tr.Arm, tr.Validity, v)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, record.SummaryFile)); err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"Does a run work?", "tare run"} {
+		if !strings.Contains(o.stdout, want) {
+			t.Errorf("the report lacks %q: %s", want, o)
+		}
+	}
+	if n := strings.Count(o.stderr, "\n"); n > 4 || strings.Contains(o.stderr, "\r") {
+		t.Errorf("progress that is not for a terminal is a line for each block: %s", o)
+	}
+	if again := tare(t, "report", dir); again.code != 0 || !strings.Contains(again.stdout, "Does a run work?") {
+		t.Errorf("reporting again: %s", again)
+	}
+	if again := tare(t, "run", specFile(t, shortSpec), "--out", dir); again.code != 2 || !strings.Contains(again.stderr, "not empty") {
+		t.Errorf("running over a run: %s", again)
+	}
+}
+
+func TestRunWrongUse(t *testing.T) {
+	leavesNothing(t)
+	for _, c := range []struct {
+		name string
+		args []string
+		want []string
+	}{
+		{"no experiment", []string{"run"}, []string{"one experiment is needed"}},
+		{"misspelt", []string{"run", "quikstart"}, []string{"there is no such experiment", `did you mean "quickstart"?`}},
+		{"unknown", []string{"run", "nosuch"}, []string{"there is no such experiment", "the built-in experiments are "}},
+		{"no file", []string{"run", "./nosuch.yaml"}, []string{"./nosuch.yaml: the spec cannot be read"}},
+		{"wrong spec", []string{"run", specFile(t, strings.Replace(shortSpec, "warmup", "wramup", 1))}, []string{`spec.yaml:4:1: there is no key "wramup" in a spec; did you mean "warmup"?`}},
+		{"no blocks", []string{"run", "quickstart", "--blocks", "0"}, []string{"there is no run of 0 blocks"}},
+		{"wrong setting", []string{"run", "quickstart", "--set", "raet=5"}, []string{`did you mean "rate"?`}},
+		{"wrong flag", []string{"run", "quickstart", "--bocks", "5"}, []string{"unknown flag: --bocks"}},
+		{"unknown spec", []string{"list", "nosuch"}, []string{"there is no such experiment"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := tare(t, c.args...)
+			if o.code != 2 || o.stdout != "" {
+				t.Error(o)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(o.stderr, want) {
+					t.Errorf("lacks %q: %s", want, o)
+				}
+			}
+		})
+	}
+}
+
+func TestRunNotRoot(t *testing.T) {
+	needsRoot(t) // to be somebody else
+	leavesNothing(t)
+	dir, err := os.MkdirTemp("", "tare-test-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	o := command{args: []string{"run", "quickstart"}, user: 65534, dir: dir}.start(t).wait(t)
+	if o.code != 3 || !strings.Contains(o.stderr, "root") {
+		t.Error(o)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("it left %v", left)
+	}
+}
+
+func TestList(t *testing.T) {
+	o := tare(t, "list")
+	if o.code != 0 || !strings.Contains(o.stdout, "quickstart\n") || !strings.Contains(o.stdout, "takes about") {
+		t.Error(o)
+	}
+	o = tare(t, "list", "quickstart")
+	if o.code != 0 {
+		t.Fatal(o)
+	}
+	if _, err := experiment.Parse("list", []byte(o.stdout), []string{"bpf-syscall", "bpf-stats", "sampling"}); err != nil {
+		t.Errorf("what it prints is no spec: %v", err)
+	}
+}
+
+// TestRunInterrupted: Ctrl-C leaves a partial run that can be reported; a second one changes nothing.
+func TestRunInterrupted(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	dir := filepath.Join(t.TempDir(), "out")
+	p := command{args: []string{"run", specFile(t, shortSpec), "--blocks", "100", "--out", dir}}.start(t)
+	whileItRuns(t, p, func() bool {
+		lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile))
+		return strings.Count(string(lines), "\n") >= 2
+	})
+	p.signal(t, syscall.SIGINT)
+	time.Sleep(20 * time.Millisecond)
+	p.signal(t, syscall.SIGINT)
+	o := p.wait(t)
+	if o.code != 4 || !strings.Contains(o.stderr, "interrupted: the run is partial") {
+		t.Error(o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.Partial || len(c.Trials) < 2 {
+		t.Errorf("%d trials, partial %v", len(c.Trials), c.Partial)
+	}
+	if r := tare(t, "report", dir); r.code != 0 || !strings.Contains(r.stdout, "partial") && !strings.Contains(r.stdout, "PARTIAL") {
+		t.Errorf("reporting the partial run: %s", r)
+	}
+}
+
+// whileItRuns waits until something is so.
+func whileItRuns(t *testing.T, p *process, so func() bool) {
+	t.Helper()
+	for !so() {
+		select {
+		case <-p.done:
+			t.Fatalf("it ended too early: %s", p.wait(t))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// TestRunKilled kills a run at random moments. tare clean then leaves nothing of it, and the trials that had ended can be read.
+func TestRunKilled(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	for range 3 {
+		dir := filepath.Join(t.TempDir(), "out")
+		p := command{args: []string{"run", specFile(t, shortSpec), "--blocks", "100", "--out", dir}}.start(t)
+		moment := time.Duration(rand.Int64N(int64(2500 * time.Millisecond)))
+		time.Sleep(moment)
+		p.signal(t, syscall.SIGKILL)
+		p.wait(t)
+		if o := tare(t, "clean"); o.code != 0 {
+			t.Errorf("killed after %v: %s", moment, o)
+		}
+		if _, err := os.Stat(filepath.Join(dir, record.RunFile)); err != nil {
+			continue // killed before it had begun
+		}
+		if _, err := record.Read(dir); err != nil {
+			t.Errorf("killed after %v: %v", moment, err)
+		}
+	}
+}
+
+// TestRunDiskFull: a disk that fills up ends the run with its name, and keeps the trials that had ended.
+func TestRunDiskFull(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	disk := t.TempDir()
+	if err := unix.Mount("tare-test", disk, "tmpfs", 0, "size=128k"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(disk, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	dir := filepath.Join(disk, "out")
+	o := tare(t, "run", specFile(t, shortSpec), "--blocks", "20", "--out", dir)
+	if o.code != 3 || !strings.Contains(o.stderr, filepath.Join(dir, record.TrialsFile)) || !strings.Contains(o.stderr, "no space left") {
+		t.Error(o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Trials) == 0 || !c.Partial {
+		t.Errorf("%d trials are kept, partial %v", len(c.Trials), c.Partial)
+	}
+}

@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"tare/internal/host/cgroup"
+)
+
+// A machine with many groups and programs: what a window costs there is what Tare promises to keep small.
+const (
+	manyGroups   = 300
+	manyPrograms = 50
+	manyMaps     = 100
+	rssLimit     = 40 << 20 // bytes
+	cpuLimit     = 0.01     // of one CPU, over a window of 10 s
+)
+
+// crowd fills the machine: groups in every hierarchy, programs and maps held by this process.
+func crowd(t testing.TB) {
+	t.Helper()
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("tare-test-%d-crowd", os.Getpid())
+	var dirs []string
+	for _, h := range layout.Hierarchies {
+		if h.V2 || h.Has("cpu") || h.Has("cpuacct") || h.Has("memory") {
+			dirs = append(dirs, filepath.Join(h.Mount, name))
+		}
+	}
+	t.Cleanup(func() {
+		for _, dir := range dirs {
+			for i := range manyGroups {
+				os.Remove(filepath.Join(dir, strconv.Itoa(i)))
+			}
+			if err := os.Remove(dir); err != nil {
+				t.Errorf("removing a group of the test: %v", err)
+			}
+		}
+	})
+	for _, dir := range dirs {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for i := range manyGroups {
+			if err := os.Mkdir(filepath.Join(dir, strconv.Itoa(i)), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i := range manyPrograms {
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: fmt.Sprintf("crowd_%d", i), Type: ebpf.SocketFilter, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+	}
+	for i := range manyMaps {
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Name: fmt.Sprintf("crowd_%d", i), Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Close() })
+	}
+}
+
+// What the scale says of itself is what the kernel says of it when it has ended, and it stays within its memory.
+func TestWeighSaysItsOwnCost(t *testing.T) {
+	leavesNothing(t)
+	crowd(t)
+	p := command{args: []string{"weigh", "--for", "3s", "--json"}}.start(t)
+	out := p.wait(t)
+	if out.code != 0 {
+		t.Fatal(out)
+	}
+	l := readLedger(t, out.stdout)
+	if len(l.Cgroups) < manyGroups || len(l.Programs) < manyPrograms || len(l.Maps) < manyMaps {
+		t.Errorf("the ledger has %d groups, %d programs, %d maps", len(l.Cgroups), len(l.Programs), len(l.Maps))
+	}
+	usage := p.cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	cpu := (p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()).Seconds()
+	rss := uint64(usage.Maxrss) << 10
+	t.Logf("self: %.1f ms CPU, %.1f MB; the kernel: %.1f ms, %.1f MB", 1e3*l.Self.CPUSeconds, float64(l.Self.RSSBytes)/1e6, 1e3*cpu, float64(rss)/1e6)
+	// What comes after the account, printing and leaving, is not in it.
+	if l.Self.CPUSeconds > 1.1*cpu+0.01 || l.Self.CPUSeconds < 0.5*cpu {
+		t.Errorf("self says %.1f ms of CPU, the kernel %.1f ms", 1e3*l.Self.CPUSeconds, 1e3*cpu)
+	}
+	if math.Abs(float64(l.Self.RSSBytes)-float64(rss)) > 0.25*float64(rss) {
+		t.Errorf("self says %d bytes resident, the kernel %d", l.Self.RSSBytes, rss)
+	}
+	if rss > rssLimit {
+		t.Errorf("%.1f MB resident, the limit is %d", float64(rss)/1e6, rssLimit)
+	}
+}
+
+// BenchmarkWeigh is the promise itself: ten seconds on the crowded machine, CPU time of the whole process.
+func BenchmarkWeigh(b *testing.B) {
+	crowd(b)
+	for range b.N {
+		cmd := exec.Command(bin, "weigh", "--for", "10s", "--json")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			b.Fatalf("%v\n%s", err, out)
+		}
+		usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+		cpu := (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+		b.ReportMetric(1e3*cpu, "ms-CPU/10s")
+		b.ReportMetric(float64(usage.Maxrss)/1024, "MiB-RSS")
+		b.ReportMetric(cpu/10/cpuLimit, "of-limit")
+	}
+}
+
+// Every map on the machine has the bytes that bpftool prints, and a map that several programs use stands in the ledger once.
+func TestMapBytesAreThoseOfBpftool(t *testing.T) {
+	crowd(t)
+	shared, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shared", Type: ebpf.Array, KeySize: 4, ValueSize: 4096, MaxEntries: 256})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shared.Close()
+	for range 2 {
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "user", Type: ebpf.SocketFilter, License: "GPL",
+			Instructions: asm.Instructions{asm.LoadMapPtr(asm.R1, shared.FD()), asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+	}
+	out := tare(t, "weigh", "--for", "200ms", "--json")
+	if out.code != 0 {
+		t.Fatal(out)
+	}
+	l := readLedger(t, out.stdout)
+	var shown []struct {
+		ID    uint32 `json:"id"`
+		Name  string `json:"name"`
+		Bytes uint64 `json:"bytes_memlock"`
+	}
+	if err := json.Unmarshal(bpftool(t, "-j", "map", "show"), &shown); err != nil {
+		t.Fatal(err)
+	}
+	ledgered := map[uint32]uint64{}
+	var sum uint64
+	for _, m := range l.Maps {
+		if _, twice := ledgered[m.ID]; twice {
+			t.Errorf("map %d stands in the ledger twice", m.ID)
+		}
+		if m.Bytes == nil {
+			t.Errorf("map %d has no bytes", m.ID)
+			continue
+		}
+		ledgered[m.ID] = *m.Bytes
+		sum += *m.Bytes
+		if m.Name == "shared" && len(m.UsedBy) != 2 {
+			t.Errorf("the shared map is used by %v", m.UsedBy)
+		}
+	}
+	if total, unknown := l.MapBytes(); total != sum || unknown != 0 {
+		t.Errorf("the maps sum to %d bytes and %d unknown, want %d", total, unknown, sum)
+	}
+	compared := 0
+	for _, s := range shown {
+		if strings.HasPrefix(s.Name, "libbpf_") || strings.HasPrefix(s.Name, "pid_iter") {
+			continue // of bpftool itself
+		}
+		bytes, ok := ledgered[s.ID]
+		if !ok {
+			continue // made since
+		}
+		compared++
+		if bytes != s.Bytes {
+			t.Errorf("map %d (%s): tare says %d bytes, bpftool %d", s.ID, s.Name, bytes, s.Bytes)
+		}
+	}
+	if compared <= manyMaps {
+		t.Errorf("only %d maps were compared", compared)
+	}
+}

@@ -1,0 +1,300 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"tare/internal/host/cgroup"
+	"tare/internal/ledger"
+	"tare/test/binary"
+)
+
+// The planted weight: a program that bpftool loads and attaches, two groups that make connections 3:1, and a window around them. Tare must
+// count every run, give the kernel's own time per run, and split it 3:1.
+const (
+	weightWindows = 20 // of which the interval must hold the truth in at least mustHold
+	mustHold      = 17 // a 95 % interval misses 4 or more of 20 in 1.6 % of tests; its nominal mean is one
+	window        = 3 * time.Second
+	planted       = 1600 * time.Millisecond
+	heavyRate     = 6000 // connections per second in group a
+	lightRate     = 2000 // in group b
+)
+
+func TestPlantedWeight(t *testing.T) {
+	leavesNothing(t)
+	w := plantWeight(t)
+	address := acceptAndDrop(t)
+
+	hits, splits := 0, 0
+	for range weightWindows {
+		before := w.counters(t)
+		p := command{args: []string{"weigh", "--for", window.String(), "--json"}}.start(t)
+		time.Sleep((window - planted) / 3)
+		a, b := w.connect(t, "a", address, heavyRate), w.connect(t, "b", address, lightRate)
+		made := a.made(t) + b.made(t)
+		out := p.wait(t)
+		after := w.counters(t)
+		if out.code != 0 {
+			t.Fatal(out)
+		}
+		l := readLedger(t, out.stdout)
+		prog := programOf(t, l, w.id)
+
+		if *prog.RunCount != made || after.RunCnt-before.RunCnt != made {
+			t.Errorf("%d connections: tare counted %d runs, the kernel %d", made, *prog.RunCount, after.RunCnt-before.RunCnt)
+		}
+		perRun := float64(after.RunTimeNs-before.RunTimeNs) / float64(after.RunCnt-before.RunCnt)
+		if math.Abs(*prog.NsPerRun-perRun) > 1e-6*perRun {
+			t.Errorf("tare says %v ns per run, the kernel %v", *prog.NsPerRun, perRun)
+		}
+		sumsToTotal(t, prog)
+		for _, s := range prog.Shares {
+			if s.Cgroup != nil && *s.Cgroup == w.group("a") && s.Context == ledger.Task {
+				splits++
+				share := float64(heavyRate) / (heavyRate + lightRate)
+				if s.Lo <= share**prog.RunSeconds && share**prog.RunSeconds <= s.Hi {
+					hits++
+				}
+			}
+		}
+		closes(t, l)
+	}
+	t.Logf("%d windows: %d were split, in %d of them the 95 %% interval held 3:1", weightWindows, splits, hits)
+	if hits < mustHold {
+		t.Errorf("the interval held 3:1 in %d of %d windows, want at least %d", hits, weightWindows, mustHold)
+	}
+}
+
+// sumsToTotal checks that the shares sum to the program's run time to the nanosecond.
+func sumsToTotal(t *testing.T, p ledger.Program) {
+	t.Helper()
+	var ns int64
+	for _, s := range p.Shares {
+		ns += int64(math.Round(s.Seconds * 1e9))
+	}
+	if total := int64(math.Round(*p.RunSeconds * 1e9)); ns != total {
+		t.Errorf("program %d: shares sum to %d ns of %d", p.ID, ns, total)
+	}
+}
+
+// closes checks that the CPU budget closes: exactly by its arithmetic, and with little left to explain.
+func closes(t *testing.T, l ledger.Ledger) {
+	t.Helper()
+	if !l.CPU.Closes() {
+		t.Errorf("the CPU budget does not close: %+v", l.CPU)
+	}
+	if part := math.Abs(l.CPU.Unexplained) / l.CPU.Capacity; part > 0.02 {
+		t.Errorf("%.2f %% of the CPU time is unexplained: %+v", 100*part, l.CPU)
+	}
+}
+
+func readLedger(t *testing.T, stdout string) (l ledger.Ledger) {
+	t.Helper()
+	dec := json.NewDecoder(strings.NewReader(stdout))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&l); err != nil {
+		t.Fatalf("reading the ledger: %v\n%s", err, stdout)
+	}
+	if l.Schema != ledger.Schema {
+		t.Fatalf("the schema is %q", l.Schema)
+	}
+	return l
+}
+
+func programOf(t *testing.T, l ledger.Ledger, id uint32) ledger.Program {
+	t.Helper()
+	for _, p := range l.Programs {
+		if p.ID == id {
+			return p
+		}
+	}
+	t.Fatalf("program %d is not in the ledger", id)
+	return ledger.Program{}
+}
+
+// weight is the planted program and the groups that run it.
+type weight struct {
+	id   uint32
+	name string              // of the test's groups
+	dirs map[string][]string // of group a and b, in every hierarchy that counts CPU time
+}
+
+func (w *weight) group(name string) string { return "/" + w.name + "/" + name }
+
+func plantWeight(t *testing.T) *weight {
+	t.Helper()
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v2, ok := layout.V2()
+	if !ok {
+		t.Skip("needs a cgroup v2 hierarchy to attach to")
+	}
+	w := &weight{name: fmt.Sprintf("tare-test-%d-weight", os.Getpid()), dirs: map[string][]string{}}
+	mounts := []string{v2.Mount}
+	if h, ok := layout.CPU(); ok && h.Mount != v2.Mount {
+		mounts = append(mounts, h.Mount)
+	}
+	for _, mount := range mounts {
+		for _, sub := range []string{"", "a", "b"} {
+			dir := filepath.Join(mount, w.name, sub)
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { removeGroup(t, dir) })
+			w.dirs[sub] = append(w.dirs[sub], dir)
+		}
+	}
+
+	root, err := binary.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs := t.TempDir()
+	if err := syscall.Mount("bpf", fs, "bpf", 0, ""); err != nil {
+		t.Fatalf("mounting a bpffs: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(fs, 0); err != nil {
+			t.Errorf("unmounting the bpffs: %v", err)
+		}
+	})
+	pin := filepath.Join(fs, "weight")
+	bpftool(t, "prog", "load", filepath.Join(root, "test/weight/weight.bpf.o"), pin)
+	t.Cleanup(func() { os.Remove(pin) })
+	bpftool(t, "cgroup", "attach", w.dirs[""][0], "connect4", "pinned", pin)
+	t.Cleanup(func() { bpftool(t, "cgroup", "detach", w.dirs[""][0], "connect4", "pinned", pin) })
+	var shown struct{ ID uint32 }
+	if err := json.Unmarshal(bpftool(t, "-j", "prog", "show", "pinned", pin), &shown); err != nil {
+		t.Fatal(err)
+	}
+	w.id = shown.ID
+	return w
+}
+
+func removeGroup(t *testing.T, dir string) {
+	t.Helper()
+	var err error
+	for range 100 { // a group stays busy for a moment after its last process
+		if err = os.Remove(dir); err == nil || os.IsNotExist(err) {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Errorf("removing a group of the test: %v", err)
+}
+
+func bpftool(t *testing.T, args ...string) []byte {
+	t.Helper()
+	out, err := exec.Command("bpftool", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("bpftool %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+type kernelCounters struct {
+	RunTimeNs uint64 `json:"run_time_ns"`
+	RunCnt    uint64 `json:"run_cnt"`
+}
+
+// counters are what bpftool says of the planted program.
+func (w *weight) counters(t *testing.T) (c kernelCounters) {
+	t.Helper()
+	if err := json.Unmarshal(bpftool(t, "-j", "prog", "show", "id", strconv.Itoa(int(w.id))), &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// connector is a process that makes connections in one group.
+type connector struct {
+	cmd *exec.Cmd
+	out bytes.Buffer
+}
+
+func (w *weight) connect(t *testing.T, group, address string, rate int) *connector {
+	t.Helper()
+	enter := ""
+	for _, dir := range w.dirs[group] {
+		enter += fmt.Sprintf("echo $$ > %s/cgroup.procs && ", dir)
+	}
+	c := &connector{cmd: exec.Command("sh", "-c", enter+`exec "$@"`, "sh", connectBinary(t),
+		"-to", address, "-rate", strconv.Itoa(rate), "-for", planted.String())}
+	c.cmd.Stdout, c.cmd.Stderr = &c.out, os.Stderr
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (c *connector) made(t *testing.T) uint64 {
+	t.Helper()
+	if err := c.cmd.Wait(); err != nil {
+		t.Fatalf("making connections: %v\n%s", err, c.out.String())
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(c.out.String()), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+var builtConnect string
+
+// connectBinary builds test/weight/connect once, beside tare.
+func connectBinary(t *testing.T) string {
+	t.Helper()
+	if builtConnect == "" {
+		out := filepath.Join(filepath.Dir(bin), "connect")
+		root, err := binary.Root()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("go", "build", "-o", out, "./test/weight/connect")
+		cmd.Dir = root
+		if msg, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("building connect: %v\n%s", err, msg)
+		}
+		builtConnect = out
+	}
+	return builtConnect
+}
+
+// acceptAndDrop accepts connections on the loopback and closes them at once, until the test ends.
+func acceptAndDrop(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+	})
+	return l.Addr().String()
+}

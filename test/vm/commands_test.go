@@ -1,0 +1,132 @@
+package vm
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/analysis"
+	"tare/internal/ledger"
+)
+
+// decode reads one JSON document of a known type; a field that the type does not have is an error.
+func decode(t *testing.T, document string, v any) {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(document))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		t.Fatalf("reading the document: %v\n%s", err, document)
+	}
+	if d.More() {
+		t.Errorf("there is more than one document:\n%s", document)
+	}
+}
+
+// ok fails the test unless the script ended well.
+func ok(t *testing.T, r Result) {
+	t.Helper()
+	if r.ExitCode != 0 {
+		t.Fatalf("exit code %d\noutput:\n%s\nend of the console:\n%s", r.ExitCode, r.Output, tail(r.Console))
+	}
+	t.Logf("%s from start to power-off", r.Took)
+}
+
+func TestDoctor(t *testing.T) {
+	for _, mode := range []CgroupMode{V2, V1, Hybrid} {
+		t.Run(string(mode), func(t *testing.T) {
+			r := Run(t, Options{CgroupMode: mode}, "tare doctor --json")
+			ok(t, r)
+			if !json.Valid([]byte(r.Output)) {
+				t.Errorf("not JSON:\n%s", r.Output)
+			}
+		})
+	}
+}
+
+func TestWeigh(t *testing.T) {
+	for _, mode := range []CgroupMode{V2, V1, Hybrid} {
+		t.Run(string(mode), func(t *testing.T) {
+			r := Run(t, Options{CgroupMode: mode}, "tare weigh --for 2s --json")
+			ok(t, r)
+			var l ledger.Ledger
+			decode(t, r.Output, &l)
+			if l.Schema != ledger.Schema || l.Host.CgroupMode != string(mode) || l.Host.CPUs != 2 || l.Window.Seconds < 2 {
+				t.Errorf("got schema %q, cgroup mode %q, %d CPUs, %g s", l.Schema, l.Host.CgroupMode, l.Host.CPUs, l.Window.Seconds)
+			}
+			c := l.CPU
+			if sum := c.Idle + c.Steal + c.Attributed + c.Unexplained; math.Abs(sum-c.Capacity) > 1e-9 || c.Capacity == 0 {
+				t.Errorf("the CPU budget does not close: %+v", c)
+			}
+		})
+	}
+}
+
+// The data plane serves a connection that is made inside its group, and none outside. (timeout, because busybox wget -T crashes.)
+func TestKernelmesh(t *testing.T) {
+	const services = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080}\n"
+	r := Run(t, Options{Files: map[string][]byte{"/services.yaml": []byte(services)}}, `
+mkdir /sys/fs/cgroup/work
+tare app http --listen 127.0.0.1:8080 --body 5 >&2 & app=$!
+tare subject kernelmesh --services /services.yaml --cgroup /sys/fs/cgroup/work --human >/tmp/mesh & mesh=$!
+until wget -q -O /dev/null http://127.0.0.1:8080/ && grep -q km_connect4 /tmp/mesh; do sleep 0.1; done
+timeout 2 wget -q -O - http://10.96.0.1/ && echo " outside"
+(echo 0 >/sys/fs/cgroup/work/cgroup.procs && timeout 10 wget -q -O - http://10.96.0.1/ && echo " inside")
+kill $mesh $app
+wait`)
+	ok(t, r)
+	if !strings.HasSuffix(r.Output, " inside\n") || strings.Contains(r.Output, "outside") {
+		t.Errorf("got %q\nend of the console:\n%s", r.Output, tail(r.Console))
+	}
+}
+
+// The quickstart finds that the data plane costs something. The rate is one that an emulated processor holds, and the gates are open
+// wide, for such a processor is late in everything; how large the cost comes out means nothing.
+func TestQuickstart(t *testing.T) {
+	r := Run(t, Options{Timeout: 5 * time.Minute}, `
+{ tare list quickstart; echo "gates: {rate: 0.5, errors: 0.1, generator_cpu: 1, lag: 2s, invalid: 0.9}"; } >/tmp/quickstart.yaml
+tare run /tmp/quickstart.yaml --quick --set rate=50 --out /tmp/run >&2
+code=$?
+find /sys/fs/cgroup -name "tare-*"
+cat /tmp/run/summary.json
+exit $code`)
+	ok(t, r)
+	var s analysis.Summary
+	decode(t, r.Output, &s)
+	if s.Schema != analysis.Schema || s.Partial || s.Trials.Done != s.Trials.Planned || s.Trials.Failed != 0 {
+		t.Errorf("got schema %q, partial %t, trials %+v", s.Schema, s.Partial, s.Trials)
+	}
+	const metric = "bpf_seconds_per_connection"
+	i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Arm == "kernelmesh" && e.Metric == metric })
+	if i < 0 || s.Estimates[i].Value <= 0 {
+		t.Errorf("there is no %s of the data plane\nend of the console:\n%s", metric, tail(r.Console))
+	}
+	for _, a := range s.Answers {
+		t.Log(a.Answer)
+	}
+}
+
+// Without the rights, Tare says which it needs, with the exit code for a machine that cannot do it.
+func TestUnprivileged(t *testing.T) {
+	for _, command := range []string{"weigh --for 1s --json", "run quickstart --quick --out /tmp/run"} {
+		t.Run(command, func(t *testing.T) {
+			r := Run(t, Options{}, "su nobody -c 'tare "+command+"' 2>/tmp/err; code=$?; cat /tmp/err >&2; exit $code")
+			if r.ExitCode != 3 || r.Output != "" {
+				t.Errorf("want exit code 3 and no output; got %d and\n%s\nend of the console:\n%s", r.ExitCode, r.Output, tail(r.Console))
+			}
+			if !strings.Contains(r.Console, "tare: ") || strings.Contains(r.Console, "goroutine ") {
+				t.Errorf("no clear error:\n%s", tail(r.Console))
+			}
+		})
+	}
+}
+
+// Without any control groups there is nothing to weigh by: both say so, and neither makes a ledger up.
+func TestNoCgroups(t *testing.T) {
+	r := Run(t, Options{CgroupMode: None}, "tare weigh --for 1s --json; echo weigh $?; tare doctor >&2; echo doctor $?")
+	if r.Output != "weigh 3\ndoctor 3\n" {
+		t.Errorf("want exit code 3 of both; got\n%s\nend of the console:\n%s", r.Output, tail(r.Console))
+	}
+}

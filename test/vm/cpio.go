@@ -1,0 +1,85 @@
+package vm
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"path"
+)
+
+// archive builds a cpio archive in the "newc" form that the kernel unpacks as its first file system; the fields are those of
+// Documentation/driver-api/early-userspace/buffer-format.rst. The kernel also takes several archives one after the other, the
+// later ones adding to the earlier.
+type archive struct {
+	buf  bytes.Buffer
+	ino  int
+	dirs map[string]bool
+}
+
+// File modes as stat(2) has them, which is what the archive holds.
+const (
+	modeDir  = 0o040000
+	modeFile = 0o100000
+	modeLink = 0o120000
+)
+
+// file adds a regular file, and the directories that lead to it.
+func (a *archive) file(name string, perm fs.FileMode, data []byte) {
+	a.parents(name)
+	a.entry(name, modeFile|uint32(perm.Perm()), data)
+}
+
+// symlink adds a symbolic link.
+func (a *archive) symlink(name, target string) {
+	a.parents(name)
+	a.entry(name, modeLink|0o777, []byte(target))
+}
+
+// dir adds a directory.
+func (a *archive) dir(name string, perm fs.FileMode) {
+	if name = clean(name); name == "." || a.dirs[name] {
+		return
+	}
+	a.parents(name)
+	if a.dirs == nil {
+		a.dirs = map[string]bool{}
+	}
+	a.dirs[name] = true
+	a.entry(name, modeDir|uint32(perm.Perm()), nil)
+}
+
+func (a *archive) parents(name string) { a.dir(path.Dir(clean(name)), 0o755) }
+
+func (a *archive) entry(name string, mode uint32, data []byte) {
+	name = clean(name)
+	a.ino++
+	// magic, ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize, check
+	fmt.Fprintf(&a.buf, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
+		a.ino, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
+	a.buf.WriteString(name)
+	a.buf.WriteByte(0)
+	a.pad()
+	a.buf.Write(data)
+	a.pad()
+}
+
+// pad fills up to the next multiple of four bytes, at which the format starts every name and every content.
+func (a *archive) pad() {
+	for a.buf.Len()%4 != 0 {
+		a.buf.WriteByte(0)
+	}
+}
+
+// bytes ends the archive and returns it.
+func (a *archive) bytes() []byte {
+	a.entry("TRAILER!!!", 0, nil)
+	return a.buf.Bytes()
+}
+
+// clean makes a name relative to the root of the archive.
+func clean(name string) string {
+	if name = path.Clean("/" + name); name == "/" {
+		return "."
+	}
+	return name[1:]
+}

@@ -1,0 +1,140 @@
+package vm
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/test/binary"
+)
+
+// kernelPackages are the packages that read or change the kernel.
+var kernelPackages = []string{"./internal/host/...", "./internal/meter/...", "./internal/placement/...", "./internal/subject/..."}
+
+// The tests of those packages run again inside, where the kernel is older and control groups are v2. They run as `go test -short`:
+// what only a real processor can show is skipped there.
+func TestPackages(t *testing.T) {
+	root, err := binary.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range strings.FieldsSeq(goCommand(t, root, append([]string{"list", "-e", "-f",
+		"{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, kernelPackages...)...)) {
+		dir := strings.TrimPrefix(pkg, "tare/")
+		t.Run(dir, func(t *testing.T) {
+			files := Program(t, "bpftool")
+			maps.Copy(files, testFiles(t, root, dir))
+			r := Run(t, Options{Files: files, Timeout: 5 * time.Minute},
+				"cd /src/"+dir+" && exec ./test -test.short -test.v=test2json -test.paniconexit0 2>&1")
+			repeat(t, r.Output)
+			if r.ExitCode != 0 && !t.Failed() {
+				t.Errorf("exit code %d:\n%s", r.ExitCode, tail(r.Output))
+			}
+		})
+	}
+}
+
+// testFiles is a package's tests, compiled, and its test data, under /src as they lie in the tree.
+func testFiles(t *testing.T, root, dir string) map[string][]byte {
+	t.Helper()
+	compiled := filepath.Join(t.TempDir(), "test")
+	goCommand(t, root, "test", "-c", "-o", compiled, "./"+dir)
+	from := map[string]string{path.Join("/src", dir, "test"): compiled}
+	err := filepath.WalkDir(filepath.Join(root, dir, "testdata"), func(p string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			from[path.Join("/src", strings.TrimPrefix(p, root))] = p
+		}
+		return nil // there may be no test data
+	})
+	if err != nil {
+		t.Fatalf("looking for the test data of %s: %v", dir, err)
+	}
+	files, err := readFiles(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// repeat makes a subtest of each test that ran inside, with its verdict and what it printed.
+func repeat(t *testing.T, output string) {
+	t.Helper()
+	convert := exec.Command("go", "tool", "test2json")
+	convert.Stdin = strings.NewReader(output)
+	converted, err := convert.Output()
+	if err != nil {
+		t.Fatalf("go tool test2json: %v", err)
+	}
+	type test struct {
+		verdict string
+		output  strings.Builder // with that of its subtests
+	}
+	tests := map[string]*test{}
+	for events := json.NewDecoder(bytes.NewReader(converted)); ; {
+		var e struct{ Action, Test, Output string }
+		if err := events.Decode(&e); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("reading what go tool test2json printed: %v", err)
+		}
+		name, _, isSub := strings.Cut(e.Test, "/")
+		if name == "" {
+			continue
+		}
+		if tests[name] == nil {
+			tests[name] = &test{}
+		}
+		tests[name].output.WriteString(e.Output)
+		if !isSub && slices.Contains([]string{"pass", "fail", "skip"}, e.Action) {
+			tests[name].verdict = e.Action
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(tests)) {
+		t.Run(name, func(t *testing.T) {
+			switch said := tests[name].output.String(); tests[name].verdict {
+			case "pass":
+			case "skip":
+				t.Skip(skipReason(said))
+			default: // a test without a verdict was running when its process died
+				t.Error(said)
+			}
+		})
+	}
+}
+
+// skipReason is what a skipped test printed, without the lines that are the testing package's own.
+func skipReason(output string) string {
+	var said []string
+	for line := range strings.Lines(output) {
+		if line = strings.TrimSpace(line); !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
+			said = append(said, line)
+		}
+	}
+	return strings.Join(said, "; ")
+}
+
+// goCommand runs the go command in the tree, for a static program, and returns what it prints.
+func goCommand(t *testing.T, root string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, stderr.String())
+	}
+	return string(out)
+}

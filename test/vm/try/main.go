@@ -1,0 +1,37 @@
+// Try boots one virtual machine of the tests, runs a script in it, and prints what the script printed:
+//
+//	go run ./test/vm/try 'tare doctor'
+//	go run ./test/vm/try -cgroups v1 -console 'dmesg | tail'
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"tare/test/vm"
+)
+
+func main() {
+	var o vm.Options
+	cgroups := flag.String("cgroups", string(vm.V2), "layout of the control groups: v1, v2, hybrid or none")
+	console := flag.Bool("console", false, "print the kernel's log and the script's standard error too, on standard error")
+	flag.IntVar(&o.CPUs, "cpus", 2, "processors")
+	flag.IntVar(&o.MemoryMiB, "memory", 1024, "memory in MiB")
+	flag.StringVar(&o.Cmdline, "cmdline", "", "added to the kernel's command line")
+	flag.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "time until the machine is killed")
+	flag.Parse()
+	o.CgroupMode = vm.CgroupMode(*cgroups)
+	r, err := vm.Boot(o, strings.Join(flag.Args(), " "))
+	fmt.Print(r.Output)
+	if *console || err != nil {
+		fmt.Fprint(os.Stderr, r.Console)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(r.ExitCode)
+}

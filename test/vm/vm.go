@@ -1,0 +1,331 @@
+// Package vm boots a small virtual machine to test what the machine at hand cannot show: pure cgroup v2, cgroup v1 alone, an
+// older kernel, trampolines, an unprivileged user. The machine is Debian's cloud kernel (6.1, with BTF) on QEMU's own
+// processor (TCG: no hardware help is needed), with a file system in memory that holds busybox and the tare binary. It reaches
+// user space in about two seconds.
+//
+// TCG runs code ten to thirty times slower than the processor and its clocks are honest only to that degree: these machines
+// show that something works, never how fast it is.
+package vm
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"tare/test/binary"
+)
+
+// CgroupMode is how the control group hierarchies are mounted.
+type CgroupMode string
+
+// The modes.
+const (
+	V2     CgroupMode = "v2"     // one hierarchy at /sys/fs/cgroup, cpu, memory and pids enabled for the root's children
+	V1     CgroupMode = "v1"     // cpu, cpuacct, memory, pids, each at /sys/fs/cgroup/<controller>
+	Hybrid CgroupMode = "hybrid" // as V1, and an empty v2 hierarchy at /sys/fs/cgroup/unified
+	None   CgroupMode = "none"   // nothing mounted
+)
+
+// Options chooses the machine. The zero value is two processors, 1 GiB, cgroup v2, and two minutes until it is killed.
+type Options struct {
+	CPUs       int
+	MemoryMiB  int
+	Cmdline    string // added to the kernel's command line
+	CgroupMode CgroupMode
+	Files      map[string][]byte // put into the machine, by absolute path, executable
+	Timeout    time.Duration     // from the start of QEMU to its end
+}
+
+// Result is what a script left.
+type Result struct {
+	Output   string        // standard output, exactly
+	Console  string        // the kernel's log and the script's standard error
+	ExitCode int           // of the script
+	Took     time.Duration // with boot
+}
+
+//go:embed init.sh
+var initScript []byte
+
+// ErrMissing is matched by the errors of Boot that say that this machine lacks QEMU, busybox or a kernel.
+var ErrMissing = errors.New("'make test' fetches it")
+
+// Run boots a machine, runs script in its shell as root with tare in the PATH, and returns what came of it. It skips the test
+// when QEMU, busybox or a kernel is missing, and fails it when the machine does not come to its end.
+func Run(t testing.TB, o Options, script string) Result {
+	t.Helper()
+	r, err := Boot(o, script)
+	if errors.Is(err, ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatalf("%v\noutput so far:\n%s\nend of the console:\n%s", err, tail(r.Output), tail(r.Console))
+	}
+	return r
+}
+
+// Boot is Run outside of a test. With an error, the result holds what there is.
+func Boot(o Options, script string) (Result, error) {
+	kit, err := prepare()
+	if err != nil {
+		return Result{}, fmt.Errorf("preparing a virtual machine: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "tare-test-vm-")
+	if err != nil {
+		return Result{}, fmt.Errorf("making the machine's directory: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	initramfs := filepath.Join(dir, "initramfs")
+	if err := os.WriteFile(initramfs, slices.Concat(kit.base, overlay(o.Files, script)), 0o600); err != nil {
+		return Result{}, fmt.Errorf("writing the machine's file system: %w", err)
+	}
+	began := time.Now()
+	err = boot(kit, o.withDefaults(), dir, initramfs)
+	port := readAll(filepath.Join(dir, "port"))
+	r := Result{Output: port, Console: readAll(filepath.Join(dir, "console")), Took: time.Since(began)}
+	if err != nil {
+		return r, err
+	}
+	output, code, err := unframe(port)
+	if err != nil {
+		return r, err
+	}
+	r.Output, r.ExitCode = output, code
+	return r, nil
+}
+
+func (o Options) withDefaults() Options {
+	if o.CPUs == 0 {
+		o.CPUs = 2
+	}
+	if o.MemoryMiB == 0 {
+		o.MemoryMiB = 1024
+	}
+	if o.CgroupMode == "" {
+		o.CgroupMode = V2
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 2 * time.Minute
+	}
+	return o
+}
+
+// boot runs QEMU until the machine powers itself off or its time is over.
+func boot(k *kit, o Options, dir, initramfs string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), o.Timeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, k.qemu,
+		// q35 and not microvm: it has an HPET. The TSC is calibrated while the machine boots, and wrong by any factor when this
+		// machine is busy then; the HPET is right always.
+		"-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-smp", strconv.Itoa(o.CPUs), "-m", strconv.Itoa(o.MemoryMiB),
+		"-kernel", k.kernel, "-initrd", initramfs,
+		"-chardev", "file,id=console,path="+filepath.Join(dir, "console"), "-device", "isa-serial,chardev=console",
+		"-chardev", "file,id=port,path="+filepath.Join(dir, "port"), "-device", "isa-serial,chardev=port",
+		"-append", fmt.Sprintf("console=ttyS0 panic=-1 loglevel=4 clocksource=hpet tare_cgroups=%s %s", o.CgroupMode, o.Cmdline))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	// QEMU dies with this process. The kernel ties that to the thread that started it, so the thread must stay.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return fmt.Errorf("the machine was still running after %s", o.Timeout)
+	}
+	if err != nil {
+		return fmt.Errorf("running QEMU: %w\n%s", err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return nil
+}
+
+// The framing is that of init.sh. The end is taken from the back, for the output may hold the same words, and may not end its
+// last line.
+var frame = regexp.MustCompile(`(?s)^tare-vm: begin\n(.*)tare-vm: end (\d+)\n$`)
+
+func unframe(port string) (output string, exitCode int, err error) {
+	m := frame.FindStringSubmatch(port)
+	if m == nil {
+		return "", 0, errors.New("the machine went down before its script had ended")
+	}
+	exitCode, err = strconv.Atoi(m[2])
+	if err != nil {
+		return "", 0, fmt.Errorf("reading the script's exit code: %w", err)
+	}
+	return m[1], exitCode, nil
+}
+
+func readAll(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// tail is the last 60 lines.
+func tail(s string) string {
+	lines := strings.Split(s, "\n")
+	return strings.Join(lines[max(0, len(lines)-60):], "\n")
+}
+
+// kit is what every machine needs; it is prepared once for a test process.
+type kit struct {
+	qemu   string // path
+	kernel string // path
+	base   []byte // the file system, but for the script and the files of one run
+}
+
+func missing(what string) error { return fmt.Errorf("needs %s; %w", what, ErrMissing) }
+
+var prepare = sync.OnceValues(func() (*kit, error) {
+	root, err := binary.Root()
+	if err != nil {
+		return nil, err
+	}
+	cache := filepath.Join(root, "test", ".cache")
+	k := &kit{}
+	if k.qemu, err = exec.LookPath("qemu-system-x86_64"); err != nil {
+		return nil, missing("qemu-system-x86_64 (Debian package qemu-system-x86)")
+	}
+	if k.kernel, err = findKernel(cache); err != nil {
+		return nil, err
+	}
+	busybox, applets, err := findBusybox()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "tare-test-vm-")
+	if err != nil {
+		return nil, fmt.Errorf("making a directory for the binary: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	path, err := binary.Build(dir)
+	if err != nil {
+		return nil, err
+	}
+	tare, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the binary: %w", err)
+	}
+	k.base = base(busybox, applets, tare)
+	return k, nil
+})
+
+// findKernel is the newest kernel in the cache, or the one that TARE_VM_KERNEL names.
+func findKernel(cache string) (string, error) {
+	if k := os.Getenv("TARE_VM_KERNEL"); k != "" {
+		return k, nil
+	}
+	found, err := filepath.Glob(filepath.Join(cache, "kernel", "vmlinuz-*"))
+	if err != nil {
+		return "", fmt.Errorf("looking for a kernel: %w", err)
+	}
+	if len(found) == 0 {
+		return "", missing("a kernel in test/.cache/kernel (Debian package linux-image-cloud-amd64)")
+	}
+	return slices.Max(found), nil
+}
+
+// findBusybox returns a static busybox and the names it goes by.
+func findBusybox() (program []byte, applets []string, err error) {
+	const what = "a static busybox (Debian package busybox-static)"
+	path, err := exec.LookPath("busybox")
+	if err != nil {
+		return nil, nil, missing(what)
+	}
+	if program, err = os.ReadFile(path); err != nil {
+		return nil, nil, fmt.Errorf("reading busybox: %w", err)
+	}
+	if bytes.Contains(program, []byte("/ld-linux-x86-64.so.2\x00")) {
+		return nil, nil, missing(what)
+	}
+	list, err := exec.Command(path, "--list").Output()
+	if err != nil {
+		return nil, nil, fmt.Errorf("asking busybox for its applets: %w", err)
+	}
+	return program, strings.Fields(string(list)), nil
+}
+
+// base is the part of the file system that all machines share. It is not compressed: under TCG, unpacking costs more than copying.
+func base(busybox []byte, applets []string, tare []byte) []byte {
+	var a archive
+	for _, d := range []string{"dev", "proc", "sys", "run", "root"} {
+		a.dir(d, 0o755)
+	}
+	a.dir("tmp", 0o777)
+	a.file("bin/busybox", 0o755, busybox)
+	for _, name := range applets {
+		if name != "busybox" {
+			a.symlink("bin/"+name, "busybox")
+		}
+	}
+	a.file("bin/tare", 0o755, tare)
+	a.file("init", 0o755, initScript)
+	a.file("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"))
+	a.file("etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n"))
+	a.file("etc/hosts", 0o644, []byte("127.0.0.1 localhost tare-vm\n"))
+	return a.bytes()
+}
+
+// overlay is what one run adds.
+func overlay(files map[string][]byte, script string) []byte {
+	var a archive
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		a.file(name, 0o755, files[name])
+	}
+	a.file("script", 0o755, []byte(script))
+	return a.bytes()
+}
+
+// Program is the files of a dynamically linked program of this machine, to be put into another: the program in /bin, and its
+// libraries where its loader looks for them. The test is skipped when it is missing.
+func Program(t testing.TB, name string) map[string][]byte {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("needs %s", name)
+	}
+	// ldd prints "libelf.so.1 => /lib/x86_64-linux-gnu/libelf.so.1 (0x...)", and the loader without an arrow.
+	list, err := exec.Command("ldd", path).Output()
+	if err != nil {
+		t.Fatalf("finding the libraries of %s: %v", path, err)
+	}
+	from := map[string]string{"/bin/" + name: path}
+	for word := range strings.FieldsSeq(string(list)) {
+		if filepath.IsAbs(word) {
+			from[word] = word
+		}
+	}
+	files, err := readFiles(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// readFiles reads files for Options.Files: from holds the path on this machine by the path in the other.
+func readFiles(from map[string]string) (files map[string][]byte, err error) {
+	files = map[string][]byte{}
+	for to, path := range from {
+		if files[to], err = os.ReadFile(path); err != nil {
+			return nil, fmt.Errorf("reading what goes into the machine: %w", err)
+		}
+	}
+	return files, nil
+}
