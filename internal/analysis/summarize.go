@@ -46,6 +46,9 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 			s.estimate(t, at, metric, run.Seed)
 		}
 	}
+	for _, at := range t.levels {
+		s.pool(t, at)
+	}
 	s.warnOfTwins()
 	s.Models = append(s.Models, fitModels(t)...)
 	s.judge(run, t)
@@ -59,7 +62,11 @@ type table struct {
 	arms    []string // the baseline, its twin, then the others by name
 	metrics []string
 	cells   map[cell]*values
+	pools   map[pool]record.Count
 }
+
+// pool is a count over all valid trials of an arm at a level.
+type pool struct{ level, arm, metric string }
 
 type cell struct {
 	level string // factors.key
@@ -111,7 +118,7 @@ func compareFactors(a, b factors) int {
 func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
 func newTable(trials []record.Trial, s *Summary) *table {
-	t := &table{cells: map[cell]*values{}}
+	t := &table{cells: map[cell]*values{}, pools: map[pool]record.Count{}}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
 	for _, trial := range trials {
@@ -130,6 +137,11 @@ func newTable(trials []record.Trial, s *Summary) *table {
 			metrics[name] = true
 		}
 		at := factors(trial.Factors)
+		for name, c := range trial.Counts {
+			key := pool{at.key(), trial.Arm, name}
+			sum := t.pools[key]
+			t.pools[key] = record.Count{In: sum.In + c.In, Of: sum.Of + c.Of}
+		}
 		levels[at.key()], arms[trial.Arm] = at, true
 		t.cells[cell{at.key(), trial.Arm, trial.Block}] = v
 	}
@@ -284,6 +296,28 @@ func (s *Summary) estimate(t *table, at factors, metric string, seed uint64) {
 			e.Difference.Resolved = e.Difference.Unresolved == ""
 		}
 		s.Estimates = append(s.Estimates, e)
+	}
+}
+
+// minPooled is how many samples a pooled part needs to be given at all.
+const minPooled = 25
+
+// pool gives the parts that are counted over all trials of an arm. Their unit of replication is the sample, not the trial: samples of
+// one trial are as good as of another, for each falls on a run of a program by chance.
+func (s *Summary) pool(t *table, at factors) {
+	for _, key := range slices.SortedFunc(maps.Keys(t.pools), func(a, b pool) int {
+		return cmp.Or(cmp.Compare(a.metric, b.metric), CompareArms(a.arm, b.arm))
+	}) {
+		c := t.pools[key]
+		if key.level != at.key() || c.Of < minPooled {
+			continue
+		}
+		const confidence = 0.95
+		lo, hi := stats.BinomialInterval(c.In, c.Of, confidence)
+		s.Estimates = append(s.Estimates, Estimate{
+			Metric: key.metric, Unit: quantity.UnitOf(key.metric), Arm: key.arm, Factors: at,
+			Value: float64(c.In) / float64(c.Of), Lo: &lo, Hi: &hi, Confidence: confidence, N: c.Of, Method: "pooled samples, Wilson",
+		})
 	}
 }
 

@@ -300,3 +300,25 @@ func TestNothingIsNotResolved(t *testing.T) {
 		}
 	}
 }
+
+// Parts that are counted by samples are pooled over the valid trials of an arm; too few are not given.
+func TestPooledParts(t *testing.T) {
+	run, trials := analysistest.Quickstart(plain)
+	for i := range trials {
+		trials[i].Counts = map[string]record.Count{}
+		if trials[i].Arm == "kernelmesh" {
+			trials[i].Counts["bpf_client_share"] = record.Count{In: 3, Of: 4}
+			if trials[i].Block == 0 {
+				trials[i].Counts["bpf_server_share"] = record.Count{In: 5, Of: 24}
+			}
+		}
+	}
+	s := summarize(t, run, trials)
+	e := s.Find("bpf_client_share", "kernelmesh", map[string]string{})
+	if e == nil || e.Value != 0.75 || e.N != 4*s.Blocks || *e.Lo >= 0.75 || *e.Hi <= 0.75 {
+		t.Errorf("got %+v", e)
+	}
+	if e := s.Find("bpf_server_share", "kernelmesh", map[string]string{}); e != nil {
+		t.Errorf("24 samples gave %+v", e)
+	}
+}

@@ -14,10 +14,11 @@ func init() { register(newApp) }
 
 func newApp() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "app",
-		Short: "Run an application for experiments to serve as what is put under load",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use:     "app",
+		Short:   "Run an application for experiments to serve as what is put under load",
+		Example: "  tare app http --listen 127.0.0.1:8080",
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newAppHTTP())
 	return cmd
@@ -29,7 +30,9 @@ func newAppHTTP() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "http",
 		Short: "Serve HTTP: echo a body, or answer with one of a given size, after a given delay",
-		Args:  noArgs,
+		Example: `  tare app http --listen 127.0.0.1:8080 --body 1024
+  tare app http --listen 127.0.0.1:8080 --delay 2ms`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asRole {
 				conn := role.NewConn(os.Stdin, os.Stdout)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -68,9 +69,14 @@ without it, and the mend. The exit code is 3 when the machine lacks something th
 	return cmd
 }
 
+// features are what this machine can do, from every reader that has a say in it.
+var features = sync.OnceValue(func() []*feature.Probe {
+	return slices.Concat(bpf.Features(), perf.Features(), cgroup.Features(), ksym.Features())
+})
+
 func diagnose() diagnosis {
 	d := diagnosis{Schema: doctorSchema, Machine: proc.FS{}.Machine()}
-	for _, p := range slices.Concat(bpf.Features(), perf.Features(), cgroup.Features(), ksym.Features()) {
+	for _, p := range features() {
 		d.Features = append(d.Features, p.Status())
 	}
 	return d

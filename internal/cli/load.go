@@ -25,10 +25,11 @@ func init() { register(newLoad) }
 
 func newLoad() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "load",
-		Short: "Make load and measure how it is served",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use:     "load",
+		Short:   "Make load and measure how it is served",
+		Example: "  tare load http --url http://127.0.0.1:8080/ --rate 5000",
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newLoadHTTP())
 	return cmd
@@ -118,14 +119,6 @@ func reported(conn *role.Conn, err error) error {
 		err = errors.Join(err, conn.Fail(err))
 	}
 	return err
-}
-
-// noArgs refuses arguments with the right exit code.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return fault.New(fault.Usage, cmd.CommandPath()+" "+args[0], fmt.Sprintf("see '%s --help'", cmd.CommandPath()), "unexpected argument")
-	}
-	return nil
 }
 
 // printLoad writes the result for people.

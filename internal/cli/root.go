@@ -58,6 +58,14 @@ func newRoot() *cobra.Command {
 	return root
 }
 
+// noArgs refuses arguments with the right exit code.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fault.New(fault.Usage, cmd.CommandPath()+" "+args[0], fmt.Sprintf("see '%s --help'", cmd.CommandPath()), "unexpected argument")
+	}
+	return nil
+}
+
 // printError says what was wrong, where, and the mend.
 func printError(w io.Writer, err error) {
 	if errors.Is(err, context.Canceled) {

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/mattn/go-isatty"
@@ -22,13 +21,10 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/experiment"
 	"tare/internal/fault"
-	"tare/internal/host/bpf"
 	"tare/internal/host/cgroup"
-	"tare/internal/host/feature"
-	"tare/internal/host/ksym"
-	"tare/internal/host/perf"
 	"tare/internal/host/proc"
 	"tare/internal/meter"
+	"tare/internal/near"
 	"tare/internal/placement"
 	"tare/internal/record"
 	"tare/internal/report"
@@ -88,15 +84,10 @@ Ctrl-C ends the run early: the trial under way is taken down, what was measured 
 	return c
 }
 
-// features are what this machine can do, from every reader that has a say in it.
-var features = sync.OnceValue(func() []*feature.Probe {
-	return slices.Concat(bpf.Features(), perf.Features(), cgroup.Features(), ksym.Features())
-})
-
 func featureNames() []string {
 	var names []string
 	for _, p := range features() {
-		names = append(names, p.Status().Name)
+		names = append(names, p.Name())
 	}
 	return names
 }
@@ -107,8 +98,8 @@ func loadSpec(arg string) (*experiment.Spec, error) {
 	if !ok {
 		if !strings.ContainsAny(arg, "/.") {
 			mend := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + "; a file is named with its ending, .yaml"
-			if near := experiment.Nearest(arg, experiments.Names()); near != "" {
-				mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+			if n := near.Name(arg, experiments.Names()); n != "" {
+				mend = fmt.Sprintf("did you mean %q? %s", n, mend)
 			}
 			return nil, fault.New(fault.Usage, "tare run "+arg, mend, "there is no such experiment")
 		}
@@ -124,12 +115,11 @@ func loadSpec(arg string) (*experiment.Spec, error) {
 // requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more.
 func requireFeatures(s *experiment.Spec) error {
 	for _, p := range features() {
-		st := p.Status()
-		if st.Name != "cgroup-create" && !slices.Contains(s.Needs, st.Name) {
+		if p.Name() != "cgroup-create" && !slices.Contains(s.Needs, p.Name()) {
 			continue
 		}
 		if err := p.Err(); err != nil {
-			return fault.Wrap(err, fault.Machine, s.Name, st.Mend, "this machine cannot run the experiment")
+			return fault.Wrap(err, fault.Machine, s.Name, p.Status().Mend, "this machine cannot run the experiment")
 		}
 	}
 	return nil

@@ -26,6 +26,8 @@ func newSubject() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "subject",
 		Short: "Run a thing that Tare weighs; without a name, list them",
+		Example: `  tare subject
+  tare subject kernelmesh --services services.yaml --cgroup /sys/fs/cgroup/mygroup`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil
@@ -59,9 +61,10 @@ func newKernelmesh() *cobra.Command {
 	var o kernelmesh.Options
 	var human bool
 	c := &cobra.Command{
-		Use:   "kernelmesh --services FILE --cgroup PATH",
-		Short: "An eBPF service mesh data plane on the sockets of one control group, until interrupted; SIGHUP reads the services again",
-		Args:  cobra.NoArgs,
+		Use:     "kernelmesh --services FILE --cgroup PATH",
+		Short:   "An eBPF service mesh data plane on the sockets of one control group, until interrupted; SIGHUP reads the services again",
+		Example: "  tare subject kernelmesh --services services.yaml --cgroup /sys/fs/cgroup/mygroup",
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for flag, value := range map[string]string{"--services": o.ServicesFile, "--cgroup": o.CgroupDir} {
 				if value == "" {
@@ -75,11 +78,7 @@ func newKernelmesh() *cobra.Command {
 				return kernelmeshForPeople(ctx, o, cmd.OutOrStdout())
 			}
 			conn := role.NewConn(os.Stdin, os.Stdout)
-			err := kernelmesh.Run(ctx, o, conn)
-			if err != nil {
-				err = errors.Join(err, conn.Fail(err))
-			}
-			return err
+			return reported(conn, kernelmesh.Run(ctx, o, conn))
 		},
 	}
 	f := c.Flags()

@@ -3,6 +3,7 @@ package experiment
 import (
 	"bytes"
 	"flag"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/record"
+	"tare/internal/subject"
 )
 
 var update = flag.Bool("update", false, "write docs/metrics.md anew")
@@ -62,8 +65,8 @@ func goodMeasurement(t *testing.T) *measurement {
 			},
 			Programs: []ledger.Program{
 				{ID: 1, RunCount: ptr(uint64(10)), RunSeconds: ptr(1.0), MapIDs: []uint32{90}},
-				{ID: 2, RunCount: ptr(uint64(2002)), RunSeconds: ptr(0.006006), MapIDs: []uint32{91, 92}, Shares: []ledger.Share{
-					{Cgroup: &client, Seconds: 0.004}, {Cgroup: &server, Seconds: 0.001}, {Seconds: 0.0005},
+				{ID: 2, RunCount: ptr(uint64(2002)), RunSeconds: ptr(0.006006), MapIDs: []uint32{91, 92}, Seen: []ledger.Seen{
+					{Cgroup: &client, Samples: 14}, {Cgroup: &client, Context: ledger.Softirq, Samples: 2}, {Cgroup: &server, Samples: 3}, {Samples: 1},
 				}},
 				{ID: 3, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{92}},
 				{ID: 4, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{99}},
@@ -83,7 +86,7 @@ func TestMetrics(t *testing.T) {
 	good := map[string]float64{
 		"latency_p50_seconds": 200e-6, "latency_p99_seconds": 200e-6, "latency_p999_seconds": absent, // 2 of 2000 lie beyond it
 		"lag_p50_seconds": 10e-6, "own_lag_p99_seconds": 10e-6, "connect_p50_seconds": absent, "throughput_per_second": 999, "error_ratio": 0.001,
-		"bpf_seconds_per_connection": 3e-6, "bpf_seconds_per_request": 0.003 / 999, "bpf_client_share": 0.8, "bpf_server_share": 0.2,
+		"bpf_seconds_per_connection": 3e-6, "bpf_seconds_per_request": 0.003 / 999,
 		"cpu_seconds_per_connection": 0.5 / 2.002 / 1000, "map_bytes": 1234, "memory_hard_bytes": 5 << 20, "memory_soft_bytes": 1 << 20, "start_seconds": 0.3,
 	}
 	for _, c := range []struct {
@@ -93,13 +96,12 @@ func TestMetrics(t *testing.T) {
 	}{
 		{"good", func(*measurement) {}, good},
 		{"baseline", func(m *measurement) { m.subject = nil }, map[string]float64{
-			"bpf_seconds_per_connection": 0, "map_bytes": 0, "memory_hard_bytes": 0, "bpf_client_share": absent, "start_seconds": absent, "latency_p50_seconds": 200e-6}},
+			"bpf_seconds_per_connection": 0, "map_bytes": 0, "memory_hard_bytes": 0, "start_seconds": absent, "latency_p50_seconds": 200e-6}},
 		{"no run statistics", func(m *measurement) { m.ledger.Programs[1].RunSeconds = nil }, map[string]float64{"bpf_seconds_per_connection": absent, "map_bytes": 1234}},
 		{"program not seen", func(m *measurement) { m.subject.Programs = append(m.subject.Programs, object{ID: 77}) }, map[string]float64{"bpf_seconds_per_connection": absent}},
 		{"no map bytes", func(m *measurement) { m.ledger.Maps[3].Bytes = nil }, map[string]float64{"map_bytes": absent}},
 		{"map not seen", func(m *measurement) { m.subject.Maps[1].ID = 78 }, map[string]float64{"map_bytes": absent}},
 		{"no memory controller", func(m *measurement) { m.ledger.Cgroups[7].Memory = nil }, map[string]float64{"memory_hard_bytes": absent, "memory_soft_bytes": absent}},
-		{"a part not attributed", func(m *measurement) { m.ledger.Programs[1].Shares[2].Seconds = 0.001 }, map[string]float64{"bpf_client_share": absent}},
 		{"no new connections", func(m *measurement) { r := m.loads["client"]; r.Opened = 0; m.loads["client"] = r }, map[string]float64{"bpf_seconds_per_connection": absent, "bpf_seconds_per_request": 0.003 / 999}},
 		{"no CPU counter", func(m *measurement) { m.ledger.Cgroups[3].CPUSeconds = nil }, map[string]float64{"cpu_seconds_per_connection": absent}},
 		{"nothing", func(m *measurement) { *m = measurement{spec: m.spec, ledger: &ledger.Ledger{}} }, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": absent, "error_ratio": absent}},
@@ -116,6 +118,18 @@ func TestMetrics(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestCounts(t *testing.T) {
+	m := goodMeasurement(t)
+	want := map[string]record.Count{"bpf_client_share": {In: 16, Of: 20}, "bpf_server_share": {In: 3, Of: 20}}
+	if got := m.counts(); !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	m.subject = nil
+	if got := m.counts(); len(got) != 0 {
+		t.Errorf("the baseline, which has no subject, counts %v", got)
 	}
 }
 
@@ -269,6 +283,23 @@ func TestKnobDefaultsAreCanonical(t *testing.T) {
 		}
 		if c, err := k.Canonical(k.Default); err != nil || c != k.Default {
 			t.Errorf("the default of %s is %q, canonical %q: %v", k.Name, k.Default, c, err)
+		}
+	}
+}
+
+// TestSubjectKnobs: what a spec can set of a subject is what the subject has.
+func TestSubjectKnobs(t *testing.T) {
+	for _, k := range Subjects {
+		s, err := subject.Lookup(k.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var has []string
+		for _, o := range s.Options {
+			has = append(has, o.Name)
+		}
+		if knobs := knobNames(k.Knobs); !slices.Equal(slices.Sorted(slices.Values(knobs)), slices.Sorted(slices.Values(has))) {
+			t.Errorf("%s: specs have %v, the subject %v", k.Name, knobs, has)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/record"
 	"tare/internal/stats"
 )
 
@@ -21,6 +22,7 @@ type Metric struct {
 	How    string // how it is got; for docs/metrics.md
 
 	value func(*measurement) (float64, bool) // false: this trial cannot tell, and the metric is left out
+	count func(*measurement) (in, of int)    // instead of value, for a part that is pooled over trials
 }
 
 // measurement is what one trial gathered, as metrics and gates look at it.
@@ -60,44 +62,53 @@ var Metrics = []Metric{
 	latency(load.Lag, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
 	latency(load.OwnLag, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free"),
 	latency(load.OwnLag, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free"),
-	{"throughput_per_second", "per second", "higher", "Requests of all loads that were answered without error, per second of the window.",
-		func(m *measurement) (float64, bool) {
-			return m.sum(func(r load.Result) float64 { return r.Rate }), len(m.loads) > 0
-		}},
-	{"error_ratio", "ratio", "lower", "Requests that failed or stayed unanswered, of those intended.", func(m *measurement) (float64, bool) {
+	{Name: "throughput_per_second", Unit: "per second", Better: "higher", How: "Requests of all loads that were answered without error, per second of the window.", value: func(m *measurement) (float64, bool) {
+		return m.sum(func(r load.Result) float64 { return r.Rate }), len(m.loads) > 0
+	}},
+	{Name: "error_ratio", Unit: "ratio", Better: "lower", How: "Requests that failed or stayed unanswered, of those intended.", value: func(m *measurement) (float64, bool) {
 		intended := m.sum(func(r load.Result) float64 { return float64(r.Intended) })
 		return m.sum(func(r load.Result) float64 { return float64(failed(r)) }) / intended, intended > 0
 	}},
-	{"bpf_seconds_per_connection", "s", "lower", "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + noSubject,
-		per((*measurement).bpfRate, (*measurement).connectionRate)},
-	{"bpf_seconds_per_request", "s", "lower", "Run time of the subject's eBPF programs, per request answered." + noSubject,
-		per((*measurement).bpfRate, (*measurement).requestRate)},
-	{"bpf_client_share", "ratio", "", "Part of the run time of the subject's eBPF programs that ran in the groups of the loads (the clients), of what samples attributed. Left out when that is less than nine tenths, for what is left is not like the rest: raise \"sampling\" or \"duration\".",
-		func(m *measurement) (float64, bool) { return m.bpfShare("load") }},
-	{"bpf_server_share", "ratio", "", "The same for the groups of the applications (the servers).",
-		func(m *measurement) (float64, bool) { return m.bpfShare("app") }},
-	{"cpu_seconds_per_connection", "s", "lower", "CPU time of the trial's control group, which holds applications, loads and subject, per connection that the loads opened. eBPF programs that run in their tasks are inside.",
-		per((*measurement).cpuRate, (*measurement).connectionRate)},
-	{"cpu_seconds_per_request", "s", "lower", "The same per request answered.", per((*measurement).cpuRate, (*measurement).requestRate)},
-	{"map_bytes", "B", "lower", "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger names." + noSubject,
-		(*measurement).mapBytes},
-	{"memory_hard_bytes", "B", "lower", "Of the subject's control group at the end of the window: anon + shmem + kernel - reclaimable slab." + noSubject,
-		memory(func(m *ledger.Memory) *int64 { return m.Hard })},
-	{"memory_soft_bytes", "B", "lower", "Of the subject's control group at the end of the window: file - shmem + reclaimable slab." + noSubject,
-		memory(func(m *ledger.Memory) *int64 { return m.Soft })},
-	{"start_seconds", "s", "lower", "From the start of the subject's process until it said that it was ready. Left out where there is no subject.",
-		func(m *measurement) (float64, bool) { return m.start, m.subject != nil }},
+	{Name: "bpf_seconds_per_connection", Unit: "s", Better: "lower", How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + noSubject, value: per((*measurement).bpfRate, (*measurement).connectionRate)},
+	{Name: "bpf_seconds_per_request", Unit: "s", Better: "lower", How: "Run time of the subject's eBPF programs, per request answered." + noSubject, value: per((*measurement).bpfRate, (*measurement).requestRate)},
+	{Name: "bpf_client_share", Unit: "ratio", How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all samples of its programs, pooled over the trials of an arm. Left out below 25 samples.",
+		count: func(m *measurement) (in, of int) { return m.bpfSamples("load") }},
+	{Name: "bpf_server_share", Unit: "ratio", How: "The same for the groups of the applications (the servers).",
+		count: func(m *measurement) (in, of int) { return m.bpfSamples("app") }},
+	{Name: "cpu_seconds_per_connection", Unit: "s", Better: "lower", How: "CPU time of the trial's control group, which holds applications, loads and subject, per connection that the loads opened. eBPF programs that run in their tasks are inside.", value: per((*measurement).cpuRate, (*measurement).connectionRate)},
+	{Name: "cpu_seconds_per_request", Unit: "s", Better: "lower", How: "The same per request answered.", value: per((*measurement).cpuRate, (*measurement).requestRate)},
+	{Name: "map_bytes", Unit: "B", Better: "lower", How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger names." + noSubject, value: (*measurement).mapBytes},
+	{Name: "memory_hard_bytes", Unit: "B", Better: "lower", How: "Of the subject's control group at the end of the window: anon + shmem + kernel - reclaimable slab." + noSubject, value: memory(func(m *ledger.Memory) *int64 { return m.Hard })},
+	{Name: "memory_soft_bytes", Unit: "B", Better: "lower", How: "Of the subject's control group at the end of the window: file - shmem + reclaimable slab." + noSubject, value: memory(func(m *ledger.Memory) *int64 { return m.Soft })},
+	{Name: "start_seconds", Unit: "s", Better: "lower", How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject.", value: func(m *measurement) (float64, bool) { return m.start, m.subject != nil }},
 }
 
 // values are the metrics that this trial can tell. One whose source is null is absent, never 0.
 func (m *measurement) values() map[string]float64 {
 	values := map[string]float64{}
 	for _, metric := range Metrics {
+		if metric.value == nil {
+			continue
+		}
 		if v, ok := metric.value(m); ok {
 			values[metric.Name] = v
 		}
 	}
 	return values
+}
+
+// counts are what this trial adds to metrics that are pooled over trials.
+func (m *measurement) counts() map[string]record.Count {
+	counts := map[string]record.Count{}
+	for _, metric := range Metrics {
+		if metric.count == nil {
+			continue
+		}
+		if in, of := metric.count(m); of > 0 {
+			counts[metric.Name] = record.Count{In: in, Of: of}
+		}
+	}
+	return counts
 }
 
 func latency(histogram string, q float64, quantile, what string) Metric {
@@ -193,29 +204,18 @@ func (m *measurement) bpfRate() (float64, bool) {
 	return rate(total, m.ledger.Window.Seconds), ok && m.ledger.Window.Seconds > 0
 }
 
-// bpfShare is the part of the subject's attributed run time that ran in groups of a role.
-func (m *measurement) bpfShare(role string) (float64, bool) {
-	programs, ok := m.programs()
-	if !ok {
-		return 0, false
-	}
-	var mine, attributed, total float64
+// bpfSamples counts the samples of the subject's programs, and those of them in groups of a role.
+func (m *measurement) bpfSamples(role string) (in, of int) {
+	programs, _ := m.programs()
 	for _, p := range programs {
-		for _, s := range p.Shares {
-			total += s.Seconds
-			if s.Cgroup == nil {
-				continue
-			}
-			attributed += s.Seconds
-			if m.roleOf(*s.Cgroup) == role {
-				mine += s.Seconds
+		for _, seen := range p.Seen {
+			of += seen.Samples
+			if seen.Cgroup != nil && m.roleOf(*seen.Cgroup) == role {
+				in += seen.Samples
 			}
 		}
 	}
-	if attributed <= 0 || attributed < 0.9*total {
-		return 0, false
-	}
-	return mine / attributed, true
+	return in, of
 }
 
 // roleOf is the role of the group at path, or of the nearest group above it that has one.

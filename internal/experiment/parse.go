@@ -15,6 +15,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 
 	"tare/internal/fault"
+	"tare/internal/near"
 	"tare/internal/record"
 )
 
@@ -427,4 +428,12 @@ func (d *decoder) quick(n ast.Node, s *Spec, times Options) error {
 	q.Blocks, q.Warmup, q.Duration = resolveTimes(times)
 	s.Quick = q
 	return err
+}
+
+// didYouMean ends a message about a misspelt name.
+func didYouMean(text string, candidates []string) string {
+	if n := near.Name(clip(text), candidates); n != "" {
+		return fmt.Sprintf("; did you mean %q?", n)
+	}
+	return ""
 }

@@ -226,15 +226,6 @@ func TestApply(t *testing.T) {
 	}
 }
 
-func TestNearest(t *testing.T) {
-	names := []string{"connections", "rate", "mode", "keepalive"}
-	for text, want := range map[string]string{"conections": "connections", "raet": "rate", "Mode": "mode", "keep-alive": "keepalive", "zzz": "", "": ""} {
-		if got := Nearest(text, names); got != want {
-			t.Errorf("%q: got %q, want %q", text, got, want)
-		}
-	}
-}
-
 // FuzzParse: whatever the bytes, the parser gives a spec that can be planned or a fault with code Usage.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(goodSpec))

@@ -1,8 +1,7 @@
 // Package experiment turns a question into trials: a spec, as a person writes it, becomes a plan of randomised blocks, and each
 // trial of the plan runs with fresh processes in control groups of their own, between the two edges of one window.
 //
-// Its rules: an A/A twin beside every baseline, a recorded seed, gates on every trial, and no trial
-// dropped in silence.
+// Its rules: an A/A twin beside every baseline, a recorded seed, gates on every trial, and no trial dropped in silence.
 package experiment
 
 import (
@@ -71,6 +70,7 @@ var (
 	limitKnobs = []Knob{
 		{Name: "cpus", Type: TypeNumber, Min: 0.01, Max: 4096, Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
 		{Name: "memory", Type: TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
+		{Name: "pin", Type: TypeCount, Min: 1, Max: 4096, Doc: "the one CPU that its process runs on: the first of the machine is 1, and on a machine with fewer it goes round again"},
 	}
 	gateKnobs = []Knob{
 		{Name: "rate", Type: TypeNumber, Default: "0.99", Max: 1, Doc: "part of the intended requests that must be answered within the window"},

@@ -101,7 +101,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	default:
 		m := &measurement{spec: x.spec, loads: t.Loads, ledger: t.Ledger, tree: path.Dir(x.work.Path()), subject: x.ready, start: x.readyIn.Seconds()}
 		m.setRoles(x.roles)
-		t.Metrics = m.values()
+		t.Metrics, t.Counts = m.values(), m.counts()
 		t.Validity.Reasons = m.judge()
 		t.Validity.Valid = len(t.Validity.Reasons) == 0
 		m.trim()
@@ -192,7 +192,7 @@ func inParallel(parts map[string]*Part, do func(string, *Part) error) error {
 
 // start makes a group for one process and starts it there.
 func (x *trial) start(ctx context.Context, group, as, name string, limits Options, argv []string) (*process, error) {
-	g, err := x.tree.Group(group, placement.Limits{CPUs: limits.float("cpus"), MemoryBytes: uint64(limits.float("memory"))})
+	g, err := x.tree.Group(group, placement.Limits{CPUs: limits.float("cpus"), MemoryBytes: uint64(limits.float("memory")), Pin: int(limits.float("pin"))})
 	if err != nil {
 		return nil, err
 	}

@@ -105,6 +105,7 @@ type Program struct {
 	RecursionMisses *uint64    `json:"recursion_misses"`
 	MemoryBytes     *uint64    `json:"memory_bytes"`
 	Shares          []Share    `json:"shares"`          // sum to run_seconds; one share without cgroup is what could not be split
+	Seen            []Seen     `json:"seen"`            // raw counts of samples by place, however few: to be pooled over windows
 	SampledSeconds  *Interval  `json:"sampled_seconds"` // its run time by the sampler alone: a check on run_seconds
 	MapIDs          []uint32   `json:"map_ids"`
 	Unloaded        bool       `json:"unloaded"` // it went away during the window; counters are what was last read
@@ -134,6 +135,13 @@ type Share struct {
 	Samples int     `json:"samples"`
 	Method  Method  `json:"method"`
 	Note    string  `json:"note,omitempty"` // why it could not be split
+}
+
+// Seen is how many samples saw a program in one place. Cgroup is null where the thread ended before its group could be read.
+type Seen struct {
+	Cgroup  *string `json:"cgroup"`
+	Context Context `json:"context"`
+	Samples int     `json:"samples"`
 }
 
 // Map is one eBPF map.

@@ -103,7 +103,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	memory := p.MemoryBytes()
 	out := ledger.Program{
 		ID: p.ID, Name: p.Name, Type: p.Type, Tag: p.Tag, LoadedAt: &p.LoadedAt, Owners: owners(p.Owners), Attached: p.Attached,
-		RunCount: &runs, RunSeconds: &seconds, MemoryBytes: &memory, Shares: []ledger.Share{}, MapIDs: p.MapIDs, Unloaded: p.Vanished,
+		RunCount: &runs, RunSeconds: &seconds, MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished,
 	}
 	if out.Attached == nil {
 		out.Attached = []string{}
@@ -127,9 +127,15 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	n := 0
 	if a.found != nil {
 		e.Samples = a.found.places[p.ID]
-		for _, k := range e.Samples {
+		for place, k := range e.Samples {
 			n += k
+			seen := ledger.Seen{Context: place.Context, Samples: k}
+			if place.Group != "" {
+				seen.Cgroup = &place.Group
+			}
+			out.Seen = append(out.Seen, seen)
 		}
+		slices.SortFunc(out.Seen, func(x, y ledger.Seen) int { return cmp.Or(y.Samples-x.Samples, cmp.Compare(x.Context, y.Context)) })
 		sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
 		out.SampledSeconds = &sampled
 		a.compare(p, seconds, n, sampled)

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/fault"
 	"tare/internal/host/bpf"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/feature"
@@ -73,6 +74,9 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	}
 	if m.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return m, err
+	}
+	if m.layout.Mode == cgroup.ModeNone {
+		return m, fault.New(fault.Machine, "", "mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted, so nobody's CPU time and memory can be told apart")
 	}
 	if m.groups, err = cgroup.NewReader(m.layout); err != nil {
 		return m, err
@@ -222,6 +226,11 @@ func (m *Meter) Open() (w *Window, err error) {
 	}()
 	if w.first, err = m.readEdge(); err != nil {
 		return nil, err
+	}
+	for g := range w.first.groups {
+		if g.Vanished { // before this window
+			delete(w.first.groups, g)
+		}
 	}
 	programs, err := m.bpf.ReadCounters()
 	if err != nil {

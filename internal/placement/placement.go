@@ -80,6 +80,9 @@ func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 type Limits struct {
 	CPUs        float64 // CPU time per time, by quota over periods of 100 ms
 	MemoryBytes uint64
+	// Pin names the one CPU that processes started in the group run on: the Pin-th of those allowed, counted from 1 and round again
+	// on a machine with fewer.
+	Pin int
 }
 
 // Tree is a tree of control groups and the owner of the processes in it. Its methods may be used concurrently.
@@ -104,6 +107,7 @@ type Group struct {
 	// Guarded by tree.mu.
 	inner bool // other groups are in it
 	used  bool // processes were started in it
+	pin   int  // see Limits
 }
 
 // NewTree makes a tree of groups that this process owns. It starts a thread, from which all processes in the tree are started. Close the tree
@@ -246,6 +250,7 @@ func (t *Tree) Group(name string, limits Limits) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
+	g.pin = limits.Pin
 	return g, g.limit(limits)
 }
 

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -50,6 +51,9 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 	}
 	t := g.tree
 	args := []string{"tare", EnterCommand}
+	if g.pin > 0 {
+		args = append(args, pinFlag+strconv.Itoa(g.pin))
+	}
 	for _, h := range t.hs {
 		args = append(args, t.dir(h, g.name))
 	}
@@ -78,6 +82,32 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 	return nil
 }
 
+// pinFlag before the directories of Enter's arguments has the process run on one CPU: see Limits.
+const pinFlag = "--pin="
+
+// pinTo has this process run on the n-th of the CPUs that it may run on, counted from 1 and round again.
+func pinTo(n int) error {
+	var allowed, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return fmt.Errorf("reading the CPUs that a process may run on: %w", err)
+	}
+	n = (n - 1) % allowed.Count()
+	for cpu := 0; ; cpu++ {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		if n == 0 {
+			one.Set(cpu)
+			break
+		}
+		n--
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return fmt.Errorf("having a process run on one CPU: %w", err)
+	}
+	return nil
+}
+
 // Enter is the body of EnterCommand: args are directories of groups, "--", the path of a program, and its arguments from its name on. It moves
 // this process into the groups and becomes the program. It returns only with an error, which has code fault.Machine where a
 // group could not be entered and fault.Usage where the program could not be run.
@@ -95,6 +125,16 @@ func Enter(args []string) error {
 		return fmt.Errorf("the run that started this process has ended")
 	}
 	for _, dir := range args[:i] {
+		if pin, ok := strings.CutPrefix(dir, pinFlag); ok {
+			n, err := strconv.Atoi(pin)
+			if err != nil || n < 1 {
+				return fault.New(fault.Usage, EnterCommand, "", "%q names no CPU", dir)
+			}
+			if err := pinTo(n); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := write(filepath.Join(dir, "cgroup.procs"), "0"); err != nil {
 			return fault.Wrap(err, fault.Machine, dir, "see 'tare doctor'", "entering the control group")
 		}

@@ -84,7 +84,14 @@ type Trial struct {
 	Subject  json.RawMessage          `json:"subject,omitempty"` // what the subject said of itself when it was ready
 	Clocks   map[string]time.Duration `json:"clocks_ns"`         // set-up, warm-up, measured, drain, tear-down
 	Metrics  map[string]float64       `json:"metrics"`           // single values of this trial, by metric name
+	Counts   map[string]Count         `json:"counts,omitempty"`  // counts of this trial, by metric name: to be pooled over trials
 	Validity Validity                 `json:"validity"`
+}
+
+// Count is how many samples were in a part, of how many. One trial may hold too few to say anything; all of them together may not.
+type Count struct {
+	In int `json:"in"`
+	Of int `json:"of"`
 }
 
 // Validity says whether the trial measured what it meant to.

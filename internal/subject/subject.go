@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"tare/internal/fault"
+	"tare/internal/near"
 )
 
 // Subject is one kind of thing that Tare weighs.
@@ -70,7 +71,7 @@ func Lookup(name string) (Subject, error) {
 		for _, s := range All() {
 			names = append(names, s.Name)
 		}
-		return Subject{}, fault.New(fault.Usage, "", DidYouMean(name, names), "there is no subject %q", name)
+		return Subject{}, fault.New(fault.Usage, "", near.DidYouMean(name, names), "there is no subject %q", name)
 	}
 	return s, nil
 }
@@ -93,7 +94,7 @@ func (s Subject) Command(p Place) (Command, error) {
 	slices.Sort(given)
 	for _, name := range given {
 		if !slices.Contains(names, name) {
-			return Command{}, fault.New(fault.Usage, "subject "+s.Name, DidYouMean(name, names), "there is no option %q", name)
+			return Command{}, fault.New(fault.Usage, "subject "+s.Name, near.DidYouMean(name, names), "there is no option %q", name)
 		}
 		options[name] = p.Options[name]
 	}

@@ -48,15 +48,3 @@ func TestLookup(t *testing.T) {
 		t.Errorf("all subjects: %v", all)
 	}
 }
-
-func TestNearest(t *testing.T) {
-	known := []string{"address", "protocol", "endpoints"}
-	for name, want := range map[string]string{
-		"adress": "address", "Address": "address", "endpoint": "endpoints", "porotcol": "protocol", "": "", "x": "", "version": "",
-		strings.Repeat("a", 1<<20): "",
-	} {
-		if got := subject.Nearest(name, known); got != want {
-			t.Errorf("%.20q: got %q, want %q", name, got, want)
-		}
-	}
-}

@@ -70,6 +70,9 @@ func (p *Probe) run() {
 	})
 }
 
+// Name is the feature's name. It asks nothing of the machine.
+func (p *Probe) Name() string { return p.status.Name }
+
 // Status answers the probe in full.
 func (p *Probe) Status() Status { p.run(); return p.status }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 
 	"tare/internal/fault"
-	"tare/internal/subject"
+	"tare/internal/near"
 )
 
 // maxFileBytes bounds a services file: enough for some 500,000 endpoints.
@@ -176,7 +176,7 @@ func (p reader) service(node ast.Node) (Service, error) {
 		case "udp":
 			s.Protocol = UDP
 		default:
-			return s, p.errorf(at, subject.DidYouMean(text, []string{"tcp", "udp"}), "there is no protocol %s", quote(text))
+			return s, p.errorf(at, near.DidYouMean(text, []string{"tcp", "udp"}), "there is no protocol %s", quote(text))
 		}
 	}
 	if keys["endpoints"] == nil {
@@ -280,7 +280,7 @@ func (p reader) mapping(node ast.Node, of string, known ...string) (map[string]a
 			found = found || k == key.Value
 		}
 		if !found {
-			return nil, p.errorf(entry, subject.DidYouMean(key.Value, known), "%s has no key %s", of, quote(key.Value))
+			return nil, p.errorf(entry, near.DidYouMean(key.Value, known), "%s has no key %s", of, quote(key.Value))
 		}
 		if values[key.Value] != nil {
 			return nil, p.errorf(entry, "", "key %s is given twice", quote(key.Value))

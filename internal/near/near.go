@@ -1,15 +1,16 @@
-package subject
+// Package near finds what a misspelt name most likely meant, for messages.
+package near
 
 import "strings"
 
-// Nearest is the candidate that a misspelt name most likely means, by edit distance; "" when none is near.
-func Nearest(name string, candidates []string) string {
+// Name is the candidate that a misspelt name most likely means, by edit distance; "" when none is near.
+func Name(name string, candidates []string) string {
 	if len(name) > 64 {
 		return ""
 	}
 	best, least := "", 1+max(1, len(name)/3)
 	for _, c := range candidates {
-		if d := distance(strings.ToLower(name), c); d < least {
+		if d := distance(strings.ToLower(name), strings.ToLower(c)); d < least {
 			best, least = c, d
 		}
 	}
@@ -18,8 +19,8 @@ func Nearest(name string, candidates []string) string {
 
 // DidYouMean is a mend for a misspelt name: the nearest candidate, or all of them when none is near.
 func DidYouMean(name string, candidates []string) string {
-	if near := Nearest(name, candidates); near != "" {
-		return "did you mean " + near + "?"
+	if n := Name(name, candidates); n != "" {
+		return "did you mean " + n + "?"
 	}
 	if len(candidates) == 0 {
 		return ""
