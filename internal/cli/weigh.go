@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/internal/fault"
+	"tare/internal/host/perf"
 	"tare/internal/ledger"
 	"tare/internal/meter"
 	"tare/internal/report"
@@ -38,7 +39,7 @@ came to), by a descriptor that ends with this process. Nothing else of the machi
 				return fault.New(fault.Usage, "--for "+window.String(), "try --for 10s", "a window lasts from 100ms to %v", longestWindow)
 			}
 			if hz < 0 || hz > 10_000 {
-				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 997", "samples per second and CPU are from 0 (none) to 10000")
+				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 499", "samples per second and CPU are from 0 (none) to 10000")
 			}
 			if hz == 0 {
 				hz = -1
@@ -59,7 +60,7 @@ came to), by a descriptor that ends with this process. Nothing else of the machi
 	f := cmd.Flags()
 	f.DurationVar(&window, "for", 10*time.Second, "length of the window")
 	f.BoolVar(&asJSON, "json", false, "print one JSON document and nothing else")
-	f.IntVar(&hz, "hz", 997, "samples per second and CPU; 0 for none: then eBPF time is not split")
+	f.IntVar(&hz, "hz", perf.DefaultHz, "samples per second and CPU; 0 for none: then eBPF time is not split")
 	return cmd
 }
 

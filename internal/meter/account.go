@@ -57,6 +57,9 @@ func (a *account) ledger() *ledger.Ledger {
 		if n := a.found.lost; n > 0 {
 			a.warn("samples-lost", "%d records of the sampler were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
 		}
+		if n := a.found.slowed; n > 0 {
+			a.warn("sampler-throttled", "the kernel held the sampler back %d times: stretches of the window have no samples; use a lower --hz", n)
+		}
 		if n := a.found.dropped; n > 0 {
 			a.warn("stacks", "%d samples had call chains beyond the %d that are kept apart and were left out of the shares", n, maxStacks)
 		}

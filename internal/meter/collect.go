@@ -33,6 +33,7 @@ type collector struct {
 	samples  int
 	dropped  int // samples whose chain was one too many
 	lost     uint64
+	slowed   uint64
 
 	stop chan struct{}
 	done chan error
@@ -50,7 +51,7 @@ func newCollector(s *perf.Sampler, layout *cgroup.Layout) *collector {
 	return &collector{
 		sampler: s, text: newText(), names: names, locator: newLocator(layout, names, s.HasCgroup()),
 		index: map[uint64]int32{}, cells: map[cell]int{}, idle: map[int32]int{},
-		to: forever, lost: s.Lost(), stop: make(chan struct{}), done: make(chan error, 1),
+		to: forever, lost: s.Lost(), slowed: s.Throttled(), stop: make(chan struct{}), done: make(chan error, 1),
 	}
 }
 
@@ -159,13 +160,14 @@ type findings struct {
 	idleInterrupts int                                  // samples of interrupts above an idle CPU
 	samples        int
 	lost           uint64
+	slowed         uint64 // times that the kernel held the sampler back
 	dropped        int
 }
 
 // findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
 func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
 	f := findings{
-		places: map[uint32]map[attribution.Place]int{}, samples: c.samples, dropped: c.dropped, lost: c.sampler.Lost() - c.lost,
+		places: map[uint32]map[attribution.Place]int{}, samples: c.samples, dropped: c.dropped, lost: c.sampler.Lost() - c.lost, slowed: c.sampler.Throttled() - c.slowed,
 	}
 	seen := map[uint64]bool{}
 	var addrs []uint64

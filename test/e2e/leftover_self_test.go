@@ -18,8 +18,8 @@ func TestLeftoversAreFound(t *testing.T) {
 	if err := ended.Run(); err != nil {
 		t.Fatal(err)
 	}
-	dead := fmt.Sprintf("tare-self-%d-1", ended.Process.Pid)
-	alive := fmt.Sprintf("tare-self-%d-%s", os.Getpid(), startTime(t))
+	dead := fmt.Sprintf("tare-self-p%d-t1", ended.Process.Pid)
+	alive := fmt.Sprintf("tare-self-p%d-t%s", os.Getpid(), startTime(t))
 	before := look(t)
 
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{

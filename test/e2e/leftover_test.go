@@ -10,8 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -123,21 +123,16 @@ func findProcesses(f footprint) error {
 	return nil
 }
 
-// ownerDead reads the name of a run, tare-<id>-<pid>-<start time> of its owner, and says whether that process has gone.
+var runName = regexp.MustCompile(`^tare-.+-p([0-9]+)-t([0-9]+)$`)
+
+// ownerDead reads the name of a run, tare-<id>-p<pid>-t<start time> of its owner, and says whether that process has gone.
 func ownerDead(name string) (dead, isRun bool) {
-	part := strings.Split(name, "-")
-	if len(part) < 4 || part[0] != "tare" {
+	part := runName.FindStringSubmatch(name)
+	if part == nil {
 		return false, false
 	}
-	pid, err := strconv.Atoi(part[len(part)-2])
-	if err != nil {
-		return false, false
-	}
-	start := part[len(part)-1]
-	if _, err := strconv.ParseUint(start, 10, 64); err != nil {
-		return false, false
-	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	pid, start := part[1], part[2]
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%s/stat", pid))
 	if err != nil {
 		return true, true
 	}

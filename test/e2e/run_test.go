@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment"
+	"tare/internal/host/cgroup"
 	"tare/internal/record"
 )
 
@@ -190,25 +194,92 @@ func whileItRuns(t *testing.T, p *process, so func() bool) {
 	}
 }
 
-// TestRunKilled kills a run at random moments. tare clean then leaves nothing of it, and the trials that had ended can be read.
+// TestRunKilled kills a run at random moments. tare clean then leaves nothing of it, and the trials that had ended can be read; what is
+// not of the run stays as it was: another group with a name like those of runs, a process in it, a program.
 func TestRunKilled(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
-	for range 3 {
+	bystander := bystand(t)
+	const kills = 20
+	for range kills {
+		before := look(t)
 		dir := filepath.Join(t.TempDir(), "out")
 		p := command{args: []string{"run", specFile(t, shortSpec), "--blocks", "100", "--out", dir}}.start(t)
-		moment := time.Duration(rand.Int64N(int64(2500 * time.Millisecond)))
+		moment := time.Duration(rand.Int64N(int64(1500 * time.Millisecond)))
 		time.Sleep(moment)
 		p.signal(t, syscall.SIGKILL)
 		p.wait(t)
 		if o := tare(t, "clean"); o.code != 0 {
 			t.Errorf("killed after %v: %s", moment, o)
 		}
+		for _, what := range before.left(t) {
+			t.Errorf("killed after %v: left behind: %s", moment, what)
+		}
+		bystander.unharmed(t)
 		if _, err := os.Stat(filepath.Join(dir, record.RunFile)); err != nil {
 			continue // killed before it had begun
 		}
 		if _, err := record.Read(dir); err != nil {
 			t.Errorf("killed after %v: %v", moment, err)
+		}
+	}
+}
+
+// bystander is what somebody else has on the machine.
+type bystander struct {
+	groups  []string
+	process *exec.Cmd
+	ended   chan struct{}
+}
+
+func bystand(t *testing.T) *bystander {
+	t.Helper()
+	b := &bystander{process: exec.Command("sleep", "600"), ended: make(chan struct{})}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(b.ended)
+		_ = b.process.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = b.process.Process.Kill()
+		<-b.ended
+		for _, dir := range b.groups {
+			removeGroup(t, dir)
+		}
+	})
+	for _, h := range layout.Hierarchies {
+		if !h.V2 && !h.Has("cpu") && !h.Has("cpuacct") && !h.Has("memory") {
+			continue
+		}
+		dir := filepath.Join(h.Mount, fmt.Sprintf("tare-test-bystander-%d", os.Getpid()))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		b.groups = append(b.groups, dir)
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(b.process.Process.Pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+func (b *bystander) unharmed(t *testing.T) {
+	t.Helper()
+	select {
+	case <-b.ended:
+		t.Fatal("a process that is not of the run was ended")
+	default:
+	}
+	for _, dir := range b.groups {
+		procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err != nil || strings.TrimSpace(string(procs)) != strconv.Itoa(b.process.Process.Pid) {
+			t.Fatalf("a group that is not of the run holds %q (%v), not its process %d", procs, err, b.process.Process.Pid)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 type Status struct {
 	Name      string `json:"name"`      // short and stable, e.g. "bpf-stats"
 	Available bool   `json:"available"` //
-	Detail    string `json:"detail"`    // what was found: "cpu-clock at 997 Hz; no hardware cycles"
+	Detail    string `json:"detail"`    // what was found: "v2 at /sys/fs/cgroup"
 	Needs     string `json:"needs"`     // what it needs: "Linux 5.8, CAP_SYS_ADMIN"
 	Lost      string `json:"lost"`      // what is lost without it: "BPF run time"
 	Mend      string `json:"mend"`      // what would change it; empty when available
