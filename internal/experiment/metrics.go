@@ -70,7 +70,7 @@ var Metrics = []Metric{
 		return m.sum(func(r load.Result) float64 { return float64(failed(r)) }) / intended, intended > 0
 	}},
 	{Name: "bpf_seconds_per_connection", Unit: "s", Better: "lower", How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + noSubject, value: per((*measurement).bpfRate, (*measurement).connectionRate)},
-	{Name: "bpf_seconds_per_request", Unit: "s", Better: "lower", How: "Run time of the subject's eBPF programs, per request answered." + noSubject, value: per((*measurement).bpfRate, (*measurement).requestRate)},
+	{Name: "bpf_seconds_per_request", Unit: "s", Better: "lower", How: "Run time of the subject's eBPF programs, per request answered. Left out where each request has a connection of its own: it would say the same twice." + noSubject, value: per((*measurement).bpfRate, (*measurement).requestRate)},
 	{Name: "bpf_client_share", Unit: "ratio", How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all samples of its programs, pooled over the trials of an arm. Left out below 25 samples.",
 		count: func(m *measurement) (in, of int) { return m.bpfSamples("load") }},
 	{Name: "bpf_server_share", Unit: "ratio", How: "The same for the groups of the applications (the servers).",
@@ -165,7 +165,11 @@ func (m *measurement) connectionRate() (float64, bool) {
 	return m.sum(func(r load.Result) float64 { return rate(float64(r.Opened), r.Seconds) }), true
 }
 
+// requestRate is false where each request has a connection of its own: what it costs stands under its connection.
 func (m *measurement) requestRate() (float64, bool) {
+	if opened, done := m.sum(func(r load.Result) float64 { return float64(r.Opened) }), m.sum(func(r load.Result) float64 { return float64(r.Done) }); opened >= 0.99*done {
+		return 0, false
+	}
 	return m.sum(func(r load.Result) float64 { return rate(float64(r.Done), r.Seconds) }), true
 }
 
