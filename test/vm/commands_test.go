@@ -82,6 +82,60 @@ wait`)
 	}
 }
 
+// On cgroup v2 a program on a group without groups in it can run nowhere else: its time is not sampled, it is known. Of one on a group with
+// two in it, which make connections 3:1, the split is sampled.
+func TestShares(t *testing.T) {
+	const services = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080}\n"
+	r := Run(t, Options{Files: map[string][]byte{"/services.yaml": []byte(services)}, Timeout: 3 * time.Minute}, `
+mkdir -p /sys/fs/cgroup/sole /sys/fs/cgroup/split/a /sys/fs/cgroup/split/b
+tare app http --listen 127.0.0.1:8080 --body 5 >&2 & app=$!
+for g in sole split; do
+	tare subject kernelmesh --services /services.yaml --cgroup /sys/fs/cgroup/$g --steps 100000 --human >/tmp/$g & eval $g=$!
+done
+until wget -q -O /dev/null http://127.0.0.1:8080/ && grep -q km_connect4 /tmp/sole && grep -q km_connect4 /tmp/split; do sleep 0.1; done
+connect() { (echo 0 >/sys/fs/cgroup/$1/cgroup.procs && timeout 10 wget -q -O /dev/null http://10.96.0.1/); }
+tare weigh --for 12s --json >/tmp/ledger & weigh=$!
+sleep 2
+for i in 1 2 3 4 5 6 7 8 9 10; do
+	connect sole; connect split/a; connect split/b; connect split/a; connect split/a
+done
+wait $weigh
+cat /tmp/ledger
+kill $sole $split $app
+wait`)
+	ok(t, r)
+	var l ledger.Ledger
+	decode(t, r.Output, &l)
+	found := 0
+	for _, p := range l.Programs {
+		if p.Name != "km_connect4" || len(p.Attached) != 1 {
+			continue
+		}
+		found++
+		switch {
+		case strings.HasPrefix(p.Attached[0], "cgroup:/sole "):
+			if len(p.Shares) != 1 || p.Shares[0].Method != ledger.Sole || *p.Shares[0].Cgroup != "/sole" || p.Shares[0].Context != ledger.Task || *p.RunCount != 10 {
+				t.Errorf("the program on a group alone: %d runs, %+v", *p.RunCount, p.Shares)
+			}
+		case strings.HasPrefix(p.Attached[0], "cgroup:/split "):
+			held := map[string]bool{}
+			for _, s := range p.Shares {
+				if s.Cgroup != nil && s.Method == ledger.Sampled {
+					truth := map[string]float64{"/split/a": 0.75, "/split/b": 0.25}[*s.Cgroup] * *p.RunSeconds
+					// The ends are widened by half: run time on an emulated processor varies from run to run.
+					held[*s.Cgroup] = s.Lo/1.5 <= truth && truth <= 1.5*s.Hi
+				}
+			}
+			if *p.RunCount != 40 || !held["/split/a"] || !held["/split/b"] {
+				t.Errorf("the program on two groups, 3:1: %d runs in %v s, %+v", *p.RunCount, *p.RunSeconds, p.Shares)
+			}
+		}
+	}
+	if found != 2 {
+		t.Errorf("%d programs km_connect4 are in the ledger\nend of the console:\n%s", found, tail(r.Console))
+	}
+}
+
 // The quickstart finds that the data plane costs something. The rate is one that an emulated processor holds, and the gates are open
 // wide, for such a processor is late in everything; how large the cost comes out means nothing.
 func TestQuickstart(t *testing.T) {
