@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/near"
+	"tare/internal/version"
 )
 
 // Main runs the command line and returns the exit code of the process.
@@ -40,11 +42,20 @@ func newRoot() *cobra.Command {
 		Short:         "Tare weighs infrastructure: what meshes, eBPF programs, sandboxes and tracers cost",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fault.New(fault.Usage, "tare "+args[0], "see 'tare --help' for the commands", "there is no such command")
+		Version:       version.Version + " " + version.Build(),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
 			}
-			return nil
+			mend := "see 'tare --help' for the commands"
+			var names []string
+			for _, c := range cmd.Commands() {
+				names = append(names, c.Name())
+			}
+			if n := near.Name(args[0], names); n != "" {
+				mend = fmt.Sprintf("did you mean %q? %s", n, mend)
+			}
+			return fault.New(fault.Usage, "tare "+args[0], mend, "there is no such command")
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -71,8 +82,18 @@ func printError(w io.Writer, err error) {
 	if errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintf(w, "tare: %s\n", strings.TrimSpace(err.Error()))
+	fmt.Fprintf(w, "tare: %s\n", printable(strings.TrimSpace(err.Error())))
 	if mend := fault.MendOf(err); mend != "" {
-		fmt.Fprintf(w, "      %s\n", mend)
+		fmt.Fprintf(w, "      %s\n", printable(mend))
 	}
+}
+
+// printable keeps names that others chose (paths, processes) from steering the terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 {
+			return '?'
+		}
+		return r
+	}, s)
 }

@@ -6,11 +6,14 @@ import "math"
 type Usage struct {
 	Capacity, Idle, User, System, Softirq, IRQ, Steal float64
 
-	Groups  float64 // CPU time of every group below the root
-	Root    float64 // of processes in the root group
-	Kernel  float64 // of kernel threads, which are in the root group
-	Self    float64 // of this process, contained in Groups or Root
-	InGroup bool    // this process is in a group below the root
+	Groups float64 // CPU time of every group below the root
+	Root   float64 // of processes in the root group
+	Kernel float64 // of kernel threads, which are in the root group
+	// Ksoftirqd is the part of Kernel in the ksoftirqd threads. With IRQTime the kernel counts it as Softirq as well
+	// (irqtime_account_process_tick in kernel/sched/cputime.c); here it stays with the threads.
+	Ksoftirqd float64
+	Self      float64 // of this process, contained in Groups or Root
+	InGroup   bool    // this process is in a group below the root
 
 	// IRQTime says whether the kernel takes interrupts out of tasks' CPU time (CONFIG_IRQ_TIME_ACCOUNTING). If it does, interrupts are
 	// Softirq and IRQ. If not, interrupts above a task are in that task's time, and only those above an idle CPU stand alone:
@@ -61,7 +64,7 @@ func Budget(u Usage) CPU {
 	groups, root, kernel := u.Groups, u.Root, u.Kernel
 	interrupts, method := 0.0, MethodCounted
 	if u.IRQTime {
-		interrupts = u.Softirq + u.IRQ
+		interrupts = max(u.Softirq-u.Ksoftirqd, 0) + u.IRQ
 	} else if u.IdleInterrupts != nil {
 		interrupts, method = *u.IdleInterrupts, MethodSampled
 	}

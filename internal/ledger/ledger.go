@@ -108,7 +108,7 @@ type Program struct {
 	Seen            []Seen     `json:"seen"`            // raw counts of samples by place, however few: to be pooled over windows
 	SampledSeconds  *Interval  `json:"sampled_seconds"` // its run time by the sampler alone: a check on run_seconds
 	MapIDs          []uint32   `json:"map_ids"`
-	Unloaded        bool       `json:"unloaded"` // it went away during the window; counters are what was last read
+	Unloaded        bool       `json:"unloaded"` // it went away during the window; run_count and run_seconds are null where they could not be read after the start
 }
 
 // Interval is a value with its 95 % interval.
@@ -149,6 +149,8 @@ type Map struct {
 	ID          uint32   `json:"id"`
 	Name        string   `json:"name"`
 	Type        string   `json:"type"`
+	KeyBytes    uint32   `json:"key_bytes"`
+	ValueBytes  uint32   `json:"value_bytes"`
 	MaxEntries  uint32   `json:"max_entries"`
 	Bytes       *uint64  `json:"bytes"`
 	BytesMethod string   `json:"bytes_method"` // exact (kernel 6.4), estimate (5.11), charged-pages (before)
@@ -169,7 +171,7 @@ type Cgroup struct {
 	ThrottledPeriods *uint64  `json:"throttled_periods"`
 	Periods          *uint64  `json:"periods"`
 	Memory           *Memory  `json:"memory"`
-	Vanished         bool     `json:"vanished,omitempty"` // it went away during the window; counters are what was last read
+	Vanished         bool     `json:"vanished,omitempty"` // it went away during the window; counters are null where they could not be read after its start
 }
 
 // Memory is what a cgroup holds at the end of the window. Memory is never one number:

@@ -132,7 +132,7 @@ func TestJSONNames(t *testing.T) {
 	}{
 		{Share{}, "cgroup seconds lo hi samples method"},
 		{Program{}, "id name type tag loaded_at owners attached run_count run_seconds ns_per_run recursion_misses memory_bytes shares seen sampled_seconds map_ids unloaded"},
-		{Map{}, "id name type max_entries bytes bytes_method charged_to held_by inner used_by"},
+		{Map{}, "id name type key_bytes value_bytes max_entries bytes bytes_method charged_to held_by inner used_by"},
 		{Cgroup{}, "path role cpu_seconds bpf_seconds bpf_inside_seconds throttled_seconds throttled_periods periods memory"},
 		{Memory{}, "current peak anon file shmem kernel slab_reclaimable sock inactive_file hard soft working_set"},
 	} {

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"tare/internal/attribution"
 	"tare/internal/host/bpf"
@@ -60,6 +62,9 @@ func (a *account) ledger() *ledger.Ledger {
 		if n := a.found.slowed; n > 0 {
 			a.warn("sampler-throttled", "the kernel held the sampler back %d times: stretches of the window have no samples; use a lower --hz", n)
 		}
+		if cpus := a.found.blind; len(cpus) > 0 {
+			a.warn("cpus-not-sampled", "CPUs %v were not sampled for all of the window, for they went offline or came online: shares leave out what ran there", cpus)
+		}
 		if n := a.found.dropped; n > 0 {
 			a.warn("stacks", "%d samples had call chains beyond the %d that are kept apart and were left out of the shares", n, maxStacks)
 		}
@@ -89,15 +94,52 @@ func (a *account) bpfPrograms() []ledger.Program {
 		}
 		out = append(out, a.program(p, before))
 	}
-	if a.found != nil {
-		for id := range a.found.places {
-			if !known[id] {
-				a.warn("program-missed", "program %d was loaded and unloaded inside the window: its counters could not be read", id)
-			}
+	a.unloaded(out)
+	a.missed(known)
+	slices.SortStableFunc(out, func(x, y ledger.Program) int { return cmp.Compare(ran(y), ran(x)) })
+	return out
+}
+
+// ran is a program's run time; what is not known comes last.
+func ran(p ledger.Program) float64 {
+	if p.RunSeconds == nil {
+		return -1
+	}
+	return *p.RunSeconds
+}
+
+// unloaded warns of the programs that went away inside the window.
+func (a *account) unloaded(programs []ledger.Program) {
+	var who []string
+	for _, p := range programs {
+		if p.RunCount == nil {
+			who = append(who, fmt.Sprintf("%d (%s)", p.ID, cmp.Or(p.Name, "no name")))
 		}
 	}
-	slices.SortStableFunc(out, func(x, y ledger.Program) int { return cmp.Compare(*y.RunSeconds, *x.RunSeconds) })
-	return out
+	if n := len(who); n > 0 {
+		a.warn("program-unloaded", "programs unloaded inside the window: %d, among them %s: what they ran in it could not be read", n, strings.Join(who[:min(n, 5)], ", "))
+	}
+}
+
+// missed warns of the programs that came and went inside the window: one warning, for a machine may load thousands.
+func (a *account) missed(known map[uint32]bool) {
+	if a.found == nil {
+		return
+	}
+	ids := map[uint32]bool{}
+	for id := range a.found.places {
+		ids[id] = !known[id]
+	}
+	for id := range a.found.loaded {
+		ids[id] = !known[id]
+	}
+	maps.DeleteFunc(ids, func(_ uint32, missed bool) bool { return !missed })
+	if len(ids) == 0 {
+		return
+	}
+	some := slices.Sorted(maps.Keys(ids))
+	some = some[:min(len(some), 5)]
+	a.warn("program-missed", "programs loaded and unloaded inside the window: %d, among them %v: their counters could not be read", len(ids), some)
 }
 
 func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
@@ -106,13 +148,18 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	memory := p.MemoryBytes()
 	out := ledger.Program{
 		ID: p.ID, Name: p.Name, Type: p.Type, Tag: p.Tag, LoadedAt: &p.LoadedAt, Owners: owners(p.Owners), Attached: p.Attached,
-		RunCount: &runs, RunSeconds: &seconds, MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished,
+		MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished,
 	}
 	if out.Attached == nil {
 		out.Attached = []string{}
 	}
 	if out.MapIDs == nil {
 		out.MapIDs = []uint32{}
+	}
+	// The counters of a program that went away inside the window were last read at its start: what it ran since is not known.
+	known := !p.Vanished || runs > 0
+	if known {
+		out.RunCount, out.RunSeconds = &runs, &seconds
 	}
 	if runs > 0 {
 		each := float64(ns) / float64(runs)
@@ -139,9 +186,13 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 			out.Seen = append(out.Seen, seen)
 		}
 		slices.SortFunc(out.Seen, func(x, y ledger.Seen) int { return cmp.Or(y.Samples-x.Samples, cmp.Compare(x.Context, y.Context)) })
-		sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
-		out.SampledSeconds = &sampled
-		a.compare(p, seconds, n, sampled)
+		if a.m.sampler.Source() == perf.CPUClock { // a period of cycles is no time
+			sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
+			out.SampledSeconds = &sampled
+			if known {
+				a.compare(p, seconds, n, sampled)
+			}
+		}
 	}
 	out.Shares = attribution.Split(e)
 	return out
@@ -215,7 +266,7 @@ func (a *account) bpfMaps() []ledger.Map {
 	for i := range a.snapshot.Maps {
 		m := &a.snapshot.Maps[i]
 		lm := ledger.Map{
-			ID: m.ID, Name: m.Name, Type: m.Type, MaxEntries: m.MaxEntries, Bytes: m.Bytes, BytesMethod: string(m.BytesMethod),
+			ID: m.ID, Name: m.Name, Type: m.Type, KeyBytes: m.KeySize, ValueBytes: m.ValueSize, MaxEntries: m.MaxEntries, Bytes: m.Bytes, BytesMethod: string(m.BytesMethod),
 			ChargedTo: m.ChargedTo, HeldBy: owners(m.HeldBy), Inner: m.Inner, UsedBy: m.UsedBy,
 		}
 		if lm.Inner == nil {
@@ -266,15 +317,25 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		}
 		now := a.last.groups[g]
 		c := ledger.Cgroup{
-			Path:             g.Path,
-			CPUSeconds:       scaled(now.UsageNs, before.UsageNs, wasThere),
-			ThrottledSeconds: scaled(now.ThrottledNs, before.ThrottledNs, wasThere),
-			ThrottledPeriods: counted(now.ThrottledPeriods, before.ThrottledPeriods, wasThere),
-			Periods:          counted(now.Periods, before.Periods, wasThere),
-			Vanished:         g.Vanished,
+			Path:     g.Path,
+			Vanished: g.Vanished,
 		}
-		if a.found != nil {
+		// One that was removed before the second edge still has the counters of the first: what it used since is not known.
+		if !g.Vanished || now != before {
+			c.CPUSeconds = scaled(now.UsageNs, before.UsageNs, wasThere)
+			c.ThrottledSeconds = scaled(now.ThrottledNs, before.ThrottledNs, wasThere)
+			c.ThrottledPeriods = counted(now.ThrottledPeriods, before.ThrottledPeriods, wasThere)
+			c.Periods = counted(now.Periods, before.Periods, wasThere)
+		}
+		if wasThere && now.UsageNs.OK && now.UsageNs.N < before.UsageNs.N {
+			a.warn("counter-reset", "the CPU time of control group %s was reset inside the window: what it used is not known", g.Path)
+		}
+		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another group.
+		if a.found != nil && now.UsageNs.OK {
 			t := run[g.Path]
+			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it
+				t.inside = min(t.inside, *c.CPUSeconds)
+			}
 			c.BPFSeconds, c.BPFInsideSeconds = &t.all, &t.inside
 		}
 		if !a.m.noMemory {
@@ -294,12 +355,13 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	return out
 }
 
-// counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it.
+// counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it, or where it went
+// back: cpuacct.usage can be written.
 func counted(now, before cgroup.Value, wasThere bool) *uint64 {
-	if !now.OK || wasThere && !before.OK {
+	if !now.OK || wasThere && !before.OK || now.N < before.N {
 		return nil
 	}
-	n := now.N - min(before.N, now.N)
+	n := now.N - before.N
 	return &n
 }
 
@@ -340,10 +402,15 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		IRQTime:  !a.irqInTasks(),
 	}
 	for i, t := range a.m.kernel.Threads() {
+		used := 0.0
 		if i < len(a.w.first.kernel) {
-			u.Kernel += (a.last.kernel[i] - a.w.first.kernel[i]).Seconds()
+			used = (a.last.kernel[i] - a.w.first.kernel[i]).Seconds()
 		} else if t.New {
-			u.Kernel += a.last.kernel[i].Seconds()
+			used = a.last.kernel[i].Seconds()
+		}
+		u.Kernel += used
+		if strings.HasPrefix(t.Comm, "ksoftirqd/") {
+			u.Ksoftirqd += used
 		}
 	}
 	var total *float64 // of all tasks: the root of the cpuacct hierarchy
@@ -357,24 +424,40 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	}
 	switch {
 	case a.m.layout.Mode == cgroup.ModeV2:
-		for pid, t := range a.last.root {
-			u.Root += max(t-a.w.first.root[pid], 0).Seconds()
-		}
+		u.Root = a.rootUsage()
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
+		if u.Root < -0.01*u.Capacity { // by more than the edges are apart
+			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: some are in one group of the v1 hierarchy and in another of v2, and stand in both; the budget counts them once", -u.Root)
+			u.Groups, u.Root = u.Groups+u.Root, 0
+		}
 	default:
 		a.warn("no-root-usage", "no counter holds the CPU time of processes outside control groups: it is part of what is unexplained")
 	}
 	if path, err := a.m.layout.PathOf(os.Getpid()); err == nil {
 		u.InGroup = path != "/" && path != ""
 	}
-	if a.found != nil {
+	if a.found != nil && !a.m.hidden {
 		seconds := float64(a.found.idleInterrupts) * a.m.sampler.Period().Seconds()
 		u.IdleInterrupts = &seconds
 		if a.m.sampler.Source() == perf.Cycles {
 			u.IdleInterrupts = nil // cycles stop while a CPU is idle, and the period is not one of wall time
 		}
 	}
+	u.BPF = a.bpfTimes(l)
+	return ledger.Budget(u)
+}
+
+// bpfTimes are the shares that could be split, by the part of the budget they ran in. Run time is wall time and can exceed the CPU time
+// of the group around it: then it is taken as what that group used, so that no group pays for another.
+func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
+	left := map[string]float64{}
+	for _, c := range l.Cgroups {
+		if c.CPUSeconds != nil {
+			left[c.Path] = *c.CPUSeconds
+		}
+	}
+	var times []ledger.BPFTime
 	for _, p := range l.Programs {
 		for _, s := range p.Shares {
 			if s.Cgroup == nil {
@@ -386,11 +469,37 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 				b.Where = ledger.InIdle
 			case "/", "":
 				b.Where = ledger.InRoot
+			default:
+				if have, known := left[*s.Cgroup]; known && (s.Context == ledger.Task || a.irqInTasks()) {
+					b.Seconds = min(b.Seconds, have)
+					left[*s.Cgroup] = have - b.Seconds
+				}
 			}
-			u.BPF = append(u.BPF, b)
+			times = append(times, b)
 		}
 	}
-	return ledger.Budget(u)
+	return times
+}
+
+// rootUsage is the CPU time of the processes in the root group of a v2 machine. One that was moved there inside the window brought along
+// what it had used before, and what of it is the window's is not known.
+func (a *account) rootUsage() float64 {
+	var sum time.Duration
+	moved := 0
+	for pid, t := range a.last.root {
+		before, wasThere := a.w.first.root[pid]
+		if !wasThere && t > 0 {
+			if age, err := a.m.fs.Age(pid); err == nil && age > time.Duration(monotonic()-a.w.first.at)+20*time.Millisecond { // starts are in ticks
+				moved++
+				continue
+			}
+		}
+		sum += max(t-before, 0)
+	}
+	if moved > 0 {
+		a.warn("moved-to-root", "%d processes were moved into the root group inside the window: what they used there is not known and is part of what is unexplained", moved)
+	}
+	return sum.Seconds()
 }
 
 // self is what the scale cost since the ledger before this one, set-up included.

@@ -1,8 +1,11 @@
 package meter
 
 import (
+	"cmp"
 	"errors"
+	"maps"
 	"math/bits"
+	"slices"
 	"time"
 
 	"tare/internal/attribution"
@@ -29,11 +32,14 @@ type collector struct {
 	stacks   []stack
 	index    map[uint64]int32
 	cells    map[cell]int
-	idle     map[int32]int // by stack: samples of the idle task
+	idle     map[int32]int   // by stack: samples of the idle task
+	hidden   bool            // tasks of other PID namespaces look like the idle task
+	loaded   map[uint32]bool // programs that were loaded while the window was open
 	samples  int
 	dropped  int // samples whose chain was one too many
 	lost     uint64
 	slowed   uint64
+	blind    []int
 
 	stop chan struct{}
 	done chan error
@@ -46,10 +52,12 @@ type stack struct {
 
 type cell struct{ stack, group int32 }
 
-func newCollector(s *perf.Sampler, layout *cgroup.Layout) *collector {
+func newCollector(s *perf.Sampler, layout *cgroup.Layout, hidden bool) *collector {
 	names := newGroupNames()
+	locator := newLocator(layout, names, s.HasCgroup())
+	locator.hidden = hidden
 	return &collector{
-		sampler: s, text: newText(), names: names, locator: newLocator(layout, names, s.HasCgroup()),
+		sampler: s, text: newText(), names: names, locator: locator, hidden: hidden, loaded: map[uint32]bool{},
 		index: map[uint64]int32{}, cells: map[cell]int{}, idle: map[int32]int{},
 		to: forever, lost: s.Lost(), slowed: s.Throttled(), stop: make(chan struct{}), done: make(chan error, 1),
 	}
@@ -84,6 +92,9 @@ func (c *collector) run() {
 // finish ends sampling and drains what is left of the time before to.
 func (c *collector) finish(to int64) error {
 	err := c.sampler.Disable()
+	var berr error
+	c.blind, berr = c.sampler.Blind()
+	err = errors.Join(err, berr)
 	close(c.stop)
 	if derr := <-c.done; derr != nil {
 		return errors.Join(derr, err)
@@ -95,10 +106,15 @@ func (c *collector) finish(to int64) error {
 func (c *collector) drain() error {
 	c.locator.begin()
 	err := c.sampler.Drain(&perf.Handler{
-		Symbol:  c.text.symbol,
-		Program: func(p perf.ProgramEvent, s []perf.Symbol) { c.text.name(p.ID, s) },
-		Task:    c.locator.task,
-		Sample:  c.sample,
+		Symbol: c.text.symbol,
+		Program: func(p perf.ProgramEvent, s []perf.Symbol) {
+			c.text.name(p.ID, s)
+			if !p.Unloaded && p.Time >= c.from && p.Time < c.to {
+				c.loaded[p.ID] = true
+			}
+		},
+		Task:   c.locator.task,
+		Sample: c.sample,
 	})
 	c.locator.end()
 	return err
@@ -109,7 +125,7 @@ func (c *collector) sample(s *perf.Sample) {
 		return
 	}
 	c.samples++
-	idle := s.PID == 0
+	idle := s.PID == 0 && !c.hidden
 	if !idle && !c.mayRun(s.Chain) {
 		return
 	}
@@ -158,16 +174,18 @@ func (c *collector) stackOf(chain []uint64, epoch int32) (int32, bool) {
 type findings struct {
 	places         map[uint32]map[attribution.Place]int // by program id
 	idleInterrupts int                                  // samples of interrupts above an idle CPU
+	loaded         map[uint32]bool
 	samples        int
 	lost           uint64
 	slowed         uint64 // times that the kernel held the sampler back
 	dropped        int
+	blind          []int // CPUs that were not sampled all the time
 }
 
 // findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
 func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
 	f := findings{
-		places: map[uint32]map[attribution.Place]int{}, samples: c.samples, dropped: c.dropped, lost: c.sampler.Lost() - c.lost, slowed: c.sampler.Throttled() - c.slowed,
+		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, samples: c.samples, dropped: c.dropped, lost: c.sampler.Lost() - c.lost, slowed: c.sampler.Throttled() - c.slowed,
 	}
 	seen := map[uint64]bool{}
 	var addrs []uint64
@@ -184,14 +202,14 @@ func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Con
 		return f, err
 	}
 
-	views := map[int32][]span{}
+	// Stacks are read in the order of epochs, so that one view is kept and not one for each epoch: programs may come and go all the time.
+	var view []span
+	viewed := int32(-1)
 	programs := map[uint32]int{} // id -> number for attribution, and back
 	var ids []uint32
 	frames := func(s stack, into []attribution.Frame) []attribution.Frame {
-		view, ok := views[s.epoch]
-		if !ok {
-			view = c.text.view(s.epoch)
-			views[s.epoch] = view
+		if s.epoch != viewed {
+			view, viewed = c.text.view(s.epoch), s.epoch
 		}
 		for _, a := range s.chain {
 			fr := attribution.Frame{Program: -1, Entry: entry[a]}
@@ -210,14 +228,16 @@ func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Con
 	}
 
 	var chain []attribution.Frame
-	for at, n := range c.idle {
+	byEpoch := func(a, b int32) int { return cmp.Compare(c.stacks[a].epoch, c.stacks[b].epoch) }
+	for _, at := range slices.SortedFunc(maps.Keys(c.idle), byEpoch) {
 		chain = frames(c.stacks[at], chain[:0])
 		if attribution.ChainContext(chain) != ledger.Task {
-			f.idleInterrupts += n
+			f.idleInterrupts += c.idle[at]
 		}
 	}
 	var runs []attribution.Run
-	for cl, n := range c.cells {
+	for _, cl := range slices.SortedFunc(maps.Keys(c.cells), func(a, b cell) int { return byEpoch(a.stack, b.stack) }) {
+		n := c.cells[cl]
 		chain = frames(c.stacks[cl.stack], chain[:0])
 		runs = attribution.Runs(chain, runs[:0])
 		for _, r := range runs {

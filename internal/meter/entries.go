@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/attribution"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/ksym"
@@ -34,6 +36,15 @@ func lookUpEntries(cache map[uint64]ledger.Context, addrs []uint64, names func([
 		}
 	}
 	return cache, nil
+}
+
+// The inode number of the PID namespace that the machine starts with (include/linux/proc_ns.h).
+const initialPID = 0xEFFFFFFC
+
+// initialNamespace is false where this process is known to be in another namespace than the machine's own.
+func initialNamespace(kind string, inode uint64) bool {
+	var st unix.Stat_t
+	return unix.Stat("/proc/self/ns/"+kind, &st) != nil || st.Ino == inode
 }
 
 // readRoot reads the CPU time of the processes in the root group of a v2 machine, kernel threads aside: v2 has no counter for them.

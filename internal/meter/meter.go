@@ -26,6 +26,7 @@ import (
 type Options struct {
 	SampleHz int  // samples per second and CPU; 0 is perf.DefaultHz, negative is none
 	NoMemory bool // leave out the memory of control groups
+	DropRing bool // a fault for calibration to find: see perf.Options
 }
 
 // Meter holds what is opened once: readers, the kernel's run statistics, the sampler. It is for one goroutine.
@@ -47,6 +48,7 @@ type Meter struct {
 	reported  time.Duration             // CPU time of this process that an earlier ledger has named
 	open      bool
 	fresh     bool // groups and kernel threads have just been found
+	hidden    bool // this process does not see all of the machine's processes
 }
 
 // New opens everything. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
@@ -86,9 +88,15 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	}
 	m.fresh = true
 	m.describe()
+	if m.hidden = !initialNamespace("pid", initialPID); m.hidden {
+		m.warn("pid-namespace", "this process is in a PID namespace of its own: samples of processes outside of it cannot be told from those of an idle CPU, and kernel threads cannot be seen; run in the machine's PID namespace")
+	}
+	if !m.layout.Whole() {
+		m.warn("cgroup-namespace", "only a part of the machine's control groups can be seen: what ran outside of it is unexplained; run in the machine's control group namespace, with its control groups mounted")
+	}
 
 	if o.SampleHz >= 0 {
-		m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz})
+		m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz, DropRing: o.DropRing})
 		switch {
 		case errors.Is(err, feature.ErrMissing):
 			m.warn("no-samples", "eBPF time cannot be split by control group: %v", err)
@@ -214,13 +222,13 @@ func (m *Meter) Open() (w *Window, err error) {
 	m.fresh = false
 	w = &Window{m: m, programs: map[bpf.Key]bpf.Counters{}}
 	if m.sampler != nil {
-		w.collector = newCollector(m.sampler, m.layout)
+		w.collector = newCollector(m.sampler, m.layout, m.hidden)
 		if err := w.collector.start(); err != nil {
 			return nil, err
 		}
 	}
 	defer func() {
-		if err != nil && w.collector != nil {
+		if err != nil && m.sampler != nil { // not w: a return of nil has cleared it
 			err = errors.Join(err, m.sampler.Disable())
 		}
 	}()

@@ -41,6 +41,7 @@ func (g *groupNames) number(name string) int32 {
 type locator struct {
 	names   *groupNames
 	byID    bool // the sample's id is the group whose CPU time is charged
+	hidden  bool // a task of another PID namespace has no PID here, as the idle task
 	layout  *cgroup.Layout
 	ids     map[uint64]int32
 	stale   bool // ids were looked up again in this drain
@@ -116,7 +117,7 @@ func (l *locator) end() {
 
 // group is the number of the group that a sample's task was in.
 func (l *locator) group(s *perf.Sample) int32 {
-	if s.PID == 0 {
+	if s.PID == 0 && !l.hidden {
 		return groupIdle
 	}
 	if l.byID {
@@ -126,6 +127,9 @@ func (l *locator) group(s *perf.Sample) int32 {
 			g = l.ids[s.Cgroup]
 		}
 		return g
+	}
+	if s.PID == 0 {
+		return groupUnknown
 	}
 	t, known := l.threads[s.TID]
 	if known && t.readAt != 0 && s.Time-t.readAt < rereadAfter || l.budget == 0 {

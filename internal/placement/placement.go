@@ -3,7 +3,8 @@
 // removed; nothing else is ever touched.
 //
 // A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that Tare uses. A pid
-// comes round again, the pair with the start time does not.
+// comes round again, the pair with the start time does not. The owner also holds a lock on the directory, which the kernel takes from it when
+// it ends: a pid means something only in its own PID namespace, and the control groups may be seen from another.
 package placement
 
 import (
@@ -18,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -52,13 +54,45 @@ func parseTreeName(name string) (owner, bool) {
 	return owner{pid, start}, err1 == nil && err2 == nil && pid > 0
 }
 
-// alive says whether the owner still runs. It does where that cannot be known.
-func (o owner) alive() bool {
+// alive says whether the owner of the tree still runs. It does where that cannot be known. An owner that is not found by its pid may be
+// of another PID namespace: then the lock tells. A zombie is not asked for it, for its last threads may still hold it.
+func (o owner) alive(hs []*cgroup.Hierarchy, tree string) bool {
 	p, err := proc.FS{}.Process(o.pid)
-	if err != nil {
-		return !errors.Is(err, proc.ErrGone)
+	switch {
+	case err == nil && p.Start == o.start:
+		return p.Alive()
+	case err != nil && !errors.Is(err, proc.ErrGone):
+		return true
 	}
-	return p.Start == o.start && p.Alive()
+	return held(hs, tree)
+}
+
+// held says whether a living process, of any PID namespace, holds the tree.
+func held(hs []*cgroup.Hierarchy, tree string) bool {
+	return slices.ContainsFunc(hs, func(h *cgroup.Hierarchy) bool {
+		d, err := os.Open(filepath.Join(h.Mount, tree))
+		if err != nil {
+			return false
+		}
+		defer d.Close()
+		return errors.Is(unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
+	})
+}
+
+// hold takes the lock that held looks for. It is best effort: most owners are known by their pid. The lock is a shared one, so that one
+// who looks at the same moment is in the way for a moment only, and is not taken for an owner.
+func (t *Tree) hold(dir string) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return
+	}
+	for range 100 {
+		if unix.Flock(int(d.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.locks = append(t.locks, d)
 }
 
 // controllers are those that Tare uses. Others (cpuset, devices, freezer) stay as they are.
@@ -92,6 +126,7 @@ type Tree struct {
 	hs     []*cgroup.Hierarchy
 	start  chan startRequest
 	exited chan struct{} // closed when the starting thread has ended
+	locks  []*os.File    // the tree's directories, locked
 
 	mu      sync.Mutex
 	groups  map[string]*Group
@@ -132,12 +167,14 @@ func NewTree(l *cgroup.Layout, id string) (*Tree, error) {
 		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup", "this machine has no control groups mounted")
 	}
 	for i, h := range t.hs {
-		if err := os.Mkdir(t.dir(h, ""), 0o755); err != nil {
+		if err := os.Mkdir(t.dir(h, ""), 0o700); err != nil { // nobody else is to lock it
 			for _, made := range t.hs[:i] {
 				_ = os.Remove(t.dir(made, "")) // it is empty; what fails is found by Clean
 			}
+			t.release()
 			return nil, cannotMake(err, t.dir(h, ""))
 		}
+		t.hold(t.dir(h, ""))
 	}
 	t.missing = t.lacks()
 	go t.serveStarts()
@@ -145,6 +182,13 @@ func NewTree(l *cgroup.Layout, id string) (*Tree, error) {
 		return nil, errors.Join(err, t.Close())
 	}
 	return t, nil
+}
+
+func (t *Tree) release() {
+	for _, d := range t.locks {
+		_ = d.Close() // nothing was written
+	}
+	t.locks = nil
 }
 
 // cannotMake explains why a group could not be made.

@@ -33,6 +33,12 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(helperEnv) {
 	case "owner":
 		os.Exit(ownTree())
+	case "owner in a PID namespace":
+		if err := errors.Join(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, "")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(ownTree())
 	case "nobody":
 		os.Exit(tryAsNobody())
 	}
@@ -401,8 +407,14 @@ func TestStartFromThreadThatEnds(t *testing.T) {
 // startOwner starts a process that owns a tree, and returns it with the tree's name and the processes in it.
 func startOwner(t *testing.T) (owner *exec.Cmd, tree string, pids []int) {
 	t.Helper()
+	return startOwnerAs(t, "owner", &unix.SysProcAttr{})
+}
+
+func startOwnerAs(t *testing.T, part string, attr *unix.SysProcAttr) (owner *exec.Cmd, tree string, pids []int) {
+	t.Helper()
 	owner = exec.Command("/proc/self/exe")
-	owner.Env = append(os.Environ(), helperEnv+"=owner")
+	owner.Env = append(os.Environ(), helperEnv+"="+part)
+	owner.SysProcAttr = attr
 	owner.Stderr = os.Stderr
 	out, err := owner.StdoutPipe()
 	if err != nil {
@@ -508,6 +520,44 @@ func TestClean(t *testing.T) {
 	if r = clean(); slices.Contains(r.Trees, tree) {
 		t.Errorf("the second time: %+v", r)
 	}
+}
+
+// In a container an owner has another pid than here, and lives all the same.
+func TestCleanSparesOtherPIDNamespaces(t *testing.T) {
+	l := machine(t)
+	owner, tree, _ := startOwnerAs(t, "owner in a PID namespace", &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS})
+	if o, _ := parseTreeName(tree); o.alive(nil, tree) {
+		t.Fatalf("%s: the owner's pid is known here", tree)
+	}
+	if r, err := Clean(l); err != nil || slices.Contains(r.Trees, tree) || slices.ContainsFunc(r.Killed, func(p Process) bool { return p.Tree == tree }) {
+		t.Errorf("the tree of a living owner was taken: %+v, %v", r, err)
+	}
+	if err := owner.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = owner.Wait() // killed
+	if _, err := Clean(l); err != nil {
+		t.Error(err)
+	}
+	if left := traces(l, tree); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestComm(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "\x1b[31mx")
+	if err := os.Symlink("/bin/sleep", file); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(file, "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	eventually(t, "it has its name", func() bool { return comm(cmd.Process.Pid) == "?[31mx" })
 }
 
 // A process of a dead run that did not die with it (here: it never asked to) is killed inside its group.

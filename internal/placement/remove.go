@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +51,10 @@ func (t *Tree) Close() error {
 		}
 		return nil
 	})
-	return errors.Join(err, removeAll(dirs, deadline))
+	if err = errors.Join(err, removeAll(dirs, deadline)); err == nil {
+		t.release()
+	}
+	return err
 }
 
 // empty calls clear until no process is left in the groups.
@@ -178,7 +182,7 @@ func Clean(l *cgroup.Layout) (Report, error) {
 			errs = append(errs, fmt.Errorf("looking for control groups left behind: %w", err))
 		}
 		for _, e := range entries {
-			if o, ok := parseTreeName(e.Name()); ok && e.IsDir() && !o.alive() {
+			if o, ok := parseTreeName(e.Name()); ok && e.IsDir() && !o.alive(hs, e.Name()) {
 				dead[e.Name()] = true
 			}
 		}
@@ -188,11 +192,10 @@ func Clean(l *cgroup.Layout) (Report, error) {
 	// end kills a process if it is marked as of a dead run.
 	end := func(pid int) error {
 		tree := markOf(pid)
-		if o, ok := parseTreeName(tree); !ok || spared[pid] || o.alive() {
+		if o, ok := parseTreeName(tree); !ok || spared[pid] || o.alive(hs, tree) {
 			return nil
 		}
-		p := Process{PID: pid, Tree: tree}
-		p.Comm, _ = proc.FS{}.Comm(pid) // for the report only
+		p := Process{PID: pid, Comm: comm(pid), Tree: tree}
 		return kill(pid, func() bool {
 			if markOf(pid) != tree {
 				return false
@@ -237,10 +240,20 @@ func Clean(l *cgroup.Layout) (Report, error) {
 	return r, errors.Join(errs...)
 }
 
+// comm is the name of a process for the report. Whoever runs it chooses its bytes, and the report is for a terminal.
+func comm(pid int) string {
+	name, _ := proc.FS{}.Comm(pid)
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, name)
+}
+
 // move moves a process that is in some of the groups to the groups above them.
 func (r *Report) move(pid int, trees []string) error {
-	p := Process{PID: pid, Tree: filepath.Base(trees[0])}
-	p.Comm, _ = proc.FS{}.Comm(pid) // for the report only
+	p := Process{PID: pid, Comm: comm(pid), Tree: filepath.Base(trees[0])}
 	moved := false
 	for _, dir := range trees {
 		if !slices.Contains(members([]string{dir}), pid) {

@@ -10,9 +10,33 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"tare/internal/fault"
 )
+
+// A record can come from anybody, so it is bounded: beyond these it is none of Tare's.
+const (
+	maxRunBytes   = 256 << 20
+	maxTrialBytes = 64 << 20
+)
+
+// open opens a file of a record, but no pipe or device in its place, which could keep a reader for ever.
+func open(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is not a file")
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
 
 // Contents is a run directory as read.
 type Contents struct {
@@ -31,7 +55,7 @@ func Read(dir string) (*Contents, error) {
 		return nil, err
 	}
 	path := filepath.Join(dir, TrialsFile)
-	f, err := os.Open(path)
+	f, err := open(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		c.Warnings = append(c.Warnings, TrialsFile+" is missing: the run ended before its first trial")
@@ -48,7 +72,7 @@ func Read(dir string) (*Contents, error) {
 }
 
 func (c *Contents) readRun(path string) error {
-	data, err := os.ReadFile(path)
+	data, err := readAll(path, maxRunBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fault.New(fault.Usage, c.Dir, "a run directory is what 'tare run' writes", "there is no %s: this is not a run directory", RunFile)
 	}
@@ -61,12 +85,39 @@ func (c *Contents) readRun(path string) error {
 	return checkSchema(c.Run.Schema, RunSchema, path)
 }
 
+func readAll(path string, most int64) ([]byte, error) {
+	f, err := open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > most {
+		return nil, fmt.Errorf("it has more than %d MiB", most>>20)
+	}
+	return io.ReadAll(f)
+}
+
+// readLine reads a line with its end; what comes with io.EOF is the last.
+func readLine(br *bufio.Reader, most int) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := br.ReadSlice('\n')
+		line = append(line, part...)
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return line, err
+		}
+		if len(line) > most {
+			return nil, fmt.Errorf("a line has more than %d MiB", most>>20)
+		}
+	}
+}
+
 // readTrials reads one trial from each line. A line is looked at only when the next one is known to exist or not, for only the last
 // may be torn.
 func (c *Contents) readTrials(r io.Reader, path string) error {
 	br := bufio.NewReaderSize(r, 64<<10)
 	for n := 1; ; n++ {
-		line, err := br.ReadBytes('\n')
+		line, err := readLine(br, maxTrialBytes)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return fault.Wrap(err, fault.Usage, path, "", "the trials cannot be read")
 		}

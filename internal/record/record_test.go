@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -134,6 +135,65 @@ func TestCreateRefusesFullDirectory(t *testing.T) {
 }
 
 // TestDiskFull fills a small disk of its own: the fault names the path, and the trials before it are kept.
+// TestCreateAtOnce has several runs find one directory empty: one gets it, and what it wrote is its own.
+func TestCreateAtOnce(t *testing.T) {
+	for range 50 {
+		dir := filepath.Join(t.TempDir(), "run")
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var winners []string
+		for i := range 8 {
+			wg.Go(func() {
+				run := testRun(1)
+				run.ID = fmt.Sprint(i)
+				w, err := Create(dir, run)
+				if err != nil {
+					if fault.CodeOf(err) != fault.Usage {
+						t.Error(err)
+					}
+					return
+				}
+				mu.Lock()
+				winners = append(winners, run.ID)
+				mu.Unlock()
+				w.Close()
+			})
+		}
+		wg.Wait()
+		c, err := Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(winners) != 1 || c.Run.ID != winners[0] {
+			t.Fatalf("the directory went to %v, and holds run %s", winners, c.Run.ID)
+		}
+	}
+}
+
+// TestReadNoFile puts what is no file, or has no end, into the place of each file.
+func TestReadNoFile(t *testing.T) {
+	for _, name := range []string{RunFile, TrialsFile} {
+		for _, c := range []struct {
+			put  func(path string) error
+			want string
+		}{
+			{func(p string) error { return unix.Mkfifo(p, 0o644) }, "it is not a file"},
+			{func(p string) error { return os.Symlink("/dev/zero", p) }, "it is not a file"},
+			{func(p string) error { return errors.Join(os.WriteFile(p, nil, 0o644), os.Truncate(p, 1<<40)) }, "more than"},
+		} {
+			dir := filepath.Join(t.TempDir(), "run")
+			write(t, dir, 1, 1)
+			path := filepath.Join(dir, name)
+			if err := errors.Join(os.Remove(path), c.put(path)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Read(dir); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s, %q: %v", name, c.want, err)
+			}
+		}
+	}
+}
+
 func TestDiskFull(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to mount a small disk")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -30,19 +31,27 @@ func Create(dir string, run Run) (*Writer, error) {
 		return nil, cannotWrite(err, dir)
 	}
 	if len(entries) > 0 {
-		return nil, fault.New(fault.Usage, dir, "name a directory that is empty or does not exist with --out",
-			"the run directory is not empty, and a run never writes over another")
+		return nil, inUse(dir)
 	}
 	w := &Writer{dir: dir}
-	if err := w.writeJSON(RunFile, run); err != nil {
-		return nil, err
-	}
+	// The trials come first, for only one of two runs that found the directory empty can make them.
 	path := filepath.Join(dir, TrialsFile)
 	w.trials, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, inUse(dir)
+	}
 	if err != nil {
 		return nil, cannotWrite(err, path)
 	}
+	if err := w.writeJSON(RunFile, run); err != nil {
+		return nil, errors.Join(err, w.trials.Close(), os.Remove(path))
+	}
 	return w, nil
+}
+
+func inUse(dir string) error {
+	return fault.New(fault.Usage, dir, "name a directory that is empty or does not exist with --out",
+		"the run directory is not empty, and a run never writes over another")
 }
 
 // Dir is the run directory.

@@ -138,6 +138,21 @@ func (l *Layout) CPU() (*Hierarchy, bool) {
 	return l.V2()
 }
 
+// initialNamespace is the inode number of the control group namespace that the machine starts with (include/linux/proc_ns.h).
+const initialNamespace = 0xEFFFFFFB
+
+// Whole is false where the hierarchy that counts CPU time shows only a part of the machine's groups: a part of it is mounted, or it was
+// mounted from within a namespace.
+func (l *Layout) Whole() bool {
+	h, ok := l.CPU()
+	if !ok || h.base != "" {
+		return true
+	}
+	var st unix.Stat_t
+	inside := unix.Stat(filepath.Join(l.roots.proc(), "self/ns/cgroup"), &st) == nil && st.Ino != initialNamespace
+	return h.Root == "/" && !inside
+}
+
 // Discover finds the hierarchies. A machine without control groups is not an error: its Mode is ModeNone.
 func Discover(r Roots) (*Layout, error) {
 	read := func(name string) ([]byte, error) {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,6 +40,7 @@ type Options struct {
 	Hz        int  // samples per second and CPU; 0 is DefaultHz
 	RingBytes int  // memory of one CPU's ring, rounded up to a power of two of pages; 0 holds about a second of deep chains
 	NoCycles  bool // use cpu-clock even where there is a hardware counter
+	DropRing  bool // leave out one CPU and say nothing: a fault that calibration must find
 }
 
 // Sampler samples all CPUs. It is not safe for concurrent use.
@@ -99,12 +101,21 @@ func Open(o Options) (*Sampler, error) {
 		}
 		s.rings = append(s.rings, r)
 	}
+	if last := len(s.rings) - 1; o.DropRing && last > 0 {
+		if err := s.rings[last].close(); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.rings = s.rings[:last]
+	}
 	if len(s.rings) == 0 {
 		return nil, errors.New("opening sampling events: no CPU is online")
 	}
 	s.heads = make([]uint64, 2*len(s.rings))
 	return s, nil
 }
+
+// cyclesPerSecond of a busy CPU, roughly: the rate of samples need not be exact, only the same everywhere.
+const cyclesPerSecond = 2_500_000_000
 
 const sampleType = unix.PERF_SAMPLE_IP | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME | unix.PERF_SAMPLE_CPU | unix.PERF_SAMPLE_CALLCHAIN
 
@@ -119,13 +130,15 @@ func newAttr(source Source, hz int, cgroup bool) *unix.PerfEventAttr {
 		Sample_type: sampleType,
 		Bits: unix.PerfBitDisabled | unix.PerfBitExcludeUser | unix.PerfBitExcludeCallchainUser | unix.PerfBitTask | unix.PerfBitSampleIDAll |
 			unix.PerfBitUseClockID | bitKsymbol | bitBPFEvent,
-		Clockid: unix.CLOCK_MONOTONIC,
-		Sample:  uint64(time.Second) / uint64(hz),
+		Clockid:     unix.CLOCK_MONOTONIC,
+		Read_format: unix.PERF_FORMAT_TOTAL_TIME_ENABLED,
+		Sample:      uint64(time.Second) / uint64(hz),
 	}
 	if source == Cycles {
 		a.Type, a.Config = unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_CPU_CYCLES
-		a.Bits |= unix.PerfBitFreq
-		a.Sample = uint64(hz)
+		// A fixed number of cycles, so that every sample weighs the same. By frequency the kernel would adapt the period of each CPU
+		// to how busy it is, and a CPU with little to show would have as many samples as a full one.
+		a.Sample = cyclesPerSecond / uint64(hz)
 	}
 	if cgroup {
 		a.Sample_type |= unix.PERF_SAMPLE_CGROUP
@@ -136,7 +149,7 @@ func newAttr(source Source, hz int, cgroup bool) *unix.PerfEventAttr {
 // Source is the event that makes the samples.
 func (s *Sampler) Source() Source { return s.source }
 
-// Period is the time between two samples of one CPU: wall time for cpu-clock, busy time for cycles.
+// Period is the time between two samples of one CPU: wall time for cpu-clock; for cycles about as much busy kernel time, and no measure.
 func (s *Sampler) Period() time.Duration { return s.period }
 
 // HasCgroup says whether samples carry a cgroup id.
@@ -159,6 +172,10 @@ func (s *Sampler) Throttled() uint64 { return s.slowed }
 // Enable starts sampling.
 func (s *Sampler) Enable() error {
 	for _, r := range s.rings {
+		var err error
+		if r.before, err = r.enabled(); err != nil {
+			return err
+		}
 		if err := r.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling"); err != nil {
 			return err
 		}
@@ -174,6 +191,35 @@ func (s *Sampler) Disable() error {
 		}
 	}
 	return nil
+}
+
+// Blind is the CPUs that were not sampled for all the time between the last Enable and Disable, which lay between these two calls. The kernel takes
+// the event of a CPU that goes offline away for good, without an error, and a CPU that comes online later has none.
+func (s *Sampler) Blind() ([]int, error) {
+	online, err := onlineCPUs("/sys/devices/system/cpu/online")
+	if err != nil {
+		return nil, err
+	}
+	var longest uint64
+	for _, r := range s.rings {
+		now, err := r.enabled()
+		if err != nil {
+			return nil, err
+		}
+		r.on = now - min(now, r.before)
+		longest = max(longest, r.on)
+	}
+	var blind []int
+	for _, r := range s.rings {
+		if i := slices.Index(online, r.cpu); i >= 0 {
+			online = slices.Delete(online, i, i+1)
+		}
+		// They were enabled one after another: what is short by that is no gap.
+		if longest-r.on > longest/20+uint64(50*time.Millisecond) {
+			blind = append(blind, r.cpu)
+		}
+	}
+	return slices.Sorted(slices.Values(append(blind, online...))), nil
 }
 
 // Drain hands everything in the rings to h and empties them. Call it several times a second.

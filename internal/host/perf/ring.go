@@ -1,6 +1,7 @@
 package perf
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -18,6 +19,8 @@ type ring struct {
 	meta *unix.PerfEventMmapPage
 	seen uint64 // how far records other than samples were handled
 	buf  []byte // records of one drain, unwrapped; reused
+
+	before, on uint64 // nanoseconds that the event had been enabled at Enable, and since then
 }
 
 func openRing(attr *unix.PerfEventAttr, cpu, pages int) (*ring, error) {
@@ -61,6 +64,15 @@ func (r *ring) ioctl(req uint, what string) error {
 		return fmt.Errorf("%s the sampling event on CPU %d: %w", what, r.cpu, err)
 	}
 	return nil
+}
+
+// enabled is for how long the event has been enabled in all, in nanoseconds.
+func (r *ring) enabled() (uint64, error) {
+	var b [16]byte                                   // the count, the time
+	if _, err := unix.Read(r.fd, b[:]); err != nil { // the kernel reads nothing of an event that it gave up: zero
+		return 0, fmt.Errorf("reading the sampling event on CPU %d: %w", r.cpu, err)
+	}
+	return binary.NativeEndian.Uint64(b[8:]), nil
 }
 
 func (r *ring) close() error {

@@ -24,6 +24,19 @@ type Process struct {
 	Kernel bool // a kernel thread
 }
 
+// Age is how long ago a process started, to a tick of USER_HZ.
+func (f FS) Age(pid int) (time.Duration, error) {
+	p, err := f.Process(pid)
+	if err != nil {
+		return 0, err
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0, fmt.Errorf("reading CLOCK_BOOTTIME: %w", err)
+	}
+	return time.Duration(now.Nano()) - time.Duration(float64(p.Start)/f.ticksPerSecond()*1e9), nil
+}
+
 // pfKthread is the flag PF_KTHREAD of include/linux/sched.h.
 const pfKthread = 0x00200000
 

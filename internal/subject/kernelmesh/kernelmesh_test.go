@@ -288,6 +288,9 @@ func TestSteps(t *testing.T) {
 		return // a failure above
 	}
 	for i := 1; i < len(steps); i++ {
+		if i == 1 && testing.Short() {
+			continue // on an emulated processor the first steps drown in the noise of everything else
+		}
 		if connect[i] <= connect[i-1] || sockops[i] <= sockops[i-1] {
 			t.Errorf("from %d to %d steps a run did not get longer: connect %v, sockops %v", steps[i-1], steps[i], connect, sockops)
 		}

@@ -3,6 +3,7 @@ package kernelmesh
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/netip"
 	"os"
@@ -25,9 +26,15 @@ const example = "services: [{address: 10.96.0.1:80, protocol: tcp, endpoints: [{
 
 // ReadFile reads the services of a file; see Parse.
 func ReadFile(path string) ([]Service, error) {
-	data, err := os.ReadFile(path)
+	const mend, what = "name a services file with --services", "the services file cannot be read"
+	f, err := os.Open(path)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, path, "name a services file with --services", "the services file cannot be read")
+		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // it may be a pipe, or have no end
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
 	}
 	return Parse(path, data)
 }
@@ -46,10 +53,10 @@ func Parse(name string, data []byte) ([]Service, error) {
 	p := reader{name: name}
 	if len(data) > maxFileBytes {
 		return nil, fault.New(fault.Usage, name, "split the services over several data planes",
-			"the services file has %d bytes; it can have %d", len(data), maxFileBytes)
+			"the services file has more than %d bytes", maxFileBytes)
 	}
 	if line := tooDeep(data); line > 0 {
-		return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d", name, line), example, "brackets are nested more than %d deep", maxDepth)
+		return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d", name, line), example, "brackets or lists are nested more than %d deep", maxDepth)
 	}
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
@@ -76,17 +83,31 @@ func Parse(name string, data []byte) ([]Service, error) {
 	return p.services(body)
 }
 
-// maxDepth is far more than a services file needs. The YAML parser takes time by the square of the depth: minutes for a megabyte of "[".
+// maxDepth is far more than a services file needs. The YAML parser takes time by the square of the depth: minutes for a megabyte of "["
+// or of "- ".
 const maxDepth = 100
 
-// tooDeep is the line in which brackets nest deeper than maxDepth, 0 if none. It counts those in quotes and comments too, which in an
-// honest file come in pairs.
+// tooDeep is the line in which brackets, or lists that begin on it ("- - -"), nest deeper than maxDepth, 0 if none. It counts brackets in
+// quotes and comments too, which in an honest file come in pairs.
 func tooDeep(data []byte) int {
 	depth, line := 0, 1
+	lists, begins := 0, true // nothing but indentation and dashes since the line began
 	for _, c := range data {
 		switch c {
 		case '\n':
 			line++
+			lists, begins = 0, true
+			continue
+		case ' ', '\t', '\r':
+			continue
+		case '-':
+			if lists++; begins && lists > maxDepth {
+				return line
+			}
+			continue
+		}
+		begins = false
+		switch c {
 		case '[', '{':
 			if depth++; depth > maxDepth {
 				return line

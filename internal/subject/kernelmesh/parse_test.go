@@ -91,6 +91,7 @@ func TestParseRefuses(t *testing.T) {
 		{"weight a word", strings.Replace(ok, "weight: 3", "weight: many", 1), "s.yaml:4", `weight "many"`, "whole number"},
 		{"weights all 0", strings.Replace(ok, "weight: 3", "weight: 0", 1), "s.yaml:4", "the weights of service tcp 10.96.0.1:80 are all 0", ""},
 		{"deep", "services:\n" + strings.Repeat("[", 1<<20), "s.yaml:2", "nested more than 100 deep", ""},
+		{"deep list", "services:\n" + strings.Repeat("- ", 1<<19), "s.yaml:2", "nested more than 100 deep", ""},
 		{"key a list", "services:\n  - {[a]: b}", "s.yaml:2", "", ""},
 	}
 	for _, test := range tests {
@@ -110,6 +111,12 @@ func TestParseRefuses(t *testing.T) {
 func TestReadFileMissing(t *testing.T) {
 	_, err := ReadFile(t.TempDir() + "/none.yaml")
 	if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestReadFileWithoutEnd(t *testing.T) {
+	if _, err := ReadFile("/dev/zero"); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "has more than") {
 		t.Errorf("got %v", err)
 	}
 }

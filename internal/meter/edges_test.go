@@ -1,0 +1,138 @@
+package meter
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/host/bpf"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/perf"
+	"tare/internal/host/proc"
+	"tare/internal/ledger"
+)
+
+// A first edge that cannot be read is an error, and sampling ends.
+func TestAnEdgeThatCannotBeRead(t *testing.T) {
+	m := meter(t, Options{})
+	m.fs.Root = t.TempDir()
+	if _, err := m.Open(); err == nil {
+		t.Error("a window opened without /proc/stat")
+	}
+	m.fs.Root = ""
+	if l := ledgerOf(t, m, func() {}); !l.CPU.Closes() {
+		t.Errorf("the window after a failed one: %+v", l.CPU)
+	}
+}
+
+// What a program ran before it was unloaded inside the window is not known: null, not 0.
+func TestAProgramThatWasUnloadedHasNoCounters(t *testing.T) {
+	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeV1}}}
+	c := bpf.Counters{RunCount: 10, RunNs: 1000}
+	gone := a.program(&bpf.Program{ID: 1, Counters: c, Vanished: true}, c)
+	if gone.RunCount != nil || gone.RunSeconds != nil || !gone.Unloaded {
+		t.Errorf("unloaded: %+v", gone)
+	}
+	if a.unloaded([]ledger.Program{gone, gone}); len(a.warnings) != 1 || a.warnings[0].Code != "program-unloaded" {
+		t.Errorf("%v", a.warnings)
+	}
+	there := a.program(&bpf.Program{ID: 1, Counters: c}, c)
+	if there.RunCount == nil || *there.RunCount != 0 || *there.RunSeconds != 0 {
+		t.Errorf("idle: %+v", there)
+	}
+}
+
+func TestACounterThatWentBackIsNotKnown(t *testing.T) {
+	v := func(n uint64) cgroup.Value { return cgroup.Value{N: n, OK: true} }
+	if got := counted(v(5), v(7), true); got != nil {
+		t.Errorf("from 7 to 5: %d", *got)
+	}
+	if got := counted(v(7), v(7), true); got == nil || *got != 0 {
+		t.Errorf("from 7 to 7: %v", got)
+	}
+}
+
+// A task that is in one group of cpuacct and in another of v2 stands in both; in the budget it counts once.
+func TestHierarchiesThatDisagree(t *testing.T) {
+	two := 2.0
+	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeHybrid}, kernel: &proc.KernelThreads{}}, w: &Window{}}
+	a.last.at, a.last.stat.CPUs, a.last.stat.Idle = int64(2*time.Second), 2, 2
+	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: &two}, {Path: "/x", CPUSeconds: &two}, {Path: "/y", CPUSeconds: &two}}}
+	cpu := a.budget(l)
+	for _, line := range cpu.Lines {
+		want := 0.0
+		if line.Name == ledger.LineGroups {
+			want = two
+		}
+		if line.Seconds != want {
+			t.Errorf("%s: %v s, want %v", line.Name, line.Seconds, want)
+		}
+	}
+	if len(a.warnings) != 1 || a.warnings[0].Code != "hierarchies-overlap" || !cpu.Closes() {
+		t.Errorf("warnings %v, budget %+v", a.warnings, cpu)
+	}
+}
+
+// A group that is in the memory controller's hierarchy alone is nobody's identity: the eBPF time of its tasks is null, not 0.
+func TestAGroupWithoutCPUTimeHasNoEBPFTime(t *testing.T) {
+	m := meter(t, Options{})
+	memory, ok := m.layout.Controller("memory")
+	if cpu, _ := m.layout.CPU(); !ok || memory.V2 || memory == cpu {
+		t.Skip("needs a v1 hierarchy of the memory controller without cpuacct")
+	}
+	const path = "/tare-test-memory-only"
+	if err := os.Mkdir(filepath.Join(memory.Mount, path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(filepath.Join(memory.Mount, path)) })
+	m.fresh = false // find the new group
+	l := ledgerOf(t, m, func() {})
+	i := slices.IndexFunc(l.Cgroups, func(c ledger.Cgroup) bool { return c.Path == path })
+	if i < 0 {
+		t.Fatalf("no %s in the ledger", path)
+	}
+	if c := l.Cgroups[i]; c.CPUSeconds != nil || c.BPFSeconds != nil || c.BPFInsideSeconds != nil {
+		t.Errorf("%+v", c)
+	}
+}
+
+// The time that a process used before it was moved into the root group is not the window's.
+func TestAProcessThatWasMovedToTheRoot(t *testing.T) {
+	m := &Meter{}
+	a := account{m: m, w: &Window{m: m}}
+	a.w.first.at = monotonic()
+	a.last.root = map[int]time.Duration{1: time.Hour} // process 1 has been there since the machine started
+	if got := a.rootUsage(); got != 0 || len(a.warnings) != 1 || a.warnings[0].Code != "moved-to-root" {
+		t.Errorf("a process that was moved is charged %v s, warnings %v", got, a.warnings)
+	}
+	a.warnings = nil
+	a.w.first.root = map[int]time.Duration{1: time.Hour - time.Second}
+	if got := a.rootUsage(); got != 1 || len(a.warnings) != 0 {
+		t.Errorf("a process that was there is charged %v s, warnings %v", got, a.warnings)
+	}
+}
+
+// In a PID namespace of our own a task outside of it has no PID: it is not the idle task.
+func TestTasksOfOtherNamespacesAreNotIdle(t *testing.T) {
+	l, reads := testLocator(nil)
+	outside := &perf.Sample{PID: 0, TID: 0, Time: 1}
+	if got := l.group(outside); got != groupIdle {
+		t.Errorf("in the first namespace: group %d", got)
+	}
+	l.hidden = true
+	if got := l.group(outside); got != groupUnknown || *reads != 0 {
+		t.Errorf("in a namespace of our own: group %d after %d reads", got, *reads)
+	}
+}
+
+// However many programs came and went, one warning says so.
+func TestProgramsThatCameAndWent(t *testing.T) {
+	a := account{found: &findings{loaded: map[uint32]bool{1: true, 2: true, 3: true}}}
+	a.missed(map[uint32]bool{2: true})
+	if len(a.warnings) != 1 || a.warnings[0].Code != "program-missed" || !strings.Contains(a.warnings[0].Message, "[1 3]") {
+		t.Errorf("%v", a.warnings)
+	}
+}
