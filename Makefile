@@ -11,20 +11,24 @@ BENCH ?= .
 GOBUILD := CGO_ENABLED=0 go build -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build install generate lint bench fuzz clean
+.PHONY: help run test build web install generate lint bench bench-load bench-aa experiments fuzz clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: build ## build, then weigh the reference data plane: tare run quickstart
 	./bin/tare run quickstart
 
 test: ## fetch what the tests need, then run every check and test
 	./test/setup
+	./web/build
 	go run ./test/runner
 
-build: ## build bin/tare (needs only Go: generated objects are committed)
+build: web ## build bin/tare (needs only Go; with Node, reports have charts)
 	$(GOBUILD) -o bin/tare ./cmd/tare
+
+web: ## build the charts of the report into web/dist, if Node is there and a source is newer
+	@./web/build
 
 install: build ## install tare under PREFIX (default /usr/local)
 	install -D -m 755 bin/tare $(DESTDIR)$(PREFIX)/bin/tare
@@ -38,6 +42,15 @@ lint: ## gofmt, go vet and staticcheck
 bench: ## run the Go benchmarks (BENCH=regexp chooses)
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
 
+experiments: ## the short form of every experiment, and the calibration, with checks: minutes of a quiet machine
+	TARE_EXPERIMENTS=1 go test -count=1 -v -timeout 30m ./test/e2e -run 'CPULimit|Saturation|Stress|Memory|Calibrat'
+
+bench-load: ## the load generator against fortio and wrk, as ratios in one run (needs nginx-light, wrk)
+	./test/bench/load.sh
+
+bench-aa: ## 20 real runs of the baseline against itself: how often the scale cries wolf
+	go run ./test/bench/aa
+
 fuzz: ## run every fuzz test for FUZZTIME (default 10s) each
 	@set -e -o pipefail; for p in $$(go list ./...); do \
 	  for f in $$(go test -list '^Fuzz' $$p | sed -n '/^Fuzz/p'); do \
@@ -46,4 +59,4 @@ fuzz: ## run every fuzz test for FUZZTIME (default 10s) each
 	done
 
 clean: ## remove what building and testing left in this directory
-	rm -rf bin test/.cache
+	rm -rf bin test/.cache web/dist web/node_modules

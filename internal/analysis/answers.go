@@ -14,11 +14,18 @@ import (
 // wording is how an experiment speaks of itself. An experiment without one is answered in the generic words.
 type wording struct {
 	subject string // what stands for an arm at the start of a sentence; empty: the arm's name
+
+	// answer gives the answers of a valid run where the generic words would miss the question; null: the generic words.
+	answer func(*Summary, *table) []Answer
 }
 
 // wordings is the registry, by the name of the experiment.
 var wordings = map[string]wording{
-	"quickstart": {subject: "The data plane"},
+	"quickstart":      {subject: "The data plane"},
+	"ebpf-cpu-limit":  {answer: limitAnswers},
+	"ebpf-saturation": {answer: saturationAnswers},
+	"ebpf-stress":     {answer: stressAnswers},
+	"ebpf-memory":     {answer: memoryAnswers},
 }
 
 // Level writes one value of each factor: "connections 64, rate 1000".
@@ -56,7 +63,14 @@ func (s *Summary) answer(t *table) {
 		s.Answers = append(s.Answers, Answer{Question: s.Question, Answer: "No answer: the run is invalid. " + strings.Join(s.InvalidReasons, ". ") + "."})
 		return
 	}
-	arms := slices.DeleteFunc(slices.Clone(t.arms), func(a string) bool { return a == record.Direct || a == record.AA })
+	if own := wordings[s.Experiment].answer; own != nil {
+		for _, a := range own(s, t) {
+			a.Question, a.Answer = s.Question, s.partly()+a.Answer
+			s.Answers = append(s.Answers, a)
+		}
+		return
+	}
+	arms := t.subjects()
 	if len(arms) == 0 && slices.Contains(t.arms, record.AA) {
 		arms = []string{record.AA} // a run of the baseline alone is about its noise
 	}
@@ -78,12 +92,22 @@ func (s *Summary) answer(t *table) {
 			if len(at) > 0 {
 				text = "At " + Level(at) + ": " + text
 			}
-			if s.Partial {
-				text = fmt.Sprintf("From a partial run (%d of %d trials): %s", s.Trials.Done, s.Trials.Planned, text)
-			}
-			s.Answers = append(s.Answers, Answer{Question: s.Question, Answer: text, Evidence: c.evidence})
+			s.Answers = append(s.Answers, Answer{Question: s.Question, Answer: s.partly() + text, Evidence: c.evidence})
 		}
 	}
+}
+
+// partly is how an answer from a partial run begins.
+func (s *Summary) partly() string {
+	if !s.Partial {
+		return ""
+	}
+	return fmt.Sprintf("From a partial run (%d of %d trials): ", s.Trials.Done, s.Trials.Planned)
+}
+
+// subjects are the arms beside the baseline and its twin.
+func (t *table) subjects() []string {
+	return slices.DeleteFunc(slices.Clone(t.arms), func(a string) bool { return a == record.Direct || a == record.AA })
 }
 
 // clauses collects the parts of one sentence; the first has the verb that the subject goes with.
@@ -184,7 +208,7 @@ func (c *clauses) memory() {
 func (c *clauses) moved(e *Estimate) string {
 	d := e.Difference
 	switch {
-	case d.Lo != nil && !d.Resolved:
+	case !d.Resolved:
 		return "is not resolved" + c.visible(e)
 	case d.Value < 0:
 		return "is " + size(d, e.Unit) + " lower"

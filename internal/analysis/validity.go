@@ -18,6 +18,9 @@ func countTrials(run record.Run, trials []record.Trial) Trials {
 	c := Trials{Planned: max(len(run.Plan), len(trials)), Done: len(trials), Excluded: []Excluded{}}
 	for _, t := range trials {
 		switch {
+		case t.Validity.Failed == record.Interrupted:
+			c.Done-- // it neither ended nor failed
+			continue
 		case t.Validity.Failed != "":
 			c.Failed++
 		case !t.Validity.Valid:
@@ -67,10 +70,10 @@ func (s *Summary) judge(run record.Run, t *table) {
 	case s.Trials.Done == 0:
 		s.InvalidReasons = append(s.InvalidReasons, "no trial was finished")
 	case s.Trials.Valid == 0:
-		s.InvalidReasons = append(s.InvalidReasons, fmt.Sprintf("none of %d trials is valid%s", s.Trials.Done, s.commonest("")))
+		s.InvalidReasons = append(s.InvalidReasons, fmt.Sprintf("none of %d trials is valid%s", s.Trials.Done, s.commonest("", nil)))
 	case float64(lost) > limit*float64(s.Trials.Done):
 		s.InvalidReasons = append(s.InvalidReasons, fmt.Sprintf("%d of %d trials failed or are invalid, and %.3g %% may%s",
-			lost, s.Trials.Done, 100*limit, s.commonest("")))
+			lost, s.Trials.Done, 100*limit, s.commonest("", nil)))
 	default:
 		s.judgeArms(run, t)
 	}
@@ -113,18 +116,18 @@ func (s *Summary) judgeArms(run record.Run, t *table) {
 	for _, k := range order {
 		if n := validBlocks[k]; n < stats.MinBlocks {
 			s.InvalidReasons = append(s.InvalidReasons, fmt.Sprintf("arm %s%s has %d valid blocks, and an interval needs %d%s",
-				k.arm, at[k].phrase(" at "), n, stats.MinBlocks, s.commonest(k.arm)))
+				k.arm, at[k].phrase(" at "), n, stats.MinBlocks, s.commonest(k.arm, at[k])))
 		}
 	}
 }
 
-// commonest is the reason that most trials were lost for, of one arm or of all; its message says what to change.
-func (s *Summary) commonest(arm string) string {
+// commonest is the reason that most trials were lost for, of one arm at one level or of all; its message says what to change.
+func (s *Summary) commonest(arm string, at factors) string {
 	count := map[string]int{}
 	first := map[string]string{}
 	var best string
 	for _, x := range s.Trials.Excluded {
-		if arm != "" && x.Arm != arm {
+		if arm != "" && (x.Arm != arm || factors(x.Factors).key() != at.key()) {
 			continue
 		}
 		kind, _, _ := strings.Cut(x.Why, ":")

@@ -27,16 +27,28 @@ func newApp() *cobra.Command {
 func newAppHTTP() *cobra.Command {
 	var o apphttp.Options
 	var asRole bool
+	var distribution string
 	cmd := &cobra.Command{
 		Use:   "http",
 		Short: "Serve HTTP: echo a body, or answer with one of a given size, after a given delay",
 		Example: `  tare app http --listen 127.0.0.1:8080 --body 1024
-  tare app http --listen 127.0.0.1:8080 --delay 2ms`,
+  tare app http --listen 127.0.0.1:8080 --delay 2ms
+  tare app http --listen 127.0.0.1:8080 --delay-dist two-point:2ms:20ms:0.05 --stall 500ms --stall-every 2s`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if distribution != "" {
+				o.Distribution, err = apphttp.ParseDistribution(distribution)
+			}
 			if asRole {
 				conn := role.NewConn(os.Stdin, os.Stdout)
-				return reported(conn, apphttp.Run(cmd.Context(), o, conn))
+				if err == nil {
+					err = apphttp.Run(cmd.Context(), o, conn)
+				}
+				return reported(conn, err)
+			}
+			if err != nil {
+				return err
 			}
 			return apphttp.Serve(cmd.Context(), o, func(r apphttp.Ready) error {
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "serving http://%s/ (Ctrl-C ends it)\n", r.Address)
@@ -47,6 +59,10 @@ func newAppHTTP() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
 	f.DurationVar(&o.Delay, "delay", 0, "time between a request and its answer")
+	f.StringVar(&distribution, "delay-dist", "", "distribution of the delay, instead of --delay: constant:5ms, uniform:2ms:10ms, two-point:2ms:20ms:0.05")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of --delay-dist")
+	f.DurationVar(&o.Stall.For, "stall", 0, "length of stalls, in which nothing is answered; 0 for none")
+	f.DurationVar(&o.Stall.Every, "stall-every", 0, "time from the beginning of one stall to that of the next")
 	f.IntVar(&o.Body, "body", 128, "bytes of the answer to a request without a body")
 	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
 	return cmd

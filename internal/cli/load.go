@@ -31,7 +31,7 @@ func newLoad() *cobra.Command {
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newLoadHTTP())
+	cmd.AddCommand(newLoadHTTP(), newLoadProbe())
 	return cmd
 }
 
@@ -95,6 +95,7 @@ func newLoadHTTP() *cobra.Command {
 	f.StringArrayVar(&o.Headers, "header", nil, `further request header, "Name: value"; may be repeated`)
 	f.StringVar(&source, "source", string(loadhttp.SourceAuto), "source addresses: auto, none, or loopback (spread over 127.0.0.0/8)")
 	f.DurationVar(&spin, "spin", pace.DefaultSpin, "longest wait to spin through before an intended start; 0 for none")
+	f.BoolVar(&o.Recycle, "recycle", false, "without keep-alive: connect the same sockets again instead of making new ones; programs that watch sockets come and go see less")
 	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return cmd

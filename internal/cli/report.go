@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -20,20 +21,22 @@ import (
 func init() { register(newReport) }
 
 // reportFormats are the forms of a report, in the order of the help.
-var reportFormats = []string{"text", "md", "json", "bench"}
+var reportFormats = []string{"html", "md", "text", "json", "bench"}
 
 func newReport() *cobra.Command {
 	var formats []string
+	var out string
 	c := &cobra.Command{
 		Use:   "report DIR",
 		Short: "Read a run directory again and report on it",
 		Long: `Read a run directory again and report on it. The report is made from the trials, not from the summary that the run left.
 
-Formats: text (for a terminal), md (Markdown), json (the summary, schema ` + analysis.Schema + `) and bench (the Go benchmark format, one
+Formats: html (one page with charts, which needs no network and no other file), text (for a terminal), md (Markdown), json (the summary, schema ` + analysis.Schema + `) and bench (the Go benchmark format, one
 line for each valid trial, which benchstat reads). Several, separated by commas, follow one another.
 
 An invalid run is reported as that; the exit code is still 0, for the report was made.`,
 		Example: `  tare report tare-run-quickstart-20260102-030405
+  tare report DIR --format html -o report.html
   tare report DIR --format md > report.md
   tare report DIR --format bench > run.txt && benchstat -col /arm run.txt`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -48,11 +51,27 @@ An invalid run is reported as that; the exit code is still 0, for the report was
 					return fault.New(fault.Usage, "--format "+f, "choose from "+strings.Join(reportFormats, ", "), "there is no such format")
 				}
 			}
-			return writeReport(cmd.OutOrStdout(), args[0], formats)
+			if out == "" {
+				return writeReport(cmd.OutOrStdout(), args[0], formats)
+			}
+			return writeReportFile(out, args[0], formats)
 		},
 	}
 	c.Flags().StringSliceVar(&formats, "format", []string{"text"}, strings.Join(reportFormats, ", ")+"; several with commas")
+	c.Flags().StringVarP(&out, "output", "o", "", "file to write instead of standard output")
 	return c
+}
+
+// writeReportFile writes the report to a file, which an error leaves as it was.
+func writeReportFile(path, dir string, formats []string) error {
+	var b bytes.Buffer
+	if err := writeReport(&b, dir, formats); err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+		return fault.Wrap(err, fault.Machine, path, "make room, or name another file with -o", "the report cannot be written")
+	}
+	return nil
 }
 
 func writeReport(w io.Writer, dir string, formats []string) error {
@@ -69,6 +88,8 @@ func writeReport(w io.Writer, dir string, formats []string) error {
 		switch f {
 		case "text":
 			err = report.Text(w, s, c.Run, textOptions(w, dir))
+		case "html":
+			err = report.HTML(w, s, c.Run, c.Trials, report.HTMLOptions{Dir: dir})
 		case "md":
 			err = report.Markdown(w, s, c.Run)
 		case "json":

@@ -49,7 +49,7 @@ func TestReportFormats(t *testing.T) {
 	dir := writeRun(t, 24)
 	for format, want := range map[string]string{
 		"text": "The data plane adds 3.", "md": "# quickstart\n", "bench": "\nBenchmarkQuickstart/arm=", "json": `"schema": "tare.summary/v1"`,
-		"text,bench": "Unit map_bytes better=lower",
+		"text,bench": "Unit map_bytes better=lower", "html": "<h1>What does an eBPF mesh data plane add to each new connection?</h1>",
 	} {
 		out, err := runReport(dir, "--format", format)
 		if err != nil {
@@ -67,6 +67,28 @@ func TestReportFormats(t *testing.T) {
 				t.Errorf("the JSON does not read back: %v", err)
 			}
 		}
+	}
+}
+
+func TestReportIntoAFile(t *testing.T) {
+	dir := writeRun(t, 24)
+	path := filepath.Join(t.TempDir(), "report.html")
+	out, err := runReport(dir, "--format", "html", "-o", path)
+	if err != nil || out != "" {
+		t.Errorf("printed %q, error %v", out, err)
+	}
+	page, err := os.ReadFile(path)
+	if err != nil || !bytes.HasSuffix(bytes.TrimSpace(page), []byte("</html>")) {
+		t.Errorf("the file is no whole page: %d bytes, %v", len(page), err)
+	}
+	if _, err := runReport(dir+"x", "-o", path); err == nil {
+		t.Error("there is no such run, and nothing said so")
+	}
+	if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, page) {
+		t.Errorf("a report that failed changed the file: %d bytes, %v", len(again), err)
+	}
+	if _, err := runReport(dir, "-o", filepath.Join(dir, "nowhere", "x")); fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
+		t.Errorf("a directory that is not there: %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -212,9 +213,12 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 	if err != nil {
 		return errors.Join(runErr, fmt.Errorf("summarizing %s: %w", w.Dir(), err))
 	}
-	written := w.WriteSummary(summary)
+	written := errors.Join(w.WriteSummary(summary), writePage(w.Dir(), summary, r, trials))
 	if err := report.Text(out, summary, r, textOptions(out, w.Dir())); err != nil {
 		written = errors.Join(written, fmt.Errorf("printing the report: %w", err))
+	}
+	if written == nil {
+		fmt.Fprintf(out, "report:    %s\n", filepath.Join(w.Dir(), record.ReportFile))
 	}
 	switch {
 	case runErr != nil:
@@ -223,6 +227,19 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 		return written
 	case !summary.Valid:
 		return fault.New(fault.Invalid, w.Dir(), "change that and run again; 'tare report' shows this run again", "the run is invalid: %s", strings.Join(summary.InvalidReasons, "; "))
+	}
+	return nil
+}
+
+// writePage writes the run's page, the report for people who would rather look than read.
+func writePage(dir string, s *analysis.Summary, r record.Run, trials []record.Trial) error {
+	var b bytes.Buffer
+	if err := report.HTML(&b, s, r, trials, report.HTMLOptions{Dir: dir}); err != nil {
+		return err
+	}
+	path := filepath.Join(dir, record.ReportFile)
+	if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+		return fault.Wrap(err, fault.Machine, path, "make room; 'tare report "+dir+" --format html' makes it again", "the report cannot be written")
 	}
 	return nil
 }

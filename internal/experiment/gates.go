@@ -16,6 +16,10 @@ import (
 func (m *measurement) judge() []record.Reason {
 	var reasons []record.Reason
 	for _, name := range slices.Sorted(maps.Keys(m.loads)) {
+		if part := m.spec.Loads[name]; part != nil && part.Kind.watches {
+			reasons = append(reasons, m.judgeProbe(name, m.loads[name])...)
+			continue
+		}
 		j := judgeLoad{name: name, r: m.loads[name], part: m.spec.Loads[name], gates: m.spec.Gates}
 		j.rate()
 		j.errors()
@@ -23,9 +27,10 @@ func (m *measurement) judge() []record.Reason {
 		j.lag()
 		j.generator()
 		j.connections()
+		j.drift()
 		reasons = append(reasons, j.reasons...)
 	}
-	return append(reasons, m.throttled()...)
+	return slices.Concat(reasons, m.throttled(), m.held())
 }
 
 // judgeLoad judges one load.

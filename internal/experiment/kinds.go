@@ -12,6 +12,8 @@ type Kind struct {
 	Summary string
 	Knobs   []Knob
 
+	// watches is of loads: it goes to no application, and only looks on.
+	watches bool
 	// Serves is of subjects: loads go to a service address, which the subject takes to the application. Else they go straight.
 	Serves bool
 
@@ -66,18 +68,19 @@ var (
 		},
 		command:          httpLoad,
 		holdsConnections: func(o Options) bool { return o["keepalive"] == "true" },
-	}}
+	}, probeLoad}
 
 	Subjects = []*Kind{{
 		Name:    "kernelmesh",
 		Summary: "the reference eBPF mesh data plane, on the hooks of a control group",
-		Knobs: []Knob{
-			{Name: "steps", Type: TypeCount, Default: "0", Max: 1_000_000, Doc: "extra steps in each run of its connect programs: a planted weight"},
-			{Name: "sockops-steps", Type: TypeCount, Default: "0", Max: 1_000_000, Doc: "the same in its sockops program"},
+		Knobs: append([]Knob{
+			{Name: "steps", Type: TypeCount, Default: "0", Max: 1 << 23, Doc: "extra steps in each run of its connect programs: a planted weight"},
+			{Name: "sockops-steps", Type: TypeCount, Default: "0", Max: 1 << 23, Doc: "the same in its sockops program"},
 			{Name: "max-services", Type: TypeCount, Min: 1, Max: 1 << 20, Doc: "services that its maps hold; its own choice when left out"},
 			{Name: "max-endpoints", Type: TypeCount, Min: 1, Max: 1 << 24, Doc: "endpoints that its maps hold; its own choice when left out"},
-		},
+		}, serviceKnobs...),
 		Serves: true,
+		check:  checkServices,
 	}}
 )
 

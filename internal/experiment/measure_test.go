@@ -147,6 +147,18 @@ func TestTrim(t *testing.T) {
 	}
 }
 
+// halves are slices of a window whose halves differ; within a half they differ by a hundredth.
+func halves(done1 int64, p50First float64, done2 int64, p50Second float64) []load.Slice {
+	s := make([]load.Slice, load.Slices)
+	for i := range s {
+		s[i] = load.Slice{Done: done1, P50: p50First * (1 + 0.001*(float64(i%10)-4.5))}
+		if i >= load.Slices/2 {
+			s[i] = load.Slice{Done: done2, P50: p50Second * (1 + 0.001*(float64(i%10)-4.5))}
+		}
+	}
+	return s
+}
+
 // TestGates trips every gate, and none where there is no reason to.
 func TestGates(t *testing.T) {
 	change := func(f func(*load.Result)) func(*measurement) {
@@ -172,8 +184,29 @@ func TestGates(t *testing.T) {
 		{"closed and dead", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }), "rate", "client: not one request was answered"},
 		{"errors", change(func(r *load.Result) { r.Errors["read"] = 3 }), "errors", "client: 5 of 2000 requests failed (read 3, timeout 2); lower the rate, or see what the application says"},
 		{"drain", change(func(r *load.Result) { r.Unfinished = 5 }), "drain", "client: 5 of 2000 requests were still without an answer after the drain"},
-		{"lag", change(func(r *load.Result) { histogram(t, r, load.OwnLag, 2000, 130_000_000) }), "lag", "late, and 100ms is allowed; lower the rate or give the load a CPU of its own"},
+		{"lag", change(func(r *load.Result) { histogram(t, r, load.OwnLag, 2000, 33_000_000) }), "lag", "late, and 25ms is allowed; lower the rate or give the load a CPU of its own"},
 		{"lag of the server's making", change(func(r *load.Result) { histogram(t, r, load.Lag, 2000, 130_000_000) }), "", ""},
+		{"drift", change(func(r *load.Result) { r.Slices = halves(100, 200e-6, 100, 400e-6) }), "drift", "client: the median latency went from 200µs in the first half of the window to 400µs in the second, 100 % apart, and 50 % is allowed; lengthen the warm-up, lower the rate, or pin"},
+		{"drift to the better", change(func(r *load.Result) { r.Slices = halves(100, 400e-6, 100, 200e-6) }), "drift", "from 400µs in the first half of the window to 200µs"},
+		{"drift within what is allowed", change(func(r *load.Result) { r.Slices = halves(100, 200e-6, 100, 280e-6) }), "", ""},
+		{"drift of one slice alone", change(func(r *load.Result) {
+			r.Slices = halves(100, 200e-6, 100, 200e-6)
+			r.Slices[15].P50 = 1
+		}), "", ""},
+		{"halves that differ by chance", change(func(r *load.Result) {
+			r.Slices = halves(100, 200e-6, 100, 400e-6)
+			for _, i := range []int{0, 3, 6, 9} { // with as many of the second half, chance could do it
+				r.Slices[i].P50, r.Slices[i+10].P50 = 410e-6, 190e-6
+			}
+		}), "", ""},
+		{"too few to see drift", change(func(r *load.Result) { r.Slices = halves(4, 200e-6, 4, 900e-6) }), "", ""},
+		{"closed and slowing down", change(func(r *load.Result) {
+			r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 100, 400e-6)
+		}), "drift", "client: throughput went from 2000/s in the first half of the window to 1000/s in the second, 100 % apart, and 50 % is allowed; lengthen the warm-up, use fewer connections, or pin"},
+		{"closed and stuck", change(func(r *load.Result) { r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 0, 0) }), "drift", "from 2000/s in the first half of the window to 0/s"},
+		{"closed and steady", change(func(r *load.Result) {
+			r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 200, 400e-6)
+		}), "", ""},
 		{"generator", change(func(r *load.Result) { r.CPUSeconds = 1.5 }), "generator-cpu", "client: the generator used 75 % of its CPUs, and 70 % is allowed; lower the rate or give it more threads"},
 		{"connections", func(m *measurement) { held(m); change(func(r *load.Result) { r.MaxConnections = 60 })(m) }, "connections", "client: 60 of 64 connections were open at once; ask for fewer"},
 		{"connections not held", change(func(r *load.Result) { r.MaxConnections = 3 }), "", ""},
@@ -223,7 +256,7 @@ func TestMetricsPage(t *testing.T) {
 	if !bytes.Equal(page, b.Bytes()) {
 		t.Error("docs/metrics.md is not current: go test ./internal/experiment -run TestMetricsPage -update")
 	}
-	form := regexp.MustCompile(`^[a-z0-9_]+_(seconds|bytes|ratio|share|per_second|per_connection|per_request)$`)
+	form := regexp.MustCompile(`^[a-z0-9_]+_(seconds|bytes|cpus|ratio|share|per_second|per_connection|per_request)$`)
 	for _, m := range Metrics {
 		if !form.MatchString(m.Name) || m.Unit == "" || m.How == "" {
 			t.Errorf("%q is not well defined", m.Name)
@@ -295,6 +328,9 @@ func TestSubjectKnobs(t *testing.T) {
 			t.Fatal(err)
 		}
 		var has []string
+		if k.Serves {
+			has = knobNames(serviceKnobs) // the engine's part
+		}
 		for _, o := range s.Options {
 			has = append(has, o.Name)
 		}

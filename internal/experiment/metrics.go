@@ -27,10 +27,11 @@ type Metric struct {
 
 // measurement is what one trial gathered, as metrics and gates look at it.
 type measurement struct {
-	spec   *Spec // at the trial's level
-	loads  map[string]load.Result
-	ledger *ledger.Ledger // whole, roles set
-	tree   string         // path of the trial's group, which holds those of all its processes
+	spec    *Spec // at the trial's level
+	loads   map[string]load.Result
+	ledger  *ledger.Ledger            // whole, roles set
+	further map[string]*ledger.Ledger // the trial's further readings, likewise
+	tree    string                    // path of the trial's group, which holds those of all its processes
 
 	subject *subjectReady // null in the arms of the baseline, which start no subject
 	start   float64       // seconds from the start of the subject's process until it was ready
@@ -51,7 +52,9 @@ type object struct {
 const noSubject = " 0 in the baseline, where no subject is started and so none of its programs or maps exist."
 
 // Metrics are all metrics, in the order of docs/metrics.md.
-var Metrics = []Metric{
+var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics)
+
+var coreMetrics = []Metric{
 	latency(load.Latency, 0.5, "p50", "from the intended start of a request until its answer was read"),
 	latency(load.Latency, 0.9, "p90", "from the intended start of a request until its answer was read"),
 	latency(load.Latency, 0.99, "p99", "from the intended start of a request until its answer was read"),

@@ -255,7 +255,7 @@ func (d *decoder) whole(root ast.Node, found map[string]ast.Node, s *Spec) error
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
 		to := s.Loads[name].To
-		if _, ok := s.Applications[to]; !ok {
+		if _, ok := s.Applications[to]; !ok && !s.Loads[name].Kind.watches {
 			return d.fail(found["loads"], "", "the load %q goes to %q, and there is no such application%s", name, to, didYouMean(to, slices.Collect(maps.Keys(s.Applications))))
 		}
 		if _, ok := s.Applications[name]; ok {
@@ -331,8 +331,13 @@ func (d *decoder) part(n ast.Node, what, kindKey string, kinds []*Kind, hasTo bo
 	if p.Kind == nil {
 		return nil, d.fail(n, fmt.Sprintf("write %s: %s", kindKey, kinds[0].Name), "%s has no %q", what, kindKey)
 	}
+	hasTo = hasTo && !p.Kind.watches
 	p.Options = defaults(p.Kind.Knobs)
 	known := []string{kindKey, "limits"}
+	if kindKey == "kind" {
+		p.Options[countKnob.Name] = countKnob.Default
+		known = append(known, countKnob.Name)
+	}
 	if hasTo {
 		known = append(known, "to")
 	}
@@ -344,6 +349,8 @@ func (d *decoder) part(n ast.Node, what, kindKey string, kinds []*Kind, hasTo bo
 			err = d.knobs(value, "limits", limitKnobs, p.Limits)
 		case key == "to" && hasTo:
 			p.To, err = d.text(value, key)
+		case key == countKnob.Name && slices.Contains(known, key):
+			err = d.knob(value, countKnob, p.Options)
 		case slices.Contains(known, key):
 			err = d.knob(value, p.Kind.Knobs[slices.IndexFunc(p.Kind.Knobs, func(k Knob) bool { return k.Name == key })], p.Options)
 		default:
@@ -403,12 +410,14 @@ func (d *decoder) levels(n ast.Node, name string, ts []target) ([]string, error)
 func (d *decoder) quick(n ast.Node, s *Spec, times Options) error {
 	times = times.clone()
 	q := &Quick{Levels: map[string][]string{}}
-	known := append(knobNames(timeKnobs), "factors")
+	known := append(knobNames(timeKnobs), "factors", "arms")
 	err := d.each(n, `"quick"`, func(key string, at, value ast.Node) error {
 		i := slices.IndexFunc(timeKnobs, func(k Knob) bool { return k.Name == key })
 		switch {
 		case i >= 0:
 			return d.knob(value, timeKnobs[i], times)
+		case key == "arms":
+			return d.quickArms(value, s, q)
 		case key != "factors":
 			return d.unknown(at, key, `"quick"`, known)
 		}
@@ -428,6 +437,28 @@ func (d *decoder) quick(n ast.Node, s *Spec, times Options) error {
 	q.Blocks, q.Warmup, q.Duration = resolveTimes(times)
 	s.Quick = q
 	return err
+}
+
+// quickArms reads which arms the short form keeps.
+func (d *decoder) quickArms(n ast.Node, s *Spec, q *Quick) error {
+	list, ok := n.(*ast.SequenceNode)
+	if !ok || len(list.Values) == 0 {
+		return d.fail(n, "write arms: [a, b]", "%q must be a list of arms", "arms")
+	}
+	for _, v := range list.Values {
+		name, err := d.text(v, "arms")
+		if err != nil {
+			return err
+		}
+		if s.Arms[name] == nil {
+			return d.fail(v, "the baseline always runs; name arms of the spec", "the short form has %q, which is no arm of the spec%s", clip(name), didYouMean(name, slices.Collect(maps.Keys(s.Arms))))
+		}
+		if slices.Contains(q.Arms, name) {
+			return d.fail(v, "", "the short form has the arm %q twice", name)
+		}
+		q.Arms = append(q.Arms, name)
+	}
+	return nil
 }
 
 // didYouMean ends a message about a misspelt name.

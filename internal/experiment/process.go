@@ -32,6 +32,7 @@ type process struct {
 	stderr tail
 	ready  chan json.RawMessage
 	result chan json.RawMessage
+	logs   chan string   // its latest lines of log
 	ended  chan struct{} // closed when it has exited, and why is set
 	why    error         // what it said went wrong, or how it exited
 	onEnd  func(error)   // called when it ends without a result
@@ -41,7 +42,7 @@ type process struct {
 func launch(name string, g *placement.Group, argv []string, onEnd func(error)) (*process, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the run, which ends its processes in order
-	p := &process{name: name, cmd: cmd, onEnd: onEnd, ready: make(chan json.RawMessage, 1), result: make(chan json.RawMessage, 1), ended: make(chan struct{})}
+	p := &process{name: name, cmd: cmd, onEnd: onEnd, ready: make(chan json.RawMessage, 1), result: make(chan json.RawMessage, 1), logs: make(chan string, 16), ended: make(chan struct{})}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
@@ -87,6 +88,7 @@ func (p *process) listen() {
 			var text string
 			if json.Unmarshal(m.Data, &text) == nil {
 				fmt.Fprintln(&p.stderr, text)
+				offer(p.logs, text)
 			}
 		}
 	}
@@ -109,7 +111,7 @@ func (p *process) listen() {
 }
 
 // offer drops what nobody has taken: a process that repeats itself must not block its reader.
-func offer(c chan json.RawMessage, data json.RawMessage) {
+func offer[T any](c chan T, data T) {
 	select {
 	case c <- data:
 	default:

@@ -49,7 +49,7 @@ func Run(ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writ
 			return trials, err
 		}
 		t := record.Trial{Schema: record.TrialSchema, PlannedTrial: p}
-		x := &trial{machine: m, spec: s.At(p.Factors), index: p.Index, arm: p.Arm, dir: dir, seed: arrivalSeed(run.Seed, p)}
+		x := &trial{machine: m, spec: s.At(p.Factors).copies(), index: p.Index, arm: p.Arm, dir: dir, seed: arrivalSeed(run.Seed, p)}
 		failure := x.run(ctx, &t)
 		left.add(t.Ended.Sub(t.Started))
 		if err := w.Append(t); err != nil {

@@ -56,6 +56,7 @@ type Quick struct {
 	Blocks           int
 	Warmup, Duration time.Duration
 	Levels           map[string][]string // by factor; a factor that is not named keeps its levels
+	Arms             []string            // those that run; none: all
 }
 
 // The knobs that are no part's own.
@@ -67,6 +68,8 @@ var (
 	}
 	samplingKnob = Knob{Name: "sampling", Type: TypeCount, Default: "997", Min: 1, Max: 20_000,
 		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need many, and each costs the machine about a microsecond"}
+	countKnob = Knob{Name: "count", Type: TypeCount, Default: "1", Min: 1, Max: maxCopies,
+		Doc: "how many copies run side by side, each a process in a control group of its own; rate, connections and limits are of all of them together, and each has an even part"}
 	limitKnobs = []Knob{
 		{Name: "cpus", Type: TypeNumber, Min: 0.01, Max: 4096, Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
 		{Name: "memory", Type: TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
@@ -76,8 +79,10 @@ var (
 		{Name: "rate", Type: TypeNumber, Default: "0.99", Max: 1, Doc: "part of the intended requests that must be answered within the window"},
 		{Name: "errors", Type: TypeNumber, Default: "0.001", Max: 1, Doc: "part of the intended requests that may fail or stay unanswered"},
 		{Name: "generator_cpu", Type: TypeNumber, Default: "0.7", Max: 1, Doc: "part of its CPUs that a load generator may use"},
-		{Name: "lag", Type: TypeDuration, Default: "100ms", Max: 60, Doc: "how late the generator may start the 99th percentile of requests by its own fault"},
+		{Name: "lag", Type: TypeDuration, Default: "25ms", Max: 60, Doc: "how late the generator may start the 99th percentile of requests by its own fault"},
+		{Name: "drift", Type: TypeNumber, Default: "0.5", Max: 1000, Doc: "how far apart the halves of the window may be, as a part of the smaller: in median latency, or in throughput when the load is closed"},
 		{Name: "throttled", Type: TypeDuration, Default: "0s", Max: 3600, Doc: "time that a group without a CPU limit of its own may be throttled"},
+		{Name: "held", Type: TypeNumber, Default: "0", Max: 1, Doc: "part of its periods in which a group with a CPU limit must be throttled, for experiments about the limit"},
 		{Name: "connections", Type: TypeNumber, Default: "1", Max: 1, Doc: "part of the connections asked for that must be open at once, where the load holds them"},
 		{Name: "invalid", Type: TypeNumber, Default: "0.25", Max: 1, Doc: "part of the trials that may be invalid before the run is"},
 	}
@@ -92,7 +97,8 @@ type Level map[string]string
 // Levels are all combinations of the factors' levels, the last factor changing fastest. Without factors there is one, empty.
 func (s *Spec) Levels() []Level {
 	levels := []Level{{}}
-	for _, f := range s.Factors {
+	// By name, whatever order the spec has them in: so the resolved spec, whose factors are an object, makes the same plan.
+	for _, f := range slices.SortedFunc(slices.Values(s.Factors), func(a, b Factor) int { return strings.Compare(a.Name, b.Name) }) {
 		var next []Level
 		for _, l := range levels {
 			for _, v := range f.Levels {
@@ -160,6 +166,9 @@ func (s *Spec) targets() []target {
 			at := sec.name + "." + name + "."
 			for _, k := range p.Kind.Knobs {
 				all = append(all, target{at + k.Name, k, p.Options})
+			}
+			if sec.name != "arms" {
+				all = append(all, target{at + countKnob.Name, countKnob, p.Options})
 			}
 			for _, k := range limitKnobs {
 				all = append(all, target{at + "limits." + k.Name, k, p.Limits})
@@ -244,9 +253,13 @@ func newFactor(name string, ts []target, levels []string) Factor {
 func (s *Spec) checkSize() error {
 	n := s.Blocks * len(s.AllArms())
 	for _, f := range s.Factors {
-		if n *= len(f.Levels); n > maxTrials {
-			return fmt.Errorf("the plan has more than %d trials", maxTrials)
+		if n > maxTrials {
+			break // before it overflows
 		}
+		n *= len(f.Levels)
+	}
+	if n > maxTrials {
+		return fmt.Errorf("the plan has more than %d trials", maxTrials)
 	}
 	return nil
 }
@@ -258,11 +271,12 @@ func (s *Spec) checkParts() (path string, err error) {
 		for _, sec := range c.sections() {
 			for _, name := range slices.Sorted(maps.Keys(sec.parts)) {
 				p := sec.parts[name]
-				if p.Kind.check == nil {
-					continue
+				check := c.checkCopies(p)
+				if check == nil && p.Kind.check != nil {
+					check = p.Kind.check(p.Options)
 				}
-				if err := p.Kind.check(p.Options); err != nil {
-					return sec.name + "." + name, err
+				if check != nil {
+					return sec.name + "." + name, check
 				}
 			}
 		}
@@ -322,6 +336,9 @@ func (s *Spec) applyQuick() {
 			s.Factors[i].Levels = levels
 		}
 	}
+	if len(s.Quick.Arms) > 0 {
+		maps.DeleteFunc(s.Arms, func(name string, _ *Part) bool { return !slices.Contains(s.Quick.Arms, name) })
+	}
 }
 
 func (s *Spec) set(text string) error {
@@ -379,6 +396,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Warmup   string              `json:"warmup"`
 		Duration string              `json:"duration"`
 		Factors  map[string][]string `json:"factors,omitempty"`
+		Arms     []string            `json:"arms,omitempty"`
 	}
 	out := struct {
 		Name         string              `json:"name"`
@@ -406,7 +424,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		out.Factors[f.Name] = f.Levels
 	}
 	if q := s.Quick; q != nil {
-		out.Quick = &quick{q.Blocks, q.Warmup.String(), q.Duration.String(), q.Levels}
+		out.Quick = &quick{q.Blocks, q.Warmup.String(), q.Duration.String(), q.Levels, q.Arms}
 	}
 	return json.Marshal(out)
 }

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -92,14 +91,14 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 
 	switch {
 	case err != nil && ctx.Err() != nil:
-		t.Validity.Failed = "interrupted"
+		t.Validity.Failed = record.Interrupted
 	case err != nil:
 		t.Validity.Failed = err.Error()
 		if mend := fault.MendOf(err); mend != "" {
 			t.Validity.Failed += "; " + mend
 		}
 	default:
-		m := &measurement{spec: x.spec, loads: t.Loads, ledger: t.Ledger, tree: path.Dir(x.work.Path()), subject: x.ready, start: x.readyIn.Seconds()}
+		m := &measurement{spec: x.spec, loads: t.Loads, ledger: t.Ledger, further: t.Further, tree: path.Dir(x.work.Path()), subject: x.ready, start: x.readyIn.Seconds()}
 		m.setRoles(x.roles)
 		t.Metrics, t.Counts = m.values(), m.counts()
 		t.Validity.Reasons = m.judge()
@@ -120,6 +119,9 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 		return fmt.Errorf("setting up: %w", err)
 	}
 	lap("set-up")
+	if err := x.readBefore(ctx, t); err != nil {
+		return err
+	}
 
 	s := role.Schedule{Begin: pace.Now() + int64(startLead), Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration)}
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
@@ -152,6 +154,9 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 		t.Loads[name] = r
 	}
 	lap("drain")
+	if err := x.readAfter(ctx, t); err != nil {
+		return err
+	}
 	return context.Cause(ctx) // an application or the subject may have died and taken nobody with it
 }
 
@@ -233,13 +238,14 @@ func (x *trial) startSubject(ctx context.Context, arm *Part) error {
 	if err != nil {
 		return err
 	}
-	place := subject.Place{Self: x.machine.Self, CgroupDir: x.work.V2Dir(), Options: arm.Options}
+	services := x.serviceCount(arm.Options, knobServices)
+	place := subject.Place{Self: x.machine.Self, CgroupDir: x.work.V2Dir(), Options: subjectOptions(arm.Options, services)}
 	if place.CgroupDir == "" {
 		return fault.New(fault.Machine, arm.Kind.Name, "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified", "it attaches to a cgroup v2 directory, and no v2 hierarchy is mounted")
 	}
 	if arm.Kind.Serves {
 		place.ServicesFile = filepath.Join(x.dir, servicesFile)
-		if err := x.writeServices(place.ServicesFile); err != nil {
+		if err := x.writeServices(place.ServicesFile, services); err != nil {
 			return err
 		}
 	}
@@ -267,7 +273,9 @@ type rawMessage []byte
 func (r *rawMessage) UnmarshalJSON(data []byte) error { *r = slices.Clone(data); return nil }
 
 func (x *trial) startLoad(ctx context.Context, name string, part *Part) error {
-	at := site{address: x.apps[part.To], seed: rand.New(rand.NewPCG(x.seed, uint64(len(name)))).Uint64()}
+	h := fnv.New64a()
+	h.Write([]byte(name)) // copies of a load must not start their requests at the same moments
+	at := site{address: x.apps[part.To], seed: rand.New(rand.NewPCG(x.seed, h.Sum64())).Uint64()}
 	if arm := x.spec.Arms[x.arm]; arm != nil && arm.Kind.Serves {
 		at.address, at.rewritten = x.serviceAddress(part.To), true
 	}
@@ -284,24 +292,10 @@ func (x *trial) startLoad(ctx context.Context, name string, part *Part) error {
 
 const servicesFile = "services.yaml" // in the run directory, of the trial under way
 
-// serviceAddress is the address under which the subject serves an application: the range that clusters give their services. It
-// means something only inside the trial's control group.
+// serviceAddress is the address under which the subject serves an application.
 func (x *trial) serviceAddress(app string) string {
 	names := slices.Sorted(maps.Keys(x.spec.Applications))
-	n := 1 + slices.Index(names, app)
-	return fmt.Sprintf("10.96.%d.%d:80", n>>8, n&0xff)
-}
-
-func (x *trial) writeServices(file string) error {
-	var b strings.Builder
-	b.WriteString("services:\n")
-	for _, name := range slices.Sorted(maps.Keys(x.apps)) {
-		fmt.Fprintf(&b, "  - address: %s\n    endpoints:\n      - address: %s\n", strconv.Quote(x.serviceAddress(name)), strconv.Quote(x.apps[name]))
-	}
-	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-		return fault.Wrap(err, fault.Machine, file, "make room, or name another directory with --out", "the subject's services cannot be written")
-	}
-	return nil
+	return serviceIP(1 + slices.Index(names, app))
 }
 
 // tearDown stops every process and removes the groups. It heeds no context: what was started is always taken away.
@@ -344,9 +338,11 @@ func sleepUntil(ctx context.Context, at int64) error {
 
 // setRoles says in the ledger what each group of the trial was for.
 func (m *measurement) setRoles(roles map[string]string) {
-	for i := range m.ledger.Cgroups {
-		if r, ok := roles[m.ledger.Cgroups[i].Path]; ok {
-			m.ledger.Cgroups[i].Role = r
+	for _, l := range m.ledgers() {
+		for i := range l.Cgroups {
+			if r, ok := roles[l.Cgroups[i].Path]; ok {
+				l.Cgroups[i].Role = r
+			}
 		}
 	}
 }
@@ -354,11 +350,23 @@ func (m *measurement) setRoles(roles map[string]string) {
 // trim leaves in the ledger what a trial's record must hold: the groups of the trial and those at the top, the programs that ran or
 // are the subject's, and the maps that these use. A machine can have thousands of each, and a run thousands of trials.
 func (m *measurement) trim() {
-	l := m.ledger
+	for _, l := range m.ledgers() {
+		m.trimOne(l)
+	}
+}
+
+// ledgers are that of the window and those of the further readings.
+func (m *measurement) ledgers() []*ledger.Ledger {
+	return append([]*ledger.Ledger{m.ledger}, slices.Collect(maps.Values(m.further))...)
+}
+
+func (m *measurement) trimOne(l *ledger.Ledger) {
 	l.Cgroups = slices.DeleteFunc(l.Cgroups, func(g ledger.Cgroup) bool {
 		return !within(g.Path, m.tree) && (g.Vanished || strings.Count(g.Path, "/") > 1)
 	})
-	keep := m.subjectMaps()
+	of := *m
+	of.ledger = l
+	keep := of.subjectMaps()
 	mine := map[uint32]bool{}
 	if m.subject != nil {
 		for _, o := range m.subject.Programs {

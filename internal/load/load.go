@@ -17,6 +17,15 @@ const (
 	OwnLag  = "own_lag" // of lag, what is the generator's fault: from when the start was due and a connection was free
 )
 
+// Slices is into how many equal parts a window is cut: even, for its halves are held against each other.
+const Slices = 20
+
+// Slice is one part of a window.
+type Slice struct {
+	Done int64   `json:"done"`                // requests answered without error
+	P50  float64 `json:"latency_p50_seconds"` // of them, to 1 %; 0 where there are none
+}
+
 // Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by their
 // intended start: one that was intended inside the window counts, whenever it ended.
 type Result struct {
@@ -41,6 +50,10 @@ type Result struct {
 	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits, by the names below.
 	// One without values is not there. Read them with Histogram.
 	Histograms map[string]string `json:"histograms"`
+
+	// Slices are the window in Slices equal parts, in order of time, by the intended start of requests: whether the trial was
+	// steady shows in them. None from a generator that does not tell.
+	Slices []Slice `json:"slices,omitempty"`
 
 	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
 	CPUs       float64 `json:"cpus"`        // what it could have used: its limit or affinity, in CPUs

@@ -14,6 +14,7 @@ const (
 	Bytes     = "bytes"
 	PerSecond = "per second"
 	Part      = "part" // of a whole: 0.71 is 71 %
+	CPUs      = "CPUs"
 	Count     = "count"
 )
 
@@ -36,6 +37,8 @@ func UnitOf(metric string) string {
 		return Bytes
 	case "share", "ratio", "part":
 		return Part
+	case "cpus":
+		return CPUs
 	}
 	return Count
 }
@@ -54,6 +57,8 @@ func Label(metric string) string {
 			kept = append(kept, "p99.9")
 		case w == "bpf":
 			kept = append(kept, "eBPF")
+		case w == "cpus":
+			kept = append(kept, "CPUs")
 		case w == "cpu":
 			kept = append(kept, "CPU")
 		default:
@@ -119,6 +124,8 @@ func scaleFor(unit string, values ...float64) scale {
 		return scale{1, " /s", false}
 	case unit == Part:
 		return scale{0.01, " %", false}
+	case unit == CPUs:
+		return scale{1, " CPU", false}
 	default:
 		return scale{1, "", false}
 	}

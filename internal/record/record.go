@@ -77,15 +77,16 @@ type Environment struct {
 type Trial struct {
 	Schema string `json:"schema"`
 	PlannedTrial
-	Started  time.Time                `json:"started"`
-	Ended    time.Time                `json:"ended"`
-	Loads    map[string]load.Result   `json:"loads"`             // by the name that the spec gives the load
-	Ledger   *ledger.Ledger           `json:"ledger"`            // of the measured window; null when the trial failed before it
-	Subject  json.RawMessage          `json:"subject,omitempty"` // what the subject said of itself when it was ready
-	Clocks   map[string]time.Duration `json:"clocks_ns"`         // set-up, warm-up, measured, drain, tear-down
-	Metrics  map[string]float64       `json:"metrics"`           // single values of this trial, by metric name
-	Counts   map[string]Count         `json:"counts,omitempty"`  // counts of this trial, by metric name: to be pooled over trials
-	Validity Validity                 `json:"validity"`
+	Started  time.Time                 `json:"started"`
+	Ended    time.Time                 `json:"ended"`
+	Loads    map[string]load.Result    `json:"loads"`             // by the name that the spec gives the load
+	Ledger   *ledger.Ledger            `json:"ledger"`            // of the measured window; null when the trial failed before it
+	Further  map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
+	Subject  json.RawMessage           `json:"subject,omitempty"` // what the subject said of itself when it was ready
+	Clocks   map[string]time.Duration  `json:"clocks_ns"`         // set-up, warm-up, measured, drain, tear-down
+	Metrics  map[string]float64        `json:"metrics"`           // single values of this trial, by metric name
+	Counts   map[string]Count          `json:"counts,omitempty"`  // counts of this trial, by metric name: to be pooled over trials
+	Validity Validity                  `json:"validity"`
 }
 
 // Count is how many samples were in a part, of how many. One trial may hold too few to say anything; all of them together may not.
@@ -93,6 +94,9 @@ type Count struct {
 	In int `json:"in"`
 	Of int `json:"of"`
 }
+
+// Interrupted is Validity.Failed of the trial that was under way when the run was interrupted: it says nothing about the machine.
+const Interrupted = "interrupted"
 
 // Validity says whether the trial measured what it meant to.
 type Validity struct {
@@ -103,7 +107,7 @@ type Validity struct {
 
 // Reason is one gate that was tripped: what was seen, what was allowed, and what to change.
 type Reason struct {
-	Gate    string  `json:"gate"` // rate, errors, lag, generator-cpu, throttled, connections, drift, drain
+	Gate    string  `json:"gate"` // rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside
 	Seen    float64 `json:"seen"`
 	Allowed float64 `json:"allowed"`
 	Message string  `json:"message"`

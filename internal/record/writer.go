@@ -94,13 +94,15 @@ func (w *Writer) writeJSON(name string, v any) error {
 		return fmt.Errorf("encoding %s: %w", name, err)
 	}
 	path := filepath.Join(w.dir, name)
-	if err := replaceFile(path, append(data, '\n')); err != nil {
+	if err := ReplaceFile(path, append(data, '\n')); err != nil {
 		return cannotWrite(err, path)
 	}
 	return nil
 }
 
-func replaceFile(path string, data []byte) (err error) {
+// ReplaceFile writes a file whole or not at all, through a new file beside it: a link that somebody else left at its place is replaced and
+// not followed.
+func ReplaceFile(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {
 		return err

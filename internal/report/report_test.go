@@ -164,6 +164,7 @@ func TestAFullDiskIsSaid(t *testing.T) {
 		"text":     func(w io.Writer) error { return report.Text(w, s, run, report.Options{}) },
 		"markdown": func(w io.Writer) error { return report.Markdown(w, s, run) },
 		"json":     func(w io.Writer) error { return report.JSON(w, s) },
+		"html":     func(w io.Writer) error { return report.HTML(w, s, run, trials, report.HTMLOptions{}) },
 		"bench":    func(w io.Writer) error { return report.Bench(w, run, trials) },
 	} {
 		if err := write(full{}); err == nil || !strings.Contains(err.Error(), "no space left") {

@@ -69,8 +69,10 @@ func TestRun(t *testing.T) {
 			t.Errorf("trial %d, %s: %+v, bpf_seconds_per_connection %v", tr.Index, tr.Arm, tr.Validity, v)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, record.SummaryFile)); err != nil {
-		t.Error(err)
+	for _, file := range []string{record.SummaryFile, record.ReportFile} {
+		if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
+			t.Error(err)
+		}
 	}
 	for _, want := range []string{"Does a run work?", "tare run"} {
 		if !strings.Contains(o.stdout, want) {

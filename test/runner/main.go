@@ -36,12 +36,15 @@ var steps = []step{
 	{"staticcheck", "staticcheck", check("staticcheck", command("go", "run", staticcheck, "./..."))},
 	{"generated", "generated files are those that their sources make", check("generated", generated)},
 	{"unit", "unit and kernel tests", packages(func(p string) bool { return !outside(p) })},
+	{"browser", "the report in a browser", packages(func(p string) bool { return p == "tare/test/browser" })},
 	{"vm", "virtual machine tests", packages(func(p string) bool { return p == "tare/test/vm" })},
-	{"e2e", "end-to-end tests", packages(func(p string) bool { return outside(p) && p != "tare/test/vm" })},
+	{"e2e", "end-to-end tests", packages(func(p string) bool { return p == "tare/test/e2e" })},
 }
 
-// outside says whether a package's tests run the finished binary, and so come last.
-func outside(p string) bool { return p == "tare/test/vm" || p == "tare/test/e2e" }
+// outside says whether a package's tests look at what is finished, in a step of their own, and so come last.
+func outside(p string) bool {
+	return slices.Contains([]string{"tare/test/browser", "tare/test/vm", "tare/test/e2e"}, p)
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -25,6 +25,10 @@ type Options struct {
 	Listen string        // host:port; port 0 takes a free one
 	Delay  time.Duration // from the request's arrival in the handler to its answer
 	Body   int           // bytes of the answer to a request without a body
+
+	Distribution *Distribution // of the delay; nil for always Delay
+	Seed         uint64        // of the distribution
+	Stall        Stall         // none when zero
 }
 
 // maxEcho bounds a body that is echoed, in bytes.
@@ -32,26 +36,44 @@ const maxEcho = 16 << 20
 
 // Ready is what the server says when it listens.
 type Ready struct {
-	Address string `json:"address"` // host:port
+	Address    string `json:"address"`                  // host:port
+	StallsFrom int64  `json:"stalls_from_ns,omitempty"` // CLOCK_MONOTONIC: see Stall
+}
+
+// Served is what a server with a distribution or with stalls says at its end, when its parent has closed its input: how long requests
+// really waited in its handler. On a busy machine that is longer than was asked for.
+type Served struct {
+	Requests int64  `json:"requests"`
+	Waits    string `json:"waits"` // HDR histogram of nanoseconds, 3 significant digits, V2 compressed and base64 encoded
 }
 
 // Serve listens, calls ready, and serves until the context ends. Not being able to listen is an error of code Machine (the port
 // is taken, the address is not this machine's) or Usage (the address makes no sense).
 func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
+	_, err := serveAndRecord(ctx, o, ready)
+	return err
+}
+
+// serveAndRecord is Serve, and says at the end what was served where that was to be recorded.
+func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*Served, error) {
 	if o.Delay < 0 {
-		return fault.New(fault.Usage, "delay", "give a length of time", "%s is in the past", o.Delay)
+		return nil, fault.New(fault.Usage, "delay", "give a length of time", "%s is in the past", o.Delay)
+	}
+	if err := o.Stall.check(); err != nil {
+		return nil, err
 	}
 	if o.Body < 0 || o.Body > maxEcho {
-		return fault.New(fault.Usage, "body", fmt.Sprintf("give 0 to %d", maxEcho), "a body of %d bytes is not possible", o.Body)
+		return nil, fault.New(fault.Usage, "body", fmt.Sprintf("give 0 to %d", maxEcho), "a body of %d bytes is not possible", o.Body)
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Listen)
 	if err != nil {
-		return listenError(o.Listen, err)
+		return nil, listenError(o.Listen, err)
 	}
-	server := &http.Server{Handler: handler(o)}
+	w := newWaits(o, pace.Now())
+	server := &http.Server{Handler: handler(o, w)}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	if err = ready(Ready{Address: listener.Addr().String()}); err == nil {
+	if err = ready(Ready{Address: listener.Addr().String(), StallsFrom: w.stallsFrom()}); err == nil {
 		select {
 		case <-ctx.Done():
 		case err = <-served:
@@ -63,9 +85,9 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 		err = e
 	}
 	if err != nil && !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving HTTP on %s: %w", o.Listen, err)
+		return nil, fmt.Errorf("serving HTTP on %s: %w", o.Listen, err)
 	}
-	return nil
+	return w.served()
 }
 
 func listenError(address string, err error) error {
@@ -82,13 +104,14 @@ func listenError(address string, err error) error {
 }
 
 // handler echoes a body, or answers with one of the size that was asked for.
-func handler(o Options) http.Handler {
+func handler(o Options, waits *waits) http.Handler {
 	body := make([]byte, o.Body)
 	for i := range body {
 		body[i] = 'a' + byte(i%26)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		due := pace.Now() + int64(o.Delay)
+		arrived := pace.Now()
+		due := waits.due(arrived)
 		answer := body
 		if r.ContentLength != 0 {
 			var err error
@@ -101,9 +124,10 @@ func handler(o Options) http.Handler {
 				return
 			}
 		}
-		if o.Delay > 0 && waitUntil(r.Context(), due) != nil {
+		if due > arrived && waitUntil(r.Context(), due) != nil {
 			return // the client has gone
 		}
+		waits.record(arrived)
 		w.Header()["Content-Type"] = contentType
 		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
 		_, _ = w.Write(answer) // the client's going is the client's business
@@ -133,7 +157,7 @@ func waitUntil(ctx context.Context, at int64) error {
 }
 
 // Run plays the application's part in the role protocol on conn: says ready with the address, and serves until the parent closes
-// its end or the context ends.
+// its end or the context ends. A server with a distribution or stalls then says what it served.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -143,13 +167,17 @@ func Run(ctx context.Context, o Options, conn *role.Conn) error {
 		cancel()
 		ended <- err
 	}()
-	if err := Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) }); err != nil {
+	served, err := serveAndRecord(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })
+	if err != nil {
 		return err
 	}
 	select {
 	case err := <-ended:
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
+		}
+		if served != nil {
+			return conn.Send(role.Result, served)
 		}
 	default: // the context ended first; the reader ends with the process
 	}

@@ -493,6 +493,8 @@ func TestWrongUse(t *testing.T) {
 		{"source", Options{Targets: []string{live}, Source: "any"}, fault.Usage, "source"},
 		{"source of IPv6", Options{Targets: []string{"http://[::1]:1/"}, Source: SourceLoopback}, fault.Usage, "only one IPv6"},
 		{"body", Options{Targets: []string{live}, Body: -1}, fault.Usage, "body"},
+		{"recycle and keep", Options{Targets: []string{live}, Recycle: true, KeepAlive: true}, fault.Usage, "not made again"},
+		{"recycle of many", Options{Targets: []string{live, live}, Recycle: true}, fault.Usage, "stays with its target"},
 		{"timeout", Options{Targets: []string{live}, Timeout: -1}, fault.Usage, "past"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -505,6 +507,82 @@ func TestWrongUse(t *testing.T) {
 				t.Errorf("code %d, mend %q: %v; want code %d and %q", fault.CodeOf(err), fault.MendOf(err), err, tt.code, tt.want)
 			}
 		})
+	}
+}
+
+// Recycled sockets make real connections: the server sees one for each request, from the same few sockets. A server that fails half
+// of them takes the others nothing.
+func TestRecycle(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		rate  float64
+		fails bool
+	}{{"open", 2000, false}, {"closed", 0, false}, {"closed, half fail", 0, true}} {
+		t.Run(tt.name, func(t *testing.T) {
+			var accepted, sources atomic.Int64
+			var seen sync.Map
+			url := server(t, func(c net.Conn) {
+				n := accepted.Add(1)
+				ip, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+				if _, known := seen.LoadOrStore(ip, true); !known {
+					sources.Add(1)
+				}
+				answering(func(c net.Conn) bool { return (!tt.fails || n%2 == 0) && say(okAnswer)(c) && false })(c)
+			})
+			r := run(t, Options{Targets: []string{url}, Rate: tt.rate, Connections: 4, Recycle: true, Drain: 20 * time.Second}, 0, 300*time.Millisecond)
+			var failed int64
+			for _, n := range r.Errors {
+				failed += n
+			}
+			if r.Done == 0 || (failed > 0) != tt.fails || tt.rate > 0 && r.Done != 600 || r.MaxConnections > 4 {
+				t.Errorf("%d done, errors %v, %d connections at once", r.Done, r.Errors, r.MaxConnections)
+			}
+			if n := accepted.Load(); n < r.Done+failed {
+				t.Errorf("%d connections for %d requests", n, r.Done+failed)
+			}
+			// One address for each socket, and one for the trial before the start.
+			if n := sources.Load(); !tt.fails && n > 5 {
+				t.Errorf("connections came from %d addresses: the sockets were made anew", n)
+			}
+		})
+	}
+}
+
+// A server that slows down shows in the slices of the window, in open and in closed loop: every request that is intended later waits.
+func TestSlicesShowASlowerServer(t *testing.T) {
+	const slow = 300 * time.Millisecond
+	for _, rate := range []float64{0, 200} {
+		begin := pace.Now() + int64(50*time.Millisecond)
+		change := begin + int64(600*time.Millisecond)
+		url := server(t, answering(func(c net.Conn) bool {
+			if pace.Now() >= change {
+				time.Sleep(slow)
+			}
+			return say(okAnswer)(c)
+		}))
+		g, err := Prepare(t.Context(), Options{Targets: []string{url}, Rate: rate, Connections: 64, KeepAlive: true, Drain: 20 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		r := runAt(t, g, begin, 100*time.Millisecond, time.Second)
+		if len(r.Slices) != load.Slices {
+			t.Fatalf("%d slices", len(r.Slices))
+		}
+		done, quick := int64(0), false
+		for i, s := range r.Slices {
+			done += s.Done
+			switch {
+			case s.Done == 0:
+			case i >= load.Slices/2 && s.P50 < 0.98*slow.Seconds():
+				t.Errorf("rate %g: slice %d is after the change, and its median is %g s", rate, i, s.P50)
+			case i < load.Slices/2:
+				quick = quick || s.P50 < slow.Seconds()
+			}
+		}
+		if done != r.Done || !quick {
+			t.Errorf("rate %g: %d done, by slices %d; a slice before the change is quick: %v", rate, r.Done, done, quick)
+		}
 	}
 }
 

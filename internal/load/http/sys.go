@@ -34,6 +34,13 @@ func newAddress(ap netip.AddrPort) *address {
 	return a
 }
 
+// noAddress, connected to, dissolves a connection: connect(2).
+var noAddress = func() *address {
+	a := &address{family: unix.AF_UNSPEC, size: unix.SizeofSockaddrInet4}
+	a.raw.Family = unix.AF_UNSPEC
+	return a
+}()
+
 // setIPv4 changes the address of an IPv4 socket address.
 func (a *address) setIPv4(ip [4]byte) { (*unix.RawSockaddrInet4)(unsafe.Pointer(&a.raw)).Addr = ip }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/load"
 	"tare/internal/load/pace"
 	"tare/internal/role"
 )
@@ -51,6 +52,7 @@ type counts struct {
 	statuses                           [600]int64 // answers of 400 and above
 
 	latency, service, lag, ownLag, connect *hdrhistogram.Histogram
+	slices                                 [load.Slices]*hdrhistogram.Histogram // latency, by intended start
 }
 
 // maxLatency is the longest time that the histograms tell apart, in ns; longer ones count as this.
@@ -58,7 +60,11 @@ const maxLatency = 100e9
 
 func newCounts() counts {
 	h := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, maxLatency, 3) }
-	return counts{latency: h(), service: h(), lag: h(), ownLag: h(), connect: h()}
+	c := counts{latency: h(), service: h(), lag: h(), ownLag: h(), connect: h()}
+	for i := range c.slices {
+		c.slices[i] = hdrhistogram.New(1, maxLatency, 2) // 1 % will do, and takes a tenth of the memory
+	}
+	return c
 }
 
 func record(h *hdrhistogram.Histogram, ns int64) {
@@ -136,7 +142,9 @@ type slot struct {
 	fd         int // -1 when closed
 	target     *target
 	state      state
-	writable   bool  // epoll watches for room to write, too
+	dissolved  bool  // the socket is there, without a connection (Options.Recycle)
+	watched    bool  // epoll watches it
+	writable   bool  // and for room to write, too
 	written    int   // bytes of the request
 	intended   int64 // the three clocks, ns by pace.Now
 	sent       int64
@@ -342,7 +350,7 @@ func (w *worker) start(i int32, intended, now int64) {
 		}
 	}
 	s.state = sending
-	if s.fd < 0 {
+	if s.fd < 0 || s.dissolved {
 		if !w.o.KeepAlive {
 			s.target = s.target.next
 		}
@@ -366,6 +374,15 @@ var (
 // dial begins a connection. Over loopback the handshake is done when it returns, although connect says EINPROGRESS: the kernel
 // handles the whole exchange before it lets go of the socket. The write that follows finds out.
 func (w *worker) dial(s *slot) unix.Errno {
+	if s.dissolved {
+		if errno := sysConnect(s.fd, s.target.address); errno != 0 && errno != unix.EINPROGRESS {
+			w.hangUp(s)
+			return errno
+		}
+		s.dissolved = false
+		w.open++
+		return 0
+	}
 	fd, errno := sysSocket(s.target.address.family)
 	if errno != 0 {
 		return errno
@@ -385,7 +402,7 @@ func (w *worker) dial(s *slot) unix.Errno {
 		sysClose(fd)
 		return errno
 	}
-	s.fd, s.writable = fd, false
+	s.fd, s.watched, s.writable = fd, false, false
 	w.open++
 	return 0
 }
@@ -410,7 +427,7 @@ func (w *worker) watch(i int32, op int, writable bool) unix.Errno {
 	if writable {
 		event.Events |= unix.EPOLLOUT
 	}
-	s.writable = writable
+	s.watched, s.writable = true, writable
 	return sysEpollCtl(w.epoll, op, s.fd, &event)
 }
 
@@ -419,7 +436,6 @@ const edgeTriggered = 1 << 31 // EPOLLET; the constant of package unix is negati
 // write sends what is left of the request, as far as there is room.
 func (w *worker) write(i int32) {
 	s := &w.slots[i]
-	fresh := s.state == connecting && !s.writable // not in the epoll set yet
 	n, errno := sysWrite(s.fd, s.target.request[s.written:])
 	if errno == 0 && s.state == connecting {
 		w.connected(s)
@@ -443,7 +459,7 @@ func (w *worker) write(i int32) {
 		s.state = receiving
 	}
 	switch {
-	case fresh:
+	case !s.watched:
 		errno = w.watch(i, unix.EPOLL_CTL_ADD, !all)
 	case !all && !s.writable:
 		errno = w.watch(i, unix.EPOLL_CTL_MOD, true)
@@ -471,8 +487,8 @@ func (w *worker) connected(s *slot) {
 // handle takes one event of the connection of slot i.
 func (w *worker) handle(i int32, events uint32) {
 	s := &w.slots[i]
-	if s.fd < 0 {
-		return // closed earlier in the same batch
+	if s.fd < 0 || s.dissolved {
+		return // closed earlier in the same batch; or epoll tells of the end that we made ourselves
 	}
 	if s.state == connecting || s.state == sending && events&unix.EPOLLOUT != 0 {
 		if w.write(i); s.fd < 0 || s.state == connecting {
@@ -542,7 +558,11 @@ func (w *worker) finish(i int32, now int64, kind failure) {
 		w.tally(s, now, kind)
 	}
 	s.state, s.freed = idle, now
-	if !reuse {
+	switch {
+	case reuse:
+	case kind == none && w.o.Recycle:
+		w.dissolve(s)
+	default:
 		w.hangUp(s)
 	}
 	switch {
@@ -567,6 +587,7 @@ func (w *worker) tally(s *slot, now int64, kind failure) {
 			c.late++
 		}
 		record(c.latency, now-s.intended)
+		record(c.slices[(s.intended-w.warm)*load.Slices/(w.end-w.warm)], now-s.intended)
 		record(c.service, now-s.sent)
 	} else if kind == badStatus {
 		c.statuses[s.response.status]++
@@ -589,9 +610,22 @@ func (w *worker) expire(now int64) {
 // hangUp closes the slot's connection, if it has one. SO_LINGER of 0 makes it a reset: neither side keeps the pair of ports in
 // TIME_WAIT. A server that has sent its whole answer loses nothing; one that reads again sees ECONNRESET instead of the end.
 func (w *worker) hangUp(s *slot) {
-	if s.fd >= 0 {
-		sysClose(s.fd)
-		s.fd = -1
+	if s.fd < 0 {
+		return
+	}
+	sysClose(s.fd)
+	if !s.dissolved {
 		w.open--
 	}
+	s.fd, s.dissolved = -1, false
+}
+
+// dissolve ends the slot's connection with the same reset, and keeps the socket with its options and source address.
+func (w *worker) dissolve(s *slot) {
+	if sysConnect(s.fd, noAddress) != 0 {
+		w.hangUp(s)
+		return
+	}
+	s.dissolved = true
+	w.open--
 }

@@ -1,0 +1,114 @@
+package analysis
+
+import (
+	"strings"
+	"testing"
+)
+
+// estimateOf is an estimate with an interval of 2 % to both sides.
+func estimateOf(metric, arm, unit string, value float64, d *Difference) Estimate {
+	lo, hi := value*0.98, value*1.02
+	return Estimate{Metric: metric, Arm: arm, Unit: unit, Factors: map[string]string{}, Value: value, Lo: &lo, Hi: &hi, Difference: d}
+}
+
+func difference(v float64, resolved bool) *Difference {
+	lo, hi := min(v*0.9, v*1.1), max(v*0.9, v*1.1)
+	d := &Difference{Value: v, Lo: &lo, Hi: &hi, Resolved: resolved}
+	if !resolved {
+		d.Unresolved = "its interval holds 0"
+	}
+	return d
+}
+
+// limitedRun is a run in which a heavy program takes 0.2 CPU of a limit of 0.25.
+func limitedRun() (*Summary, *table) {
+	s := &Summary{Experiment: "ebpf-cpu-limit", Question: "Q", Valid: true}
+	for arm, bpf := range map[string]float64{"kernelmesh": 0.004, "heavy": 0.2} {
+		s.Estimates = append(s.Estimates,
+			estimateOf("limit_cpus", arm, "CPUs", 0.25, nil), estimateOf("limited_cpus", arm, "CPUs", 0.2495, nil), estimateOf("limited_share", arm, "part", 0.998, nil),
+			estimateOf("limited_most_share", arm, "part", 1.001, nil), estimateOf("limited_throttled_share", arm, "part", 0.97, nil),
+			estimateOf("limited_cpu_seconds_per_connection", arm, "seconds per connection", 500e-6, difference(400e-6, true)),
+			estimateOf("throughput_per_second", arm, "per second", 500, difference(-2000, true)), estimateOf("limited_bpf_cpus", arm, "CPUs", bpf, nil),
+			estimateOf("bpf_limited_task_share", arm, "part", 0.95, nil), estimateOf("bpf_limited_softirq_share", arm, "part", 0.03, nil), estimateOf("bpf_limited_inside_share", arm, "part", 0.98, nil))
+	}
+	return s, &table{levels: []factors{{}}, arms: []string{"direct", "aa", "heavy", "kernelmesh"}}
+}
+
+func (s *Summary) set(metric string, change func(*Estimate)) {
+	for i := range s.Estimates {
+		if s.Estimates[i].Metric == metric && s.Estimates[i].Arm == "heavy" {
+			change(&s.Estimates[i])
+		}
+	}
+}
+
+func scale(f float64) func(*Estimate) {
+	return func(e *Estimate) { lo, hi := *e.Lo*f, *e.Hi*f; e.Value, e.Lo, e.Hi = e.Value*f, &lo, &hi }
+}
+
+func TestLimitAnswers(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*Summary)
+		want   []string
+	}{
+		{"shared", func(*Summary) {}, []string{"Yes: with heavy, at a limit of 0.25 CPU", "100 % [98, 102] of it", "throttled in 97 %", "0.20 CPU of the limit", "eBPF took 0.200 CPU", "2000 /s [1800, 2200] lower", "softirq above them, inside it too", "2.0 % in other groups", "kernelmesh 0.00400 CPU"}},
+		{"softirq apart", func(s *Summary) { s.set("bpf_limited_inside_share", scale(0.95/0.98)) }, []string{"Yes: ", "outside it, for this kernel takes interrupts out"}},
+		{"no softirq", func(s *Summary) { s.set("bpf_limited_softirq_share", scale(0)) }, []string{"so softirq decides nothing here"}},
+		{"exceeded", func(s *Summary) { s.set("limited_share", scale(1.2)) }, []string{"No, it was exceeded: "}},
+		{"not held", func(s *Summary) { s.set("limited_throttled_share", scale(0.3)) }, []string{"Not shown, for the limit did not hold anybody back: "}},
+		{"nothing charged", func(s *Summary) {
+			s.set("limited_cpu_seconds_per_connection", func(e *Estimate) { e.Difference = difference(1e-9, false) })
+		}, []string{"Not resolved: "}},
+		{"without intervals", func(s *Summary) { s.set("limited_share", func(e *Estimate) { e.Lo, e.Hi = nil, nil }) }, []string{"Too little to say: "}},
+		{"held up", func(s *Summary) { s.set("limited_bpf_cpus", scale(2)) }, []string{"more than they were charged: something else held the programs up"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, table := limitedRun()
+			c.change(s)
+			s.answer(table)
+			if len(s.Answers) != 1 || s.Answers[0].Question != "Q" || len(s.Answers[0].Evidence) < 8 {
+				t.Fatalf("answers: %+v", s.Answers)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(s.Answers[0].Answer, want) {
+					t.Errorf("lacks %q: %s", want, s.Answers[0].Answer)
+				}
+			}
+		})
+	}
+	s, table := limitedRun()
+	s.Estimates = nil
+	if s.answer(table); len(s.Answers) != 0 {
+		t.Errorf("answered from nothing: %+v", s.Answers)
+	}
+}
+
+func TestSaturationAnswers(t *testing.T) {
+	s := &Summary{Experiment: "ebpf-saturation", Question: "Q", Valid: true}
+	levels := []factors{{"connections": "100"}, {"connections": "3000"}}
+	for i, at := range levels {
+		for metric, e := range map[string]Estimate{
+			"bpf_cpu_share":              estimateOf("", "", "part", 0.02+0.02*float64(i), difference(0.02, true)),
+			"cpu_busy_share":             estimateOf("", "", "part", 0.97, difference(0.001, false)),
+			"app_cpu_share":              estimateOf("", "", "part", 0.5, difference(0.001, false)),
+			"load_cpu_share":             estimateOf("", "", "part", 0.4, difference(0.001, false)),
+			"bpf_seconds_per_connection": estimateOf("", "", "seconds per connection", 3e-6, difference(3e-6, true)),
+			"throughput_per_second":      estimateOf("", "", "per second", 9000, difference(-450, true)),
+		} {
+			e.Metric, e.Arm, e.Factors, e.Ratio = metric, "kernelmesh", at, &Ratio{Value: 0.95}
+			s.Estimates = append(s.Estimates, e)
+			e.Arm, e.Difference = "direct", nil
+			s.Estimates = append(s.Estimates, e)
+		}
+	}
+	s.answer(&table{levels: levels, arms: []string{"direct", "aa", "kernelmesh"}})
+	if len(s.Answers) != 3 {
+		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
+	}
+	for i, want := range []string{"From connections 100 to connections 3000 the part of the machine that the programs of kernelmesh take goes from 2.00 %", "At connections 100: ", "450 /s"} {
+		if a := s.Answers[min(i, 1)].Answer; !strings.Contains(a, want) {
+			t.Errorf("lacks %q: %s", want, a)
+		}
+	}
+}

@@ -1,0 +1,282 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
+	"tare/internal/ledger"
+	"tare/internal/load"
+	"tare/internal/load/pace"
+	"tare/internal/meter"
+	"tare/internal/placement"
+	"tare/internal/version"
+)
+
+// Sections are what can be weighed, in order.
+var Sections = []string{"clock", "latency", "bpf", "maps", "cpu", "memory", "noise"}
+
+// Options of a calibration.
+type Options struct {
+	Self  string   // path of the tare binary, which starts itself as what is planted
+	Quick bool     // under a minute
+	Only  []string // sections; empty for all
+	Fault Fault    // built in to see it found
+	Say   func(section, what string)
+}
+
+// Fault is a defect that is built into the scale, to see that calibration finds it.
+type Fault string
+
+// The faults.
+const (
+	NoFault     Fault = ""
+	FastClock   Fault = "clock5"      // the scale's clock is 5 % fast
+	DropSamples Fault = "dropsamples" // the ring of one CPU is never read, and nothing says so
+	MapsTwice   Fault = "mapstwice"   // a map counts once for each program that uses it
+)
+
+// ParseFault reads the name of a fault.
+func ParseFault(s string) (Fault, error) {
+	switch f := Fault(s); f {
+	case NoFault, FastClock, DropSamples, MapsTwice:
+		return f, nil
+	}
+	return NoFault, fault.New(fault.Usage, s, fmt.Sprintf("use %s, %s or %s", FastClock, DropSamples, MapsTwice), "there is no such fault to build in")
+}
+
+// bench is a calibration under way: what all sections use. The scale itself is behind its methods, which is where a fault is built in.
+type bench struct {
+	o       Options
+	layout  *cgroup.Layout
+	tree    *placement.Tree
+	began   time.Time
+	epoch   int64 // ns by pace.Now
+	groups  int
+	retried time.Duration // spent on trying again
+	report  *Report
+}
+
+// Run weighs. The report is complete when the error is nil; whether the scale is in tolerance is for the reader (Verdict).
+func Run(ctx context.Context, o Options) (r *Report, err error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	b := &bench{o: o, began: time.Now(), epoch: pace.Now()}
+	if b.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
+		return nil, err
+	}
+	m := proc.FS{}.Machine()
+	b.report = &Report{
+		Schema: Schema, Tare: version.Version, Started: b.began, Quick: o.Quick, Fault: string(o.Fault), Weights: []Weight{}, Warnings: []string{},
+		Machine: Machine{Hostname: m.Hostname, Kernel: m.Kernel, CPUModel: m.CPUModel, CPUs: m.CPUs, Virtual: m.Virtual, Clocksource: m.Clocksource, CgroupMode: b.layout.Mode},
+	}
+	if b.tree, err = placement.NewTree(b.layout, "calibrate"); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.tree.Close()) }()
+	sections := map[string]func(context.Context) error{
+		"clock": b.clock, "latency": b.latency, "bpf": b.bpf, "maps": b.maps, "cpu": b.cpu, "memory": b.memory, "noise": b.noise,
+	}
+	for _, name := range Sections {
+		if len(o.Only) > 0 && !slices.Contains(o.Only, name) {
+			continue
+		}
+		if err := sections[name](ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return nil, fmt.Errorf("calibrating %s: %w", name, err)
+		}
+	}
+	b.report.Seconds = time.Since(b.began).Seconds()
+	return b.report, nil
+}
+
+func (o *Options) check() error {
+	for _, name := range o.Only {
+		if !slices.Contains(Sections, name) {
+			return fault.New(fault.Usage, "--only "+name, "use some of "+strings.Join(Sections, ","), "there is no such section")
+		}
+	}
+	if o.Say == nil {
+		o.Say = func(string, string) {}
+	}
+	return nil
+}
+
+// Verdict is what a caller is told: nil when every weight that could be judged is in tolerance, code Exceeded when one is not, and
+// Invalid when others used the machine so much that some could not be judged.
+func (r *Report) Verdict() error {
+	named := func(v Verdict) string {
+		var names []string
+		for _, w := range r.Weights {
+			if w.Verdict == v {
+				names = append(names, w.Section+": "+w.Name)
+			}
+		}
+		return strings.Join(names, "; ")
+	}
+	switch {
+	case r.Failed > 0:
+		return fault.New(fault.Exceeded, "calibration", "the table shows by how much; docs/calibration.md says what each weight rests on", "%d of %d weights are out of tolerance: %s",
+			r.Failed, r.Passed+r.Failed+r.Unjudged, named(Fail))
+	case r.Unjudged > 0:
+		return fault.New(fault.Invalid, "calibration", "run it again when the machine is idle", "others used the machine, so %d of %d weights could not be judged: %s",
+			r.Unjudged, r.Passed+r.Failed+r.Unjudged, named(Disturbed))
+	}
+	return nil
+}
+
+// tries is how often a weight that the machine's other work can spoil is weighed before its verdict stands.
+const tries = 3
+
+// quickRetries is the time that a quick calibration spends on trying again.
+const quickRetries = 8 * time.Second
+
+// weigh plants and reads, says how much others used the machine meanwhile, and does so again while a sensitive weight is out of tolerance.
+func (b *bench) weigh(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) error {
+	b.o.Say(section, what)
+	for try := 1; ; try++ {
+		start := time.Now()
+		before, err := usage()
+		if err != nil {
+			return err
+		}
+		ws, err := plant(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		after, err := usage()
+		if err != nil {
+			return err
+		}
+		again := false
+		for i := range ws {
+			w := &ws[i]
+			w.Section, w.Tries, w.Others = section, try, after.others(before)
+			w.judge()
+			again = again || w.sensitive && (w.Verdict == Fail || w.Verdict == Disturbed)
+		}
+		took := time.Since(start)
+		if !again || try == tries || b.o.Quick && b.retried+took > quickRetries {
+			b.report.add(ws...)
+			return nil
+		}
+		b.retried += took
+	}
+}
+
+// used is the CPU time of the machine and of our part of it, in seconds.
+type used struct{ busy, capacity, ours float64 }
+
+// usage reads it. What our processes used counts once they have been waited for, so all of them must have ended.
+func usage() (u used, err error) {
+	s, err := proc.FS{}.Stat()
+	if err != nil {
+		return u, err
+	}
+	u.busy = s.User + s.Nice + s.System + s.IRQ + s.Softirq + s.Steal
+	u.capacity = u.busy + s.Idle + s.IOWait
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var r unix.Rusage
+		if err := unix.Getrusage(who, &r); err != nil {
+			return u, fmt.Errorf("reading the CPU time of this process: %w", err)
+		}
+		u.ours += float64(r.Utime.Nano()+r.Stime.Nano()) / 1e9
+	}
+	return u, nil
+}
+
+// others is the part of the machine that others used since.
+func (u used) others(since used) float64 {
+	if u.capacity <= since.capacity {
+		return 0
+	}
+	return max(0, (u.busy-since.busy-(u.ours-since.ours))/(u.capacity-since.capacity))
+}
+
+// now is the scale's clock, in ns.
+func (b *bench) now() int64 {
+	now := pace.Now()
+	if b.o.Fault == FastClock {
+		return now + (now-b.epoch)/20
+	}
+	return now
+}
+
+// clockScale is by how much the scale's clock is fast, in readings of other processes that would share it.
+func (b *bench) clockScale() float64 {
+	if b.o.Fault == FastClock {
+		return 1.05
+	}
+	return 1
+}
+
+// histogram reads a result of a load by the scale's clock.
+func (b *bench) histogram(r *load.Result, name string) (histogram, error) {
+	h, err := r.Histogram(name)
+	if err != nil || h == nil {
+		return nil, errors.Join(err, fmt.Errorf("the load gave no %s", name))
+	}
+	return fromHDR(h).scaled(b.clockScale()), nil
+}
+
+// ledgerOf takes the ledger of the time in which do runs.
+func (b *bench) ledgerOf(ctx context.Context, hz int, do func() error) (l *ledger.Ledger, err error) {
+	o := meter.Options{SampleHz: hz}
+	if b.o.Fault == DropSamples {
+		o.DropRing = true
+	}
+	m, err := meter.New(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	w, err := m.Open()
+	if err != nil {
+		return nil, err
+	}
+	done := do()
+	l, err = w.Close()
+	if err = errors.Join(done, err); err != nil {
+		return nil, err
+	}
+	b.report.Machine.Sampler = l.Host.Sampler
+	if b.o.Fault == MapsTwice {
+		l.Maps = oncePerProgram(l.Maps)
+	}
+	return l, nil
+}
+
+// oncePerProgram is the mistake of adding up maps by program.
+func oncePerProgram(maps []ledger.Map) (twice []ledger.Map) {
+	for _, m := range maps {
+		for range max(len(m.UsedBy), 1) {
+			twice = append(twice, m)
+		}
+	}
+	return twice
+}
+
+// group makes a control group for one planted process, under a name that no other had.
+func (b *bench) group(limits placement.Limits) (*placement.Group, error) {
+	b.groups++
+	return b.tree.Group(fmt.Sprintf("w%d", b.groups), limits)
+}
+
+// length is d, or less of it in a quick calibration.
+func (b *bench) length(full, quick time.Duration) time.Duration {
+	if b.o.Quick {
+		return quick
+	}
+	return full
+}

@@ -1,0 +1,182 @@
+package calibrate
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	apphttp "tare/internal/app/http"
+	"tare/internal/fault"
+	"tare/internal/ledger"
+)
+
+func TestJudge(t *testing.T) {
+	v := func(x float64) *float64 { return &x }
+	for _, tt := range []struct {
+		name string
+		w    Weight
+		want Verdict
+	}{
+		{"within a part", Weight{True: v(100), Measured: v(100.9), Tolerance: Tolerance{Part: 0.01}}, Pass},
+		{"beyond a part", Weight{True: v(100), Measured: v(101.1), Tolerance: Tolerance{Part: 0.01}}, Fail},
+		{"below as well as above", Weight{True: v(100), Measured: v(98.9), Tolerance: Tolerance{Part: 0.01}}, Fail},
+		{"the larger of two", Weight{True: v(100), Measured: v(104), Tolerance: Tolerance{Absolute: 5, Part: 0.01}}, Pass},
+		{"an estimate may be one", Weight{True: v(0.75), Measured: v(0.70), Lo: v(0.66), Hi: v(0.74), Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Pass},
+		{"but not anything", Weight{True: v(0.75), Measured: v(0.60), Lo: v(0.56), Hi: v(0.64), Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Fail},
+		{"an interval alone allows nothing", Weight{True: v(1), Measured: v(2), Lo: v(0), Hi: v(4), Tolerance: Tolerance{Absolute: 0.1}}, Fail},
+		{"not a number", Weight{True: v(1), Measured: v(math.NaN()), Tolerance: Tolerance{Absolute: 10}}, Fail},
+		{"disturbed", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Disturbed},
+		{"in tolerance although disturbed", Weight{True: v(0), Measured: v(0.1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Pass},
+		{"nothing to blame others for", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, Others: 0.9}, Fail},
+		{"nobody to blame", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.01}, Fail},
+		{"without a truth", Weight{Measured: v(1)}, Told},
+		{"without a reading", Weight{True: v(1), Tolerance: Tolerance{Absolute: 1}}, Missing},
+	} {
+		if tt.w.judge(); tt.w.Verdict != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, tt.w.Verdict, tt.want)
+		}
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	for _, tt := range []struct {
+		verdicts []Verdict
+		code     fault.Code
+	}{
+		{[]Verdict{Pass, Told, Missing}, fault.OK},
+		{[]Verdict{Pass, Disturbed}, fault.Invalid},
+		{[]Verdict{Pass, Disturbed, Fail}, fault.Exceeded},
+	} {
+		var r Report
+		for _, v := range tt.verdicts {
+			r.add(Weight{Verdict: v})
+		}
+		if err := r.Verdict(); fault.CodeOf(err) != tt.code || err != nil && fault.MendOf(err) == "" {
+			t.Errorf("%v: code %d, want %d", tt.verdicts, fault.CodeOf(err), tt.code)
+		}
+	}
+}
+
+func TestOthers(t *testing.T) {
+	before := used{busy: 100, capacity: 1000, ours: 10}
+	for _, tt := range []struct {
+		after used
+		want  float64
+	}{
+		{used{busy: 110, capacity: 1020, ours: 15}, 0.25},
+		{used{busy: 104, capacity: 1020, ours: 15}, 0}, // by the grain of the counters
+		{before, 0},
+	} {
+		if got := tt.after.others(before); math.Abs(got-tt.want) > 1e-9 {
+			t.Errorf("others used %g, want %g", got, tt.want)
+		}
+	}
+}
+
+func TestHistogram(t *testing.T) {
+	h := hdrhistogram.New(1, 1e12, 3)
+	for i := int64(1); i <= 1000; i++ {
+		_ = h.RecordValue(i * 1e6) // 1 ms to 1 s
+	}
+	got := fromHDR(h)
+	for q, want := range map[float64]float64{0.001: 0.001, 0.5: 0.5, 0.99: 0.99, 1: 1} {
+		if x := got.quantile(q); math.Abs(x-want) > 0.001*want {
+			t.Errorf("quantile %g is %g s, want %g", q, x, want)
+		}
+	}
+	if n := got.atLeast(0.9); n < 100 || n > 102 {
+		t.Errorf("%d values from 0.9 s on, want about 101", n)
+	}
+	if x := got.scaled(1.05).longest(); math.Abs(x-1.05) > 0.002 {
+		t.Errorf("longest by a fast clock is %g s", x)
+	}
+	if !math.IsNaN(histogram(nil).quantile(0.5)) || !math.IsNaN(histogram(nil).longest()) {
+		t.Error("nothing has a quantile")
+	}
+}
+
+// The sum of two times that are spread evenly over a second has its quantiles at 2q^2 = p up to the middle.
+func TestPlus(t *testing.T) {
+	var even histogram
+	for i := range 1000 {
+		even = append(even, bar{(float64(i) + 0.5) / 1000, 1})
+	}
+	sum := even.plus(even, 400, 400)
+	for _, q := range []float64{0.02, 0.1, 0.5} {
+		if got, want := sum.quantile(q), math.Sqrt(2*q); math.Abs(got-want) > 0.004 {
+			t.Errorf("quantile %g of the sum is %g, want %g", q, got, want)
+		}
+	}
+}
+
+func TestStallTruth(t *testing.T) {
+	const second = int64(time.Second)
+	s := apphttp.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
+	// Two stalls lie in the second from 200 ms on, at 500 and at 1000 ms; requests are due every 2 ms.
+	longest, slow := stallTruth(s, 0, second/5, time.Second, 50*time.Millisecond)
+	if longest != 0.1 || slow != 2*26 {
+		t.Errorf("longest %g s, %d slow; want 0.1 s and 52", longest, slow)
+	}
+	if longest, slow := stallTruth(s, 10*second, 0, time.Second, 0); longest != 0 || slow != 0 {
+		t.Errorf("before the first stall: longest %g s, %d slow", longest, slow)
+	}
+}
+
+func TestOncePerProgram(t *testing.T) {
+	maps := []ledger.Map{{ID: 1}, {ID: 2, UsedBy: []uint32{7}}, {ID: 3, UsedBy: []uint32{7, 8}}}
+	var ids []uint32
+	for _, m := range oncePerProgram(maps) {
+		ids = append(ids, m.ID)
+	}
+	if !slices.Equal(ids, []uint32{1, 2, 3, 3}) {
+		t.Errorf("maps %v", ids)
+	}
+}
+
+func TestWrongUse(t *testing.T) {
+	if _, err := Run(t.Context(), Options{Only: []string{"clocks"}}); fault.CodeOf(err) != fault.Usage {
+		t.Errorf("an unknown section: %v", err)
+	}
+	if _, err := ParseFault("clock"); fault.CodeOf(err) != fault.Usage {
+		t.Errorf("an unknown fault: %v", err)
+	}
+}
+
+func TestFastClock(t *testing.T) {
+	b := &bench{o: Options{Fault: FastClock}}
+	w, err := b.rate(t.Context(), 100*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.judge(); w.Verdict != Fail || math.Abs(*w.Error-0.05) > 0.001 {
+		t.Errorf("a clock that is 5 %% fast: %s, error %g", w.Verdict, *w.Error)
+	}
+	b.o.Fault = NoFault
+	if w, err = b.rate(t.Context(), 100*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if w.judge(); w.Verdict != Pass {
+		t.Errorf("the clock: %s, error %g", w.Verdict, *w.Error)
+	}
+}
+
+// The planted program takes time in proportion to its steps, and the verifier takes the longest.
+func TestBody(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a real processor: it compares two run times")
+	}
+	short, err := runTime(body(1000), 2*time.Microsecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long, err := runTime(body(20000), 40*time.Microsecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ratio := long / short; ratio < 10 || ratio > 40 {
+		t.Errorf("20 times the steps take %.1f times as long: %.3g and %.3g s", ratio, short, long)
+	}
+}

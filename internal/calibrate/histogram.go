@@ -1,0 +1,101 @@
+package calibrate
+
+import (
+	"math"
+	"slices"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// bar is how many values there are of one size, in seconds.
+type bar struct {
+	seconds float64
+	count   int64
+}
+
+// histogram is bars in ascending order.
+type histogram []bar
+
+// fromHDR reads a histogram of nanoseconds; a bar stands at the middle of its bucket.
+func fromHDR(h *hdrhistogram.Histogram) histogram {
+	var out histogram
+	for _, b := range h.Distribution() {
+		if b.Count > 0 {
+			out = append(out, bar{float64(b.From+b.To) / 2 / 1e9, b.Count})
+		}
+	}
+	return out
+}
+
+func (h histogram) total() (n int64) {
+	for _, b := range h {
+		n += b.count
+	}
+	return n
+}
+
+func (h histogram) scaled(by float64) histogram {
+	out := slices.Clone(h)
+	for i := range out {
+		out[i].seconds *= by
+	}
+	return out
+}
+
+// quantile is the smallest value that a part q of all does not exceed.
+func (h histogram) quantile(q float64) float64 {
+	want := int64(math.Ceil(q * float64(h.total())))
+	for _, b := range h {
+		if want -= b.count; want <= 0 {
+			return b.seconds
+		}
+	}
+	return math.NaN()
+}
+
+func (h histogram) longest() float64 {
+	if len(h) == 0 {
+		return math.NaN()
+	}
+	return h[len(h)-1].seconds
+}
+
+// atLeast is how many values are no less than that.
+func (h histogram) atLeast(seconds float64) (n int64) {
+	for _, b := range h {
+		if b.seconds >= seconds {
+			n += b.count
+		}
+	}
+	return n
+}
+
+// points are n values that stand for the histogram: the middles of n equal parts of it.
+func (h histogram) points(n int) []float64 {
+	out := make([]float64, n)
+	for i := range out {
+		out[i] = h.quantile((float64(i) + 0.5) / float64(n))
+	}
+	return out
+}
+
+// plus is the distribution of the sum of two independent times, on n x m points.
+func (h histogram) plus(o histogram, n, m int) histogram {
+	xs, ys := h.points(n), o.points(m)
+	out := make(histogram, 0, n*m)
+	for _, x := range xs {
+		for _, y := range ys {
+			out = append(out, bar{x + y, 1})
+		}
+	}
+	slices.SortFunc(out, func(a, b bar) int {
+		switch {
+		case a.seconds < b.seconds:
+			return -1
+		case a.seconds > b.seconds:
+			return 1
+		}
+		return 0
+	})
+	return out
+}

@@ -1,0 +1,198 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	apphttp "tare/internal/app/http"
+	"tare/internal/load"
+	"tare/internal/load/pace"
+	"tare/internal/placement"
+	"tare/internal/quantity"
+	"tare/internal/role"
+)
+
+// served is one load on one server, each a process of its own.
+type served struct {
+	load  load.Result
+	waits histogram // of the server, in its handler; nil where it records none
+	begin int64     // of the measured window
+	from  int64     // of the stalls
+}
+
+const (
+	latencyRate = 500 // per second: far below what either end can do
+	lead        = 50 * time.Millisecond
+	warmup      = 200 * time.Millisecond
+)
+
+// serve runs a load on a server for the length of time. With stalls the load begins half-way between two of them.
+func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall, connections int, server ...string) (s served, err error) {
+	var ready apphttp.Ready
+	app, _, err := b.start(ctx, placement.Limits{Pin: 1}, &ready, append([]string{"app", "http", "--role"}, server...)...)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, app.stop()) }()
+	generator, _, err := b.start(ctx, placement.Limits{Pin: 2}, nil, "load", "http", "--role", "--url", "http://"+ready.Address+"/",
+		"--rate", fmt.Sprint(latencyRate), "--connections", fmt.Sprint(connections))
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, generator.stop()) }()
+
+	schedule := role.Schedule{Begin: pace.Now() + int64(lead), Warmup: int64(warmup), Duration: int64(d)}
+	if every := int64(stall.Every); every > 0 {
+		s.from = ready.StallsFrom
+		first := s.from + every - (every-int64(stall.For))/2 // the middle of the gap before stall 1
+		for first < schedule.Begin+schedule.Warmup {
+			first += every
+		}
+		schedule.Begin = first - schedule.Warmup
+	}
+	s.begin = schedule.Begin + schedule.Warmup
+	if err := generator.begin(schedule); err != nil {
+		return s, err
+	}
+	if err := generator.expect(role.Result, &s.load); err != nil {
+		return s, err
+	}
+	if s.load.Done != s.load.Intended {
+		return s, fmt.Errorf("the server answered %d of %d requests: %v", s.load.Done, s.load.Intended, s.load.Errors)
+	}
+	if len(server) == 0 {
+		return s, nil
+	}
+	var said apphttp.Served
+	if err := app.finish(&said); err != nil {
+		return s, err
+	}
+	h, err := hdrhistogram.Decode([]byte(said.Waits))
+	if err != nil {
+		return s, fmt.Errorf("decoding the waits of the server: %w", err)
+	}
+	s.waits = fromHDR(h)
+	return s, nil
+}
+
+func (b *bench) latency(ctx context.Context) error {
+	distributions := []string{"constant:5ms", "uniform:2ms:10ms", "two-point:2ms:20ms:0.05"}
+	if b.o.Quick {
+		distributions = distributions[1:]
+	}
+	for _, text := range distributions {
+		err := b.weigh(ctx, "latency", text, func(ctx context.Context) ([]Weight, error) { return b.delays(ctx, text) })
+		if err != nil {
+			return err
+		}
+	}
+	for _, s := range []apphttp.Stall{
+		{For: 10 * time.Millisecond, Every: 100 * time.Millisecond},
+		{For: 100 * time.Millisecond, Every: 500 * time.Millisecond},
+		{For: 500 * time.Millisecond, Every: time.Second},
+	} {
+		err := b.weigh(ctx, "latency", fmt.Sprintf("stalls of %v", s.For), func(ctx context.Context) ([]Weight, error) { return b.stalls(ctx, s) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// delays compares quantiles with what they must be: the time that requests really waited in the server, plus what a request takes that
+// waits for nothing. The latter is measured in the same way, so an error that grows with time, or that a wait brings, shows.
+func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
+	d := b.length(8*time.Second, 2*time.Second+500*time.Millisecond)
+	distribution, err := apphttp.ParseDistribution(text)
+	if err != nil {
+		return nil, err
+	}
+	floor, err := b.serve(ctx, d, apphttp.Stall{}, 32, "--delay-dist", "constant:0s")
+	if err != nil {
+		return nil, err
+	}
+	delayed, err := b.serve(ctx, d, apphttp.Stall{}, 32, "--delay-dist", text)
+	if err != nil {
+		return nil, err
+	}
+	base, err := floor.load.Histogram(load.Latency) // the truth is not read by a clock that lies
+	if err != nil {
+		return nil, err
+	}
+	got, err := b.histogram(&delayed.load, load.Latency)
+	if err != nil {
+		return nil, err
+	}
+	service, err := b.histogram(&delayed.load, load.Service)
+	if err != nil {
+		return nil, err
+	}
+	truth := delayed.waits.plus(fromHDR(base), 1000, 100)
+	var ws []Weight
+	for _, q := range []struct {
+		name string
+		q    float64
+	}{{"p50", 0.50}, {"p90", 0.90}, {"p99", 0.99}} {
+		planted := fmt.Sprintf("server with delays %s, %d requests; truth: what each waited there, plus the latency without delay (p50 %s)",
+			text, got.total(), quantity.Value(fromHDR(base).quantile(0.5), quantity.Seconds))
+		w := known(text+", "+q.name, quantity.Seconds, truth.quantile(q.q), got.quantile(q.q), Tolerance{Absolute: 20e-6, Part: 0.01}, planted).fragile()
+		closed := service.quantile(q.q)
+		w.ClosedLoop = &closed
+		w.Note = fmt.Sprintf("asked of the server: %v", distribution.Quantile(q.q))
+		ws = append(ws, w)
+	}
+	return ws, nil
+}
+
+// stalls have the server stand still. Every request that was due in a stall waited for its end, however few connections were there to send
+// it over: a clock that starts at the sending sees one request for each connection.
+func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, error) {
+	const connections = 4
+	d := b.length(10*time.Second, 2*time.Second)
+	s, err := b.serve(ctx, d, stall, connections, "--stall", stall.For.String(), "--stall-every", stall.Every.String())
+	if err != nil {
+		return nil, err
+	}
+	latency, err := b.histogram(&s.load, load.Latency)
+	if err != nil {
+		return nil, err
+	}
+	service, err := b.histogram(&s.load, load.Service)
+	if err != nil {
+		return nil, err
+	}
+	half := stall.For / 2
+	longest, slow := stallTruth(stall, s.from, s.begin, d, half)
+	planted := fmt.Sprintf("server that stands still for %v every %v, %d/s over %d connections; truth: the schedule of both", stall.For, stall.Every, latencyRate, connections)
+
+	// While the server catches up, those that waited are answered one after the other: some more are slow than were due in the first half.
+	count := known(fmt.Sprintf("stalls of %v: requests slower than %v", stall.For, half), quantity.Count, float64(slow), float64(latency.atLeast(half.Seconds())),
+		Tolerance{Absolute: 3, Part: 0.05}, planted).fragile()
+	closed := float64(service.atLeast(half.Seconds()))
+	count.ClosedLoop = &closed
+	length := known(fmt.Sprintf("stalls of %v: longest latency", stall.For), quantity.Seconds, longest, latency.longest(), Tolerance{Absolute: 1e-3, Part: 0.01}, planted).fragile()
+	closedLongest := service.longest()
+	length.ClosedLoop = &closedLongest
+	return []Weight{count, length}, nil
+}
+
+// stallTruth is the longest time to the end of a stall of all requests that are due, in seconds, and how many have at least that long to
+// wait.
+func stallTruth(stall apphttp.Stall, from, begin int64, d, atLeast time.Duration) (longest float64, slow int) {
+	for s := pace.NewSchedule(begin, latencyRate, pace.Constant, 0, 0, 1); s.Peek() < begin+int64(d); s.Advance() {
+		into := (s.Peek() - from) % int64(stall.Every)
+		if s.Peek() < from || into >= int64(stall.For) {
+			continue
+		}
+		left := int64(stall.For) - into
+		longest = max(longest, float64(left)/1e9)
+		if left >= int64(atLeast) {
+			slow++
+		}
+	}
+	return longest, slow
+}

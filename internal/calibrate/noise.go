@@ -1,0 +1,90 @@
+package calibrate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"tare/internal/analysis"
+	"tare/internal/experiment"
+	"tare/internal/meter"
+	"tare/internal/quantity"
+	"tare/internal/record"
+	"tare/internal/version"
+)
+
+// noiseSpec compares a server and a load with themselves: what is seen is noise.
+const noiseSpec = `name: noise
+question: What separates two things that are the same?
+blocks: %d
+warmup: 200ms
+duration: %s
+applications:
+  server: {kind: http, limits: {pin: 1}}
+loads:
+  client: {kind: http, to: server, mode: open, rate: 2000, arrivals: poisson, connections: 16, keepalive: false, limits: {pin: 2}}
+`
+
+// noise runs an experiment of the baseline and its twin alone, and tells the smallest difference that it could see.
+func (b *bench) noise(ctx context.Context) error {
+	blocks, d := 10, 2*time.Second
+	if b.o.Quick {
+		blocks, d = 6, 400*time.Millisecond
+	}
+	return b.weigh(ctx, "noise", fmt.Sprintf("the baseline against itself, %d blocks", blocks), func(ctx context.Context) (ws []Weight, err error) {
+		s, err := experiment.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d), nil)
+		if err != nil {
+			return nil, err
+		}
+		summary, err := b.experiment(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		if !summary.Valid {
+			b.report.Warnings = append(b.report.Warnings, fmt.Sprintf("the noise run is invalid: %v", summary.InvalidReasons))
+		}
+		planted := fmt.Sprintf("2000 connections/s on a server, against the same again: %d blocks of %v; the largest difference that is not ruled out", summary.Blocks, d)
+		for _, m := range summary.MDE {
+			ws = append(ws, told("smallest visible difference, "+quantity.Label(m.Metric), quantity.UnitOf(m.Metric), m.Value, planted))
+		}
+		return ws, nil
+	})
+}
+
+// experiment runs a spec in a run directory that is gone afterwards.
+func (b *bench) experiment(ctx context.Context, s *experiment.Spec) (_ *analysis.Summary, err error) {
+	dir, err := os.MkdirTemp("", "tare-calibrate-")
+	if err != nil {
+		return nil, fmt.Errorf("making a run directory: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	m, err := meter.New(ctx, meter.Options{SampleHz: s.SampleHz})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	spec, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the spec: %w", err)
+	}
+	const seed = 1
+	run := record.Run{
+		Schema: record.RunSchema, ID: "calibrate", Experiment: s.Name, Question: s.Question, Spec: spec, Seed: seed, Blocks: s.Blocks,
+		Plan: experiment.Plan(s, seed), Started: time.Now(), Version: version.Version,
+	}
+	w, err := record.Create(filepath.Join(dir, "run"), run)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	machine := experiment.Machine{Self: b.o.Self, Cgroups: b.layout, OpenWindow: func() (experiment.Window, error) { return m.Open() }}
+	trials, err := experiment.Run(ctx, machine, s, run, w, func(experiment.Progress) {})
+	if err != nil {
+		return nil, err
+	}
+	return analysis.Summarize(run, trials)
+}

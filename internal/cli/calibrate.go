@@ -1,0 +1,193 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/calibrate"
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/placement"
+	"tare/internal/quantity"
+	"tare/internal/role"
+)
+
+func init() {
+	register(newCalibrate)
+	register(newWeight)
+}
+
+// faultVariable builds a fault into the scale, for tests of the calibration itself.
+const faultVariable = "TARE_CALIBRATE_FAULT"
+
+func newCalibrate() *cobra.Command {
+	var o calibrate.Options
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "calibrate",
+		Short: "Weigh known weights and print the error of each",
+		Long: `Calibrate weighs what is known by other means, and prints by how much the scale is off: its clock and pacer; the latency of a server whose delays
+are known, with stalls; eBPF programs of known run time, split over two control groups; processes that know their CPU time and memory; and,
+as information, the smallest difference that this machine can see.
+
+Exit code 5: a weight is out of tolerance. Exit code 4: others used the machine so much that some weights could not be judged.`,
+		Example: `  tare calibrate --quick
+  tare calibrate --only clock,latency --json`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runCalibrate(cmd, o, asJSON)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.Quick, "quick", false, "the short form: under a minute")
+	f.StringSliceVar(&o.Only, "only", nil, "sections to weigh, of "+strings.Join(calibrate.Sections, ", ")+"; default all")
+	f.BoolVar(&asJSON, "json", false, "print one JSON document and nothing else (schema "+calibrate.Schema+")")
+	return cmd
+}
+
+func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err error) {
+	if o.Fault, err = calibrate.ParseFault(os.Getenv(faultVariable)); err != nil {
+		return err
+	}
+	for _, p := range features() {
+		if n := p.Name(); n != "cgroup-create" && n != "bpf-syscall" {
+			continue
+		}
+		if err := p.Err(); err != nil {
+			return fault.Wrap(err, fault.Machine, "tare calibrate", p.Status().Mend, "this machine cannot be calibrated")
+		}
+	}
+	if o.Self, err = os.Executable(); err != nil {
+		return fmt.Errorf("finding the tare binary: %w", err)
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	if _, err := placement.Clean(layout); err != nil {
+		fmt.Fprintf(os.Stderr, "tare: what an earlier run left behind could not all be removed: %v\n", err)
+	}
+	o.Say = func(section, what string) { fmt.Fprintf(os.Stderr, "%s: %s\n", section, what) }
+	r, err := calibrate.Run(cmd.Context(), o)
+	if err != nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	if asJSON {
+		enc := json.NewEncoder(out)
+		enc.SetIndent("", " ")
+		err = enc.Encode(r)
+	} else {
+		err = printCalibration(out, r)
+	}
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, "", "make room, or write somewhere else", "the calibration could not be written")
+	}
+	return r.Verdict()
+}
+
+// printCalibration writes the table for people.
+func printCalibration(w io.Writer, r *calibrate.Report) error {
+	m := r.Machine
+	fmt.Fprintf(w, "Calibrated in %s: %s, Linux %s, %d CPUs, cgroup %s, clock %s", quantity.Value(r.Seconds, quantity.Seconds), m.Hostname, m.Kernel, m.CPUs, m.CgroupMode, m.Clocksource)
+	if m.Sampler != "" {
+		fmt.Fprintf(w, ", samples by %s", m.Sampler)
+	}
+	fmt.Fprintln(w)
+	if r.Fault != "" {
+		fmt.Fprintf(w, "A fault is built in: %s\n", r.Fault)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	section := ""
+	for _, x := range r.Weights {
+		if x.Section != section {
+			section = x.Section
+			fmt.Fprintf(t, "\n%s\ttrue\tmeasured\terror\tallowed\tverdict\t\n", section)
+		}
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.Name, valueOf(x.True, x.Unit), reading(x), errorOf(x), allowed(x), verdictOf(x), remark(x))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\n%d weights in tolerance, %d out of it, %d not judged\n", r.Passed, r.Failed, r.Unjudged)
+	for _, x := range r.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", x)
+	}
+	return nil
+}
+
+func valueOf(v *float64, unit string) string {
+	if v == nil {
+		return "-"
+	}
+	return quantity.Value(*v, unit)
+}
+
+func reading(x calibrate.Weight) string {
+	if x.Measured != nil && x.Lo != nil && x.Hi != nil {
+		return quantity.Interval(*x.Measured, *x.Lo, *x.Hi, x.Unit)
+	}
+	return valueOf(x.Measured, x.Unit)
+}
+
+func errorOf(x calibrate.Weight) string {
+	if x.Error == nil {
+		return "-"
+	}
+	text := quantity.DeltaValue(*x.Error, x.Unit)
+	if x.Unit != quantity.Part && *x.True != 0 {
+		text += fmt.Sprintf(" (%+.2f %%)", 100**x.Error / *x.True)
+	}
+	return text
+}
+
+func allowed(x calibrate.Weight) string {
+	if x.Tolerance == (calibrate.Tolerance{}) {
+		return "-"
+	}
+	return quantity.Rough(x.Tolerance.Allows(x), x.Unit)
+}
+
+func verdictOf(x calibrate.Weight) string {
+	if x.Verdict == calibrate.Fail {
+		return "FAIL"
+	}
+	return string(x.Verdict)
+}
+
+// remark is what else to know of a row.
+func remark(x calibrate.Weight) string {
+	var parts []string
+	if x.ClosedLoop != nil {
+		parts = append(parts, "a closed-loop clock reads "+quantity.Value(*x.ClosedLoop, x.Unit))
+	}
+	if x.Verdict == calibrate.Missing || x.Verdict == calibrate.Fail && x.Note != "" {
+		parts = append(parts, x.Note)
+	}
+	if x.Verdict == calibrate.Disturbed {
+		parts = append(parts, fmt.Sprintf("others used %.0f %% of the machine", 100*x.Others))
+	}
+	if x.Tries > 1 {
+		parts = append(parts, fmt.Sprintf("try %d", x.Tries))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// newWeight is the way in which calibrate plants processes. It is not for people.
+func newWeight() *cobra.Command {
+	return &cobra.Command{
+		Use:    calibrate.WeightCommand,
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			conn := role.NewConn(os.Stdin, os.Stdout)
+			return reported(conn, calibrate.Plant(cmd.Context(), args[0], conn))
+		},
+	}
+}

@@ -1,0 +1,77 @@
+package experiment
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+const copiesSpec = `name: many
+question: How many?
+applications:
+  app: {kind: http, count: 3, limits: {cpus: 0.9, memory: 96MiB, pin: 2}}
+  lone: {kind: http}
+loads:
+  client: {kind: http, to: app, count: 4, mode: closed, connections: 10}
+  other: {kind: http, to: lone, count: 2, rate: 5, connections: 2}
+arms: {light: {subject: kernelmesh}, heavy: {subject: kernelmesh, steps: 9}}
+factors: {client.count: [3, 4]}
+quick: {arms: [heavy]}
+`
+
+// TestCopies: every copy has an even part of what they share, all of it is dealt out, and each load goes to an application of its own as
+// far as there are any.
+func TestCopies(t *testing.T) {
+	s := mustParse(t, copiesSpec).At(Level{"client.count": "4"}).copies()
+	for name, want := range map[string]string{"client_1": "3 app_1", "client_2": "3 app_2", "client_3": "2 app_3", "client_4": "2 app_1", "other_1": "1 lone", "other_2": "1 lone"} {
+		p := s.Loads[name]
+		if p == nil || p.Options["connections"]+" "+p.To != want {
+			t.Errorf("%s: got %+v, want %s", name, p, want)
+		}
+	}
+	if len(s.Loads) != 6 || s.Loads["other_2"].Options["rate"] != "2.5" {
+		t.Errorf("loads: %v", s.Loads)
+	}
+	if len(s.Applications) != 4 || s.Applications["lone"] == nil {
+		t.Errorf("applications: %v", s.Applications)
+	}
+	limits := s.Applications["app_3"].Limits
+	if v := limits.float("cpus"); v < 0.299 || v > 0.301 || limits["memory"] != "33554432" || limits["pin"] != "2" {
+		t.Errorf("limits of one of three: %v", limits)
+	}
+	again := mustParse(t, strings.Replace(copiesSpec, "quick:", "gates: {lag: 1s}\nquick:", 1))
+	if c := again.copies(); c.Loads["client_1"].Options["connections"] != "3" || again.Loads["client"].Options["connections"] != "10" {
+		t.Error("copies changed the spec they were made of")
+	}
+}
+
+func TestCopiesRefused(t *testing.T) {
+	for _, c := range []struct{ old, new, want string }{
+		{"connections: 10", "connections: 3", `"connections" is of all 4 copies together`},
+		{"cpus: 0.9", "cpus: 0.02", `the limit "cpus" is of all 3 copies together, and each needs at least 0.01`},
+		{"client.count: [3, 4]", "client.count: [2, 4]", `2 copies of a load cannot reach 3 copies of "app"`},
+		{"count: 3", "count: 257", "must be at most 256"},
+		{"steps: 9", "count: 2", `there is no key "count" in an arm`},
+		{"arms: [heavy]", "arms: [haevy]", `which is no arm of the spec; did you mean "heavy"?`},
+		{"arms: [heavy]", "arms: [heavy, heavy]", `has the arm "heavy" twice`},
+		{"arms: [heavy]", "arms: []", `"arms" must be a list of arms`},
+	} {
+		text := strings.Replace(copiesSpec, c.old, c.new, 1)
+		if text == copiesSpec {
+			t.Fatalf("nothing to replace: %q", c.old)
+		}
+		if _, err := Parse("many.yaml", []byte(text), testFeatures); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %s", c.new, err, c.want)
+		}
+	}
+}
+
+func TestQuickArms(t *testing.T) {
+	s := mustParse(t, copiesSpec)
+	if err := s.Apply(Overrides{Quick: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.AllArms(); !slices.Equal(got, []string{"direct", "aa", "heavy"}) {
+		t.Errorf("arms of the short form: %v", got)
+	}
+}

@@ -1,0 +1,203 @@
+package experiment
+
+import (
+	"fmt"
+	"path"
+
+	"tare/internal/ledger"
+	"tare/internal/record"
+)
+
+// The metrics of the groups that the spec gives a CPU limit, and of what eBPF programs take of the machine.
+var limitMetrics = []Metric{
+	{Name: "limit_cpus", Unit: "CPUs", How: "CPU limits of the groups that the spec gives one, added up.", value: func(m *measurement) (float64, bool) {
+		total := 0.0
+		for _, g := range m.limited() {
+			total += g.limit
+		}
+		return total, total > 0
+	}},
+	{Name: "limited_cpus", Unit: "CPUs", How: "CPU time per second of the groups with a CPU limit, as the kernel charges it to them.", value: (*measurement).limitedCPUs},
+	{Name: "limited_share", Unit: "ratio", How: "The same as a part of the limit. Quotas are over periods of 100 ms: a window that is no multiple of that can show a little more than all.", value: func(m *measurement) (float64, bool) {
+		used, ok := m.limitedCPUs()
+		limit := 0.0
+		for _, g := range m.limited() {
+			limit += g.limit
+		}
+		return used / limit, ok
+	}},
+	{Name: "limited_most_share", Unit: "ratio", How: "The same of the one group that came closest to its own limit, or went furthest over it.", value: func(m *measurement) (most float64, ok bool) {
+		for _, g := range m.limited() {
+			if g.CPUSeconds != nil {
+				most, ok = max(most, rate(*g.CPUSeconds, m.ledger.Window.Seconds)/g.limit), true
+			}
+		}
+		return most, ok
+	}},
+	{Name: "limited_throttled_share", Unit: "ratio", How: "Periods in which the groups with a CPU limit were throttled, as a part of the periods in which they ran, all of them together.", value: (*measurement).limitedThrottled},
+	{Name: "limited_bpf_cpus", Unit: "CPUs", Better: "lower", How: "CPU time per second that the subject's eBPF programs take inside the CPU time of the groups with a limit: above their tasks, in task context, and in softirq too where the kernel leaves interrupts in the time of the task that they interrupted. By the samples of this trial, which count CPU time: the kernel's run time of programs counts also what other tasks take while a program waits to go on. Where interrupts are off for long (timers of a virtual machine), samples come late and fall on what runs next." + noSubject, value: (*measurement).limitedBPF},
+	{Name: "limited_cpu_seconds_per_connection", Unit: "s", Better: "lower", How: "CPU time that the kernel charges to the groups with a limit, per connection that the loads opened. What a program adds to it is inside the limit, whoever counts the program's run time and however.", value: per((*measurement).limitedCPUs, (*measurement).connectionRate)},
+	{Name: "bpf_limited_task_share", Unit: "ratio", How: "Part of the subject's eBPF run time that ran in the groups with a CPU limit, in task context: samples, pooled over the trials of an arm. Left out below 25 samples.",
+		count: func(m *measurement) (in, of int) {
+			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && !interrupt(c) })
+		}},
+	{Name: "bpf_limited_softirq_share", Unit: "ratio", How: "The same in softirq and hardirq above tasks of these groups.",
+		count: func(m *measurement) (in, of int) {
+			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && interrupt(c) })
+		}},
+	{Name: "bpf_limited_inside_share", Unit: "ratio", How: "The same, both contexts, as far as it is inside the CPU time of these groups, and so inside their limit: whether softirq is depends on the kernel's IRQ time accounting.",
+		count: func(m *measurement) (in, of int) { return m.limitedSamples(m.inside) }},
+	{Name: "bpf_cpus", Unit: "CPUs", Better: "lower", How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time inside programs, so it can be more than the CPU time that they took. Only where some group has a CPU limit." + noSubject, value: func(m *measurement) (float64, bool) {
+		v, ok := m.bpfRate()
+		return v, ok && len(m.limited()) > 0
+	}},
+	{Name: "bpf_cpu_share", Unit: "ratio", Better: "lower", How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the machine." + noSubject, value: func(m *measurement) (float64, bool) {
+		v, ok := m.bpfRate()
+		return m.ofCapacity(v*m.ledger.Window.Seconds, ok)
+	}},
+	{Name: "cpu_busy_share", Unit: "ratio", How: "Part of the CPUs of the machine that was neither idle nor stolen.", value: func(m *measurement) (float64, bool) {
+		return m.ofCapacity(m.ledger.CPU.Capacity-m.ledger.CPU.Idle-m.ledger.CPU.Steal, true)
+	}},
+	{Name: "app_cpu_share", Unit: "ratio", Better: "lower", How: "CPU time of the applications' groups, as a part of all CPUs of the machine. eBPF programs that run in their tasks are inside.", value: roleCPU("app")},
+	{Name: "load_cpu_share", Unit: "ratio", Better: "lower", How: "The same of the groups of the loads.", value: roleCPU("load")},
+}
+
+// limitedGroup is a group of the ledger to which the spec gives a CPU limit.
+type limitedGroup struct {
+	*ledger.Cgroup
+	limit float64 // in CPUs
+}
+
+// limited are the groups with a CPU limit. Groups are named after the parts.
+func (m *measurement) limited() []limitedGroup {
+	limits := map[string]float64{}
+	for _, sec := range m.spec.sections() {
+		if sec.name == "arms" {
+			continue // the subject is not what is asked about
+		}
+		for name, p := range sec.parts {
+			if l := p.Limits.float("cpus"); l > 0 {
+				limits[name] = l
+			}
+		}
+	}
+	var groups []limitedGroup
+	for i := range m.ledger.Cgroups {
+		g := &m.ledger.Cgroups[i]
+		if l := limits[path.Base(g.Path)]; l > 0 && path.Dir(g.Path) == path.Join(m.tree, workGroup) {
+			groups = append(groups, limitedGroup{g, l})
+		}
+	}
+	return groups
+}
+
+func (m *measurement) limitedCPUs() (float64, bool) {
+	total, groups := 0.0, m.limited()
+	for _, g := range groups {
+		if g.CPUSeconds == nil {
+			return 0, false
+		}
+		total += *g.CPUSeconds
+	}
+	return rate(total, m.ledger.Window.Seconds), len(groups) > 0 && m.ledger.Window.Seconds > 0
+}
+
+func (m *measurement) limitedThrottled() (float64, bool) {
+	var throttled, periods uint64
+	for _, g := range m.limited() {
+		if g.ThrottledPeriods == nil || g.Periods == nil {
+			return 0, false
+		}
+		throttled, periods = throttled+*g.ThrottledPeriods, periods+*g.Periods
+	}
+	return float64(throttled) / float64(periods), periods > 0
+}
+
+func (m *measurement) limitedBPF() (float64, bool) {
+	if len(m.limited()) == 0 {
+		return 0, false
+	}
+	if m.subject == nil {
+		return 0, true
+	}
+	period := m.ledger.Host.SamplerPeriod
+	if _, ok := m.programs(); !ok || period == nil {
+		return 0, false
+	}
+	in, _ := m.samplesIn(m.inside)
+	return rate(float64(in)**period, m.ledger.Window.Seconds), m.ledger.Window.Seconds > 0
+}
+
+// held: where the experiment is about a limit, the limit must be what held the group back, and not something else on the machine.
+func (m *measurement) held() []record.Reason {
+	asked := m.spec.Gates.float("held")
+	if asked == 0 {
+		return nil
+	}
+	seen, ok := m.limitedThrottled()
+	if !ok || seen >= asked {
+		return nil
+	}
+	return []record.Reason{{Gate: "held", Seen: seen, Allowed: asked, Message: fmt.Sprintf(
+		"the groups with a CPU limit were throttled in %.0f %% of their periods, and %g %% is asked for: something else kept them from their limit; stop what else runs here, or lower the limit", 100*seen, 100*asked)}}
+}
+
+func interrupt(c ledger.Context) bool { return c == ledger.Softirq || c == ledger.Hardirq }
+
+// inside says whether time in a context above the tasks of a group is in the CPU time of the group.
+func (m *measurement) inside(g *limitedGroup, c ledger.Context) bool {
+	apart := m.ledger.Host.IRQTime != nil && *m.ledger.Host.IRQTime
+	return g != nil && !(interrupt(c) && apart)
+}
+
+// samplesIn counts the samples of the subject's programs, and those of them that are in: is is told of the group with a limit that a
+// sample fell in, null where in none, and of the context.
+func (m *measurement) samplesIn(is func(*limitedGroup, ledger.Context) bool) (in, of int) {
+	groups := m.limited()
+	programs, _ := m.programs()
+	for _, p := range programs {
+		for _, seen := range p.Seen {
+			of += seen.Samples
+			var at *limitedGroup
+			for i := range groups {
+				if seen.Cgroup != nil && within(*seen.Cgroup, groups[i].Path) {
+					at = &groups[i]
+				}
+			}
+			if is(at, seen.Context) {
+				in += seen.Samples
+			}
+		}
+	}
+	return in, of
+}
+
+// limitedSamples is samplesIn where some group has a limit; else there is nothing to count.
+func (m *measurement) limitedSamples(is func(*limitedGroup, ledger.Context) bool) (in, of int) {
+	if len(m.limited()) == 0 {
+		return 0, 0
+	}
+	return m.samplesIn(is)
+}
+
+func (m *measurement) ofCapacity(seconds float64, ok bool) (float64, bool) {
+	c := m.ledger.CPU.Capacity
+	return seconds / c, ok && c > 0
+}
+
+// roleCPU is the CPU time of the groups of a role, as a part of the machine.
+func roleCPU(role string) func(*measurement) (float64, bool) {
+	return func(m *measurement) (float64, bool) {
+		total, found := 0.0, false
+		for _, g := range m.ledger.Cgroups {
+			if g.Role != role || !within(g.Path, m.tree) {
+				continue
+			}
+			if g.CPUSeconds == nil {
+				return 0, false
+			}
+			total, found = total+*g.CPUSeconds, true
+		}
+		return m.ofCapacity(total, found)
+	}
+}

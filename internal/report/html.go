@@ -1,0 +1,214 @@
+package report
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed" // the page and its style
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/analysis"
+	"tare/internal/quantity"
+	"tare/internal/record"
+	"tare/web"
+)
+
+//go:embed html.css
+var pageStyle string
+
+//go:embed html.tmpl
+var pageSource string
+
+var page = template.Must(template.New("report").Funcs(template.FuncMap{
+	"clean": clean, "level": analysis.Level, "label": quantity.Label,
+	"value": func(s string) string { v, _, _ := strings.Cut(s, " ["); return v },
+	"interval": func(s string) string {
+		if _, interval, ok := strings.Cut(s, " ["); ok {
+			return "[" + interval
+		}
+		return ""
+	},
+}).Parse(pageSource))
+
+// HTMLOptions say what the page cannot know.
+type HTMLOptions struct {
+	Dir      string // the run directory, to say where the files are; empty: not said
+	NoCharts bool   // as from a binary that was built without them
+}
+
+// HTML writes the report as one page that needs no network and no other file. Everything that the charts show stands in tables as
+// well, which are written here, so the page can be read without its script.
+//
+// Names in a record can come from anywhere: the template escapes them, the data of the charts is JSON without <, > and &, and the
+// page's own policy lets no script run but the one whose hash it names, and nothing be fetched.
+func HTML(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) error {
+	p := newPage(s, run, trials, o)
+	var b bytes.Buffer
+	if err := page.Execute(&b, p); err != nil {
+		return fmt.Errorf("making the report as HTML: %w", err)
+	}
+	if _, err := w.Write(b.Bytes()); err != nil {
+		return fmt.Errorf("writing the report as HTML: %w", err)
+	}
+	return nil
+}
+
+// htmlPage is what the template shows. Every string is as it stands in the record; the template escapes.
+type htmlPage struct {
+	Experiment, Question string
+	Answers              []string
+	State                string // valid, invalid, partial
+	Validity             string
+	InvalidReasons       []string
+	Started              string
+
+	Sections  []htmlSection
+	Arms      []string
+	Curves    []curveTable
+	Sweep     bool // a factor is a number at three levels or more
+	Models    []string
+	CPU       []cpuTable
+	Unplaced  []string
+	Memory    []memoryTable
+	Trials    []trialRow
+	TrialHead []string
+
+	Notes, Warnings, Excluded []string
+	Gates                     []fact
+	Intervals, SelfCost       string
+	Environment               []fact
+	Spec                      string
+	Again, Dir, Version       string
+
+	Charts bool
+	Policy string
+	Style  template.CSS
+	Data   template.JS
+	Script template.JS
+}
+
+type fact struct{ Name, Value string }
+
+// htmlSection and htmlRow are section and row with names that a template can see.
+type htmlSection struct {
+	Title string
+	Rows  []htmlRow
+}
+
+type htmlRow struct {
+	Metric, Arm, Value, Difference, Visible string
+
+	First bool // of its metric
+	Muted bool
+}
+
+func htmlSections(s *analysis.Summary) []htmlSection {
+	var all []htmlSection
+	for _, sec := range sections(s) {
+		h := htmlSection{Title: sec.title}
+		for _, r := range sec.rows {
+			h.Rows = append(h.Rows, htmlRow{r.metric, r.arm, r.value, r.difference, r.visible, r.metric != "", r.muted})
+		}
+		all = append(all, h)
+	}
+	return all
+}
+
+func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) *htmlPage {
+	d := newChartData(s, trials)
+	p := &htmlPage{
+		Experiment: s.Experiment, Question: s.Question, InvalidReasons: s.InvalidReasons, Started: started(run),
+		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "", Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(),
+		Notes: notes(s), Warnings: s.Warnings, Excluded: excluded(s), Gates: gates(run.Spec), Intervals: intervals(s), SelfCost: selfCost(s),
+		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir, Version: run.Version,
+		Style: template.CSS(pageStyle), // our own file
+	}
+	for _, a := range d.Arms {
+		p.Arms = append(p.Arms, a.Name)
+	}
+	_, p.Validity, _ = strings.Cut(validity(s), ": ") // its first words are the state, which has a place of its own
+	p.State = "valid"
+	switch {
+	case !s.Valid:
+		p.State = "invalid"
+	case s.Partial:
+		p.State = "partial"
+	}
+	for _, a := range s.Answers {
+		p.Answers = append(p.Answers, a.Answer)
+	}
+	if !s.Valid {
+		p.Answers = []string{"No answer: the run is invalid."} // the reasons stand below it, one by one
+	}
+	p.TrialHead, p.Trials = d.trialRows()
+	script, style, ok := web.Bundle()
+	script = strings.TrimSpace(script) // its hash is of exactly what stands between the tags
+	p.Policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+	if p.Charts = ok && !o.NoCharts; p.Charts {
+		data, err := json.Marshal(d) // which escapes <, >, &, U+2028 and U+2029
+		if err != nil {              // a number that JSON cannot hold: the tables stand all the same
+			p.Charts = false
+			return p
+		}
+		hash := sha256.Sum256([]byte(script))
+		p.Policy += "; script-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'"
+		p.Style += template.CSS(style)
+		p.Data, p.Script = template.JS(data), template.JS(script)
+	}
+	return p
+}
+
+// gates are the limits that every trial was held to, as the spec has them.
+func gates(spec json.RawMessage) []fact {
+	var s struct {
+		Gates map[string]any `json:"gates"`
+	}
+	if json.Unmarshal(spec, &s) != nil {
+		return nil
+	}
+	var all []fact
+	for _, name := range slices.Sorted(maps.Keys(s.Gates)) {
+		all = append(all, fact{name, fmt.Sprint(s.Gates[name])})
+	}
+	return all
+}
+
+func indented(spec json.RawMessage) string {
+	var b bytes.Buffer
+	if json.Indent(&b, spec, "", "  ") != nil {
+		return string(spec)
+	}
+	return b.String()
+}
+
+// environmentFacts are the machine, one line for each thing that could change the answer.
+func environmentFacts(run record.Run) []fact {
+	e := run.Environment
+	var cpu, memory, swap string
+	if e.CPUs > 0 {
+		cpu = strings.TrimPrefix(fmt.Sprintf("%s, %d CPUs", e.CPUModel, e.CPUs), ", ")
+	}
+	if e.MemoryBytes > 0 {
+		memory, swap = quantity.Value(float64(e.MemoryBytes), quantity.Bytes), "none"
+	}
+	if e.SwapBytes > 0 {
+		swap = quantity.Value(float64(e.SwapBytes), quantity.Bytes)
+	}
+	all := []fact{
+		{"machine", e.Hostname}, {"CPU", cpu}, {"memory", memory}, {"swap", swap}, {"virtualization", e.Virtual}, {"governor", e.Governor},
+		{"distribution", e.Distro}, {"kernel", e.Kernel}, {"control groups", e.CgroupMode}, {"lockdown", e.Lockdown}, {"clock source", e.Clocksource},
+		{"tare", strings.TrimSuffix(run.Version+" ("+run.Build+")", " ()")},
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.Subjects)) {
+		all = append(all, fact{"subject " + name, e.Subjects[name]})
+	}
+	all = append(all, fact{"started", started(run)}, fact{"seed", strconv.FormatUint(run.Seed, 10)}, fact{"run", run.ID})
+	return slices.DeleteFunc(all, func(f fact) bool { return f.Value == "" })
+}

@@ -1,0 +1,734 @@
+package report
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/analysis"
+	"tare/internal/attribution"
+	"tare/internal/ledger"
+	"tare/internal/load"
+	"tare/internal/quantity"
+	"tare/internal/record"
+	"tare/internal/stats"
+)
+
+// chartData is what the charts are drawn from, embedded in the page as JSON. Values are in seconds, bytes and parts of one; each
+// carries its text as well, so that what hovers over a chart reads as the tables do.
+type chartData struct {
+	Arms      []chartArm      `json:"arms"`
+	Levels    []chartLevel    `json:"levels"`
+	Metrics   []chartMetric   `json:"metrics"` // in the order of the tables
+	Estimates []chartEstimate `json:"estimates"`
+	Curves    []chartCurve    `json:"curves"`
+	Factor    string          `json:"factor"` // the factor with the most levels, where it is a number with three or more
+	Models    []chartModel    `json:"models"`
+	CPU       []chartPart     `json:"cpu"`
+	CPUSum    []chartCPU      `json:"cpuSum"`
+	Memory    []chartPart     `json:"memory"`
+	Trials    []chartTrial    `json:"trials"`
+
+	memory   []memoryTable // for the tables alone
+	unplaced []string
+}
+
+type chartArm struct {
+	Name     string `json:"name"`
+	Baseline bool   `json:"baseline"`
+	Twin     bool   `json:"twin"`
+}
+
+type chartLevel struct {
+	Name    string             `json:"name"`
+	Numbers map[string]float64 `json:"numbers"` // the factors that are numbers
+
+	factors map[string]string
+}
+
+type chartMetric struct {
+	Name  string `json:"name"`
+	Label string `json:"label"`
+	Unit  string `json:"unit"`
+	Lag   bool   `json:"lag"` // of the load generator: about the measurement, not about the subject
+}
+
+type chartEstimate struct {
+	Metric   int      `json:"metric"`
+	Arm      int      `json:"arm"`
+	Level    int      `json:"level"`
+	Value    float64  `json:"value"`
+	Lo       *float64 `json:"lo"`
+	Hi       *float64 `json:"hi"`
+	Text     string   `json:"text"`
+	Change   *float64 `json:"change"` // to the baseline, as a part of it
+	ChangeLo *float64 `json:"changeLo"`
+	ChangeHi *float64 `json:"changeHi"`
+	Resolved bool     `json:"resolved"`
+	Verdict  string   `json:"verdict"` // the difference in words
+}
+
+// chartCurve is the latency of one arm at one level by percentile.
+type chartCurve struct {
+	Arm    int          `json:"arm"`
+	Level  int          `json:"level"`
+	Points []curvePoint `json:"points"`
+}
+
+// curvePoint is one percentile: the median over blocks of the trials' quantiles, and its paired difference to the baseline.
+type curvePoint struct {
+	Q       float64  `json:"q"`
+	Value   float64  `json:"value"`
+	Lo      *float64 `json:"lo"`
+	Hi      *float64 `json:"hi"`
+	Text    string   `json:"text"`
+	Diff    *float64 `json:"diff"`
+	DiffLo  *float64 `json:"diffLo"`
+	DiffHi  *float64 `json:"diffHi"`
+	Verdict string   `json:"verdict"`
+	Visible *float64 `json:"visible"` // the smallest visible difference here: half the width of the A/A band
+}
+
+type chartModel struct {
+	Metric  int                   `json:"metric"`
+	Arm     int                   `json:"arm"`
+	Fixed   float64               `json:"fixed"`
+	Slopes  map[string]float64    `json:"slopes"`
+	Range   map[string][2]float64 `json:"range"`
+	Linear  bool                  `json:"linear"`
+	Caption string                `json:"caption"`
+}
+
+// chartPart is one part of a stacked bar: of the CPU budget as a part of the capacity, or of memory in bytes.
+type chartPart struct {
+	Arm   int     `json:"arm"`
+	Level int     `json:"level"`
+	Group string  `json:"group"` // the bar
+	Part  string  `json:"part"`
+	Value float64 `json:"value"`
+	Text  string  `json:"text"`
+}
+
+// chartCPU is the whole of one arm's budget.
+type chartCPU struct {
+	Arm      int     `json:"arm"`
+	Level    int     `json:"level"`
+	Idle     float64 `json:"idle"` // as a part of the capacity
+	Capacity float64 `json:"capacity"`
+	Trials   int     `json:"trials"`
+}
+
+type chartTrial struct {
+	Index  int                `json:"index"`
+	Block  int                `json:"block"`
+	Arm    int                `json:"arm"`
+	Level  int                `json:"level"`
+	At     float64            `json:"at"` // seconds since the first trial began
+	Valid  bool               `json:"valid"`
+	Why    string             `json:"why"`
+	Values map[string]float64 `json:"values"` // by metric
+	Texts  map[string]string  `json:"texts"`
+}
+
+// place is one arm at one level.
+type place struct{ arm, level int }
+
+// dataMaker makes the data step by step.
+type dataMaker struct {
+	*chartData
+	s      *analysis.Summary
+	trials []record.Trial
+	levels map[string]int
+	arms   map[string]int
+	metric map[string]int
+}
+
+func newChartData(s *analysis.Summary, trials []record.Trial) *chartData {
+	m := &dataMaker{chartData: &chartData{
+		Arms: []chartArm{}, Levels: []chartLevel{}, Metrics: []chartMetric{}, Estimates: []chartEstimate{}, Curves: []chartCurve{}, Models: []chartModel{},
+		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{}, // no null for JavaScript to stumble over
+	}, s: s, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
+	m.names()
+	m.estimates()
+	m.curves()
+	m.models()
+	m.cpu()
+	m.memoryParts()
+	m.inTime()
+	return m.chartData
+}
+
+// finite keeps out what JSON cannot hold and what would spoil every scale.
+func finite(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
+
+func levelKey(f map[string]string) string {
+	b, _ := json.Marshal(f) // with its keys in order
+	if len(f) == 0 {
+		return "{}"
+	}
+	return string(b)
+}
+
+// names collects arms, levels and metrics: first those of the estimates, in their order, then those of trials that have none.
+func (m *dataMaker) names() {
+	arms := map[string]bool{}
+	level := func(f map[string]string) {
+		if _, seen := m.levels[levelKey(f)]; seen {
+			return
+		}
+		m.levels[levelKey(f)] = len(m.Levels)
+		l := chartLevel{Name: clean(analysis.Level(f)), Numbers: map[string]float64{}, factors: f}
+		for name, v := range f {
+			if x, ok := levelNumber(v); ok {
+				l.Numbers[name] = x
+			}
+		}
+		m.Levels = append(m.Levels, l)
+	}
+	for _, e := range m.s.Estimates {
+		arms[e.Arm] = true
+		level(e.Factors)
+		if _, seen := m.metric[e.Metric]; !seen {
+			m.metric[e.Metric] = 0
+			m.Metrics = append(m.Metrics, chartMetric{
+				Name: e.Metric, Label: clean(quantity.Label(e.Metric)), Unit: e.Unit, Lag: rank(e.Metric) > len(families),
+			})
+		}
+	}
+	slices.SortStableFunc(m.Metrics, func(a, b chartMetric) int { return rank(a.Name) - rank(b.Name) })
+	for i, x := range m.Metrics {
+		m.metric[x.Name] = i
+	}
+	for _, t := range m.trials {
+		arms[t.Arm] = true
+		level(t.Factors)
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(arms), analysis.CompareArms) {
+		m.arms[name] = len(m.Arms)
+		m.Arms = append(m.Arms, chartArm{clean(name), name == record.Direct, name == record.AA})
+	}
+	m.Factor = m.sweptFactor()
+}
+
+// levelNumber is a level as a number, where it is one: a duration counts in seconds.
+func levelNumber(level string) (float64, bool) {
+	if v, err := strconv.ParseFloat(level, 64); err == nil && finite(v) {
+		return v, true
+	}
+	if d, err := time.ParseDuration(level); err == nil {
+		return d.Seconds(), true
+	}
+	return 0, false
+}
+
+// sweptFactor is the factor with the most levels, if it is a number everywhere and has at least two.
+func (m *dataMaker) sweptFactor() string {
+	best, most := "", 1
+	if len(m.Levels) == 0 {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Levels[0].factors)) {
+		seen := map[float64]bool{}
+		for _, l := range m.Levels {
+			v, ok := l.Numbers[name]
+			if !ok {
+				seen = nil
+				break
+			}
+			seen[v] = true
+		}
+		if len(seen) > most {
+			best, most = name, len(seen)
+		}
+	}
+	return best
+}
+
+func (m *dataMaker) place(t record.Trial) place {
+	return place{m.arms[t.Arm], m.levels[levelKey(t.Factors)]}
+}
+
+func (m *dataMaker) estimates() {
+	for _, e := range m.s.Estimates {
+		if !finite(e.Value) {
+			continue
+		}
+		c := chartEstimate{
+			Metric: m.metric[e.Metric], Arm: m.arms[e.Arm], Level: m.levels[levelKey(e.Factors)], Value: e.Value, Lo: e.Lo, Hi: e.Hi,
+			Text: quantity.Value(e.Value, e.Unit),
+		}
+		if e.Lo != nil && e.Hi != nil {
+			c.Text = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
+		}
+		if d := e.Difference; d != nil {
+			c.Resolved, c.Verdict = d.Resolved, verdict(d.Value, d.Lo, d.Hi, e.Unit, d.Unresolved)
+			if e.Arm == record.AA && d.Resolved {
+				c.Verdict += ", a false alarm"
+			}
+		}
+		if r := e.Ratio; r != nil && finite(r.Value) {
+			c.Change, c.ChangeLo, c.ChangeHi = less1(&r.Value), less1(r.Lo), less1(r.Hi)
+		}
+		m.Estimates = append(m.Estimates, c)
+	}
+}
+
+func less1(v *float64) *float64 {
+	if v == nil || !finite(*v) {
+		return nil
+	}
+	x := *v - 1
+	return &x
+}
+
+// verdict is a difference with what there is to say against it.
+func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
+	text := quantity.DeltaValue(v, unit)
+	if lo != nil && hi != nil {
+		text = quantity.Delta(v, *lo, *hi, unit)
+	}
+	if unresolved != "" {
+		text += ", not resolved: " + clean(unresolved)
+	}
+	return text
+}
+
+// percentiles are those of the curves; each is given where the samples carry it.
+var percentiles = []float64{0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999}
+
+// curves are made as the summary makes its quantiles: a quantile of every trial, then the median over blocks, and differences paired
+// within blocks. What every valid trial of an arm cannot carry is left out.
+func (m *dataMaker) curves() {
+	type at struct {
+		place
+		block int
+	}
+	latency := map[at]*hdrhistogram.Histogram{}
+	blocks := map[place][]int{}
+	for _, t := range m.trials {
+		if !t.Validity.Valid || t.Validity.Failed != "" {
+			continue
+		}
+		var encoded []string
+		for _, name := range slices.Sorted(maps.Keys(t.Loads)) {
+			if h, ok := t.Loads[name].Histograms[load.Latency]; ok {
+				encoded = append(encoded, h)
+			}
+		}
+		h, err := stats.MergeEncoded(encoded...)
+		if err != nil || h == nil {
+			continue // the summary's warnings say that histograms could not be read
+		}
+		p := m.place(t)
+		if _, twice := latency[at{p, t.Block}]; !twice {
+			blocks[p] = append(blocks[p], t.Block)
+		}
+		latency[at{p, t.Block}] = h
+	}
+	column := func(p place, q float64) (map[int]float64, bool) {
+		values := map[int]float64{}
+		for _, b := range blocks[p] {
+			ns, ok := stats.Quantile(latency[at{p, b}], q)
+			if !ok {
+				return nil, false
+			}
+			values[b] = ns / 1e9
+		}
+		return values, len(values) > 0
+	}
+	difference := func(arm, level int, q float64) (stats.Estimate, bool) {
+		direct, known := m.arms[record.Direct]
+		base, ok := column(place{direct, level}, q)
+		if !known || !ok {
+			return stats.Estimate{}, false
+		}
+		of, ok := column(place{arm, level}, q)
+		if !ok {
+			return stats.Estimate{}, false
+		}
+		var pairs []stats.Pair
+		for _, b := range slices.Sorted(maps.Keys(base)) {
+			if v, both := of[b]; both {
+				pairs = append(pairs, stats.Pair{Base: base[b], Arm: v})
+			}
+		}
+		return stats.Difference(pairs, m.s.Seed), len(pairs) > 0
+	}
+	for level := range m.Levels {
+		for arm, a := range m.Arms {
+			c := chartCurve{Arm: arm, Level: level}
+			for _, q := range percentiles {
+				values, ok := column(place{arm, level}, q)
+				if !ok {
+					continue
+				}
+				v := stats.Median(slices.Collect(maps.Values(values)))
+				p := curvePoint{Q: q, Value: v.Value, Text: quantity.Value(v.Value, quantity.Seconds)}
+				if v.HasInterval {
+					p.Lo, p.Hi, p.Text = &v.Lo, &v.Hi, quantity.Interval(v.Value, v.Lo, v.Hi, quantity.Seconds)
+				}
+				m.against(&p, a, arm, level, difference)
+				c.Points = append(c.Points, p)
+			}
+			if len(c.Points) > 0 {
+				m.Curves = append(m.Curves, c)
+			}
+		}
+	}
+}
+
+// against gives a point its difference to the baseline, and the smallest that the twins let one see there.
+func (m *dataMaker) against(p *curvePoint, a chartArm, arm, level int, difference func(arm, level int, q float64) (stats.Estimate, bool)) {
+	var visible float64
+	var known bool
+	if twin, ok := m.arms[record.AA]; ok {
+		if d, ok := difference(twin, level, p.Q); ok {
+			if visible, known = stats.SmallestVisible(d); known {
+				p.Visible = &visible
+			}
+		}
+	}
+	if a.Baseline {
+		return
+	}
+	d, ok := difference(arm, level, p.Q)
+	if !ok {
+		return
+	}
+	p.Diff = &d.Value
+	var why string
+	switch {
+	case !d.HasInterval:
+		why = "no interval"
+	case !d.Excludes(0):
+		why = "its interval holds 0"
+	case !a.Twin && !(known && stats.Resolved(d, visible)):
+		why = "it is not larger than what separates the A/A twins"
+	}
+	if d.HasInterval {
+		p.DiffLo, p.DiffHi = &d.Lo, &d.Hi
+	}
+	p.Verdict = verdict(d.Value, p.DiffLo, p.DiffHi, quantity.Seconds, why)
+}
+
+func (m *dataMaker) models() {
+	captions := models(m.s)
+	for _, x := range m.s.Models {
+		arm, known := m.arms[x.Arm]
+		metric, has := m.metric[x.Metric]
+		if !known || !has || len(x.Terms) == 0 {
+			continue
+		}
+		c := chartModel{Metric: metric, Arm: arm, Fixed: x.Terms[0].Value, Slopes: map[string]float64{}, Range: x.ValidRange, Linear: x.Linear}
+		for _, t := range x.Terms[1:] {
+			c.Slopes[t.Name] = t.Value
+		}
+		lead := fmt.Sprintf("%s of %s: ", quantity.Label(x.Metric), x.Arm)
+		for _, text := range captions {
+			if strings.Contains(text, lead) {
+				c.Caption = clean(text)
+			}
+		}
+		m.Models = append(m.Models, c)
+	}
+}
+
+// The bars of the CPU budget: what infrastructure uses stands apart from what the application uses.
+const (
+	barApplication    = "application"
+	barInfrastructure = "infrastructure"
+	barMachine        = "rest of the machine"
+)
+
+// The parts that eBPF time stands on: other programs may run on the machine as well.
+const (
+	partBPF      = "subject's eBPF programs"
+	partOtherBPF = "other eBPF programs"
+)
+
+// cpuParts are the parts of the budget in order of the bars.
+var cpuParts = []struct{ bar, name string }{
+	{barApplication, "application processes"}, {barApplication, "load generator"},
+	{barInfrastructure, partBPF}, {barInfrastructure, "subject's processes"},
+	{barMachine, partOtherBPF}, {barMachine, "kernel threads"}, {barMachine, "interrupts above no task"}, {barMachine, "root group"}, {barMachine, "other control groups"},
+	{barMachine, "tare itself"}, {barMachine, "steal"}, {barMachine, "unexplained"},
+}
+
+// cpuOf splits one ledger's budget, in seconds. The parts and idle sum to the capacity.
+func cpuOf(l *ledger.Ledger) map[string]float64 {
+	parts := map[string]float64{"steal": l.CPU.Steal, "unexplained": l.CPU.Unexplained}
+	if len(l.CPU.Lines) == 0 {
+		parts["other control groups"] = l.CPU.Attributed
+	}
+	for _, line := range l.CPU.Lines {
+		name := "other control groups" // a line of a later version stands where it is not overlooked
+		switch line.Name {
+		case ledger.LineRoot:
+			name = "root group"
+		case ledger.LineKernel:
+			name = "kernel threads"
+		case ledger.LineBPF:
+			name = partBPF // with that of other programs, until it is split
+		case ledger.LineInterrupts:
+			name = "interrupts above no task"
+		case ledger.LineSelf:
+			name = "tare itself"
+		}
+		parts[name] += line.Seconds
+	}
+	for _, g := range l.Cgroups {
+		name := rolePart[g.Role]
+		if name == "" || g.CPUSeconds == nil {
+			continue
+		}
+		own := *g.CPUSeconds
+		if g.BPFInsideSeconds != nil {
+			own -= *g.BPFInsideSeconds // which stands on the line of eBPF
+		}
+		parts[name] += own
+		parts["other control groups"] -= own
+	}
+	return parts
+}
+
+// placeBPF moves eBPF time that single windows were too short to split out of the parts in which it stands: that in the trials' groups
+// is known exactly in all, and where it ran by the samples of all trials of an arm together, as the shares among the estimates are.
+// Then it tells the subject's programs from others. It returns the seconds that could not be placed for want of samples.
+func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
+	seen := map[string]int{}
+	all := 0
+	var total, mine float64
+	for _, t := range trials {
+		l := t.Ledger
+		own := subjectPrograms(t)
+		roles := map[string]string{}
+		for _, g := range l.Cgroups {
+			roles[g.Path] = rolePart[g.Role]
+		}
+		for _, p := range l.Programs {
+			if p.RunSeconds != nil {
+				total += *p.RunSeconds
+				if own[p.ID] {
+					mine += *p.RunSeconds
+				}
+			}
+			for _, s := range p.Seen {
+				switch {
+				case s.Cgroup == nil:
+					continue
+				case *s.Cgroup == attribution.Idle:
+					seen["interrupts above no task"] += s.Samples
+				case *s.Cgroup == "/":
+					seen["root group"] += s.Samples
+				default:
+					seen[cmp.Or(roles[*s.Cgroup], "other control groups")] += s.Samples
+				}
+				all += s.Samples
+			}
+		}
+	}
+	left = max(total-parts[partBPF], 0)
+	if want := left; all >= minPlaced {
+		for name, n := range seen {
+			part := min(want*float64(n)/float64(all), max(parts[name], 0)) // a part never gives more than it has
+			parts[name] -= part
+			parts[partBPF] += part
+			left -= part
+		}
+	}
+	if total > 0 {
+		others := parts[partBPF] * (1 - mine/total)
+		parts[partBPF] -= others
+		parts[partOtherBPF] += others
+	}
+	return max(left, 0)
+}
+
+// subjectPrograms are the programs that the subject of a trial said it loaded.
+func subjectPrograms(t record.Trial) map[uint32]bool {
+	var ready struct {
+		Programs []struct {
+			ID uint32 `json:"id"`
+		} `json:"programs"`
+	}
+	own := map[uint32]bool{}
+	if json.Unmarshal(t.Subject, &ready) == nil {
+		for _, p := range ready.Programs {
+			own[p.ID] = true
+		}
+	}
+	return own
+}
+
+// minPlaced is how many samples of all trials of an arm are needed to say where its eBPF time ran.
+const minPlaced = 25
+
+// rolePart is the part that the groups of a role belong to.
+var rolePart = map[string]string{"app": "application processes", "load": "load generator", "subject": "subject's processes"}
+
+// byPlace collects the valid trials that have a ledger.
+func (m *dataMaker) byPlace() map[place][]record.Trial {
+	all := map[place][]record.Trial{}
+	for _, t := range m.trials {
+		if t.Validity.Valid && t.Validity.Failed == "" && t.Ledger != nil {
+			all[m.place(t)] = append(all[m.place(t)], t)
+		}
+	}
+	return all
+}
+
+func comparePlaces(a, b place) int {
+	return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.arm, b.arm))
+}
+
+// cpu sums the budgets of the trials of each arm: means add up to the whole, medians do not.
+func (m *dataMaker) cpu() {
+	trials := m.byPlace()
+	for _, p := range slices.SortedFunc(maps.Keys(trials), comparePlaces) {
+		var capacity, idle float64
+		sums := map[string]float64{}
+		for _, t := range trials[p] {
+			l := t.Ledger
+			capacity += l.CPU.Capacity
+			idle += l.CPU.Idle
+			for name, v := range cpuOf(l) {
+				sums[name] += v
+			}
+		}
+		if !(capacity > 0) || !finite(capacity) || !finite(idle) {
+			continue
+		}
+		n := float64(len(trials[p]))
+		if left := placeBPF(sums, trials[p]); left > 1e-6*capacity && finite(left) {
+			m.unplaced = append(m.unplaced, fmt.Sprintf("%s of eBPF time in each trial of %s stays in the parts where it ran: there are too few samples to say which",
+				quantity.Value(left/n, quantity.Seconds), strings.TrimSuffix(m.Arms[p.arm].Name+" at "+m.Levels[p.level].Name, " at ")))
+		}
+		m.CPUSum = append(m.CPUSum, chartCPU{p.arm, p.level, idle / capacity, capacity / n, len(trials[p])})
+		for _, part := range cpuParts {
+			v := sums[part.name]
+			if v == 0 || !finite(v) {
+				continue
+			}
+			m.CPU = append(m.CPU, chartPart{p.arm, p.level, part.bar, part.name, v / capacity,
+				fmt.Sprintf("%s of capacity, %s in each trial", quantity.Value(v/capacity, quantity.Part), quantity.Value(v/n, quantity.Seconds))})
+		}
+	}
+	order := func(p chartPart) int {
+		return slices.IndexFunc(cpuParts, func(x struct{ bar, name string }) bool { return x.name == p.Part })
+	}
+	slices.SortStableFunc(m.CPU, func(a, b chartPart) int { return cmp.Compare(order(a), order(b)) })
+}
+
+// memoryFields are what a group holds, in the order of the table; the first four are the parts of hard and soft memory.
+var memoryFields = []struct {
+	name string
+	of   func(*ledger.Memory) *float64
+}{
+	{"anon", func(x *ledger.Memory) *float64 { return number(x.Anon) }},
+	{"shmem", func(x *ledger.Memory) *float64 { return number(x.Shmem) }},
+	{"kernel", func(x *ledger.Memory) *float64 {
+		v := number(x.Kernel)
+		if slab := number(x.SlabReclaimable); v != nil && slab != nil {
+			*v -= *slab
+		}
+		return v
+	}},
+	{"soft", func(x *ledger.Memory) *float64 { return number(x.Soft) }},
+	{"hard", func(x *ledger.Memory) *float64 { return number(x.Hard) }},
+	{"working set", func(x *ledger.Memory) *float64 { return number(x.WorkingSet) }},
+	{"peak", func(x *ledger.Memory) *float64 { return number(x.Peak) }},
+}
+
+// memoryPartCount is how many of the fields are parts of a bar.
+const memoryPartCount = 4
+
+func number[N uint64 | int64](v *N) *float64 {
+	if v == nil {
+		return nil
+	}
+	f := float64(*v)
+	return &f
+}
+
+// memoryParts are the means over trials of what the groups of each role hold at the end of the window, in their order.
+func (m *dataMaker) memoryParts() {
+	trials := m.byPlace()
+	for _, role := range []struct{ role, name string }{{"subject", "subject"}, {"app", "application"}, {"load", "load generator"}} {
+		for _, p := range slices.SortedFunc(maps.Keys(trials), comparePlaces) {
+			sums := map[string]float64{}
+			held := 0
+			for _, t := range trials[p] {
+				any := false
+				for _, g := range t.Ledger.Cgroups {
+					if g.Role != role.role || g.Memory == nil {
+						continue
+					}
+					any = true
+					for _, f := range memoryFields {
+						if v := f.of(g.Memory); v != nil {
+							sums[f.name] += *v
+						}
+					}
+				}
+				if any {
+					held++
+				}
+			}
+			if held == 0 {
+				continue
+			}
+			row := memoryTable{Arm: m.Arms[p.arm].Name, Level: m.Levels[p.level].Name, Role: role.name}
+			for i, f := range memoryFields {
+				v, known := sums[f.name]
+				if !known {
+					row.Cells = append(row.Cells, "-")
+					continue
+				}
+				v /= float64(held)
+				text := quantity.Value(math.Round(v), quantity.Bytes)
+				row.Cells = append(row.Cells, text)
+				if i < memoryPartCount && v > 0 {
+					m.Memory = append(m.Memory, chartPart{p.arm, p.level, role.name, f.name, v, text})
+				}
+			}
+			m.memory = append(m.memory, row)
+		}
+	}
+}
+
+func (m *dataMaker) inTime() {
+	var first time.Time
+	for _, t := range m.trials {
+		if first.IsZero() || t.Started.Before(first) {
+			first = t.Started
+		}
+	}
+	for _, t := range m.trials {
+		p := m.place(t)
+		c := chartTrial{Index: t.Index, Block: t.Block, Arm: p.arm, Level: p.level, At: t.Started.Sub(first).Seconds(),
+			Valid: t.Validity.Valid && t.Validity.Failed == "", Values: map[string]float64{}, Texts: map[string]string{}}
+		if !c.Valid {
+			c.Why = clean(cmp.Or(t.Validity.Failed, "invalid"))
+			for i, r := range t.Validity.Reasons {
+				if i == 0 {
+					c.Why = clean(r.Message)
+				}
+			}
+		}
+		values, _ := analysis.Metrics(t) // those that can be read; the summary warns of the others
+		for name, v := range values {
+			if i, known := m.metric[name]; known && finite(v) {
+				c.Values[name], c.Texts[name] = v, quantity.Value(v, m.Metrics[i].Unit)
+			}
+		}
+		m.Trials = append(m.Trials, c)
+	}
+}

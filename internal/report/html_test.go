@@ -1,0 +1,215 @@
+package report_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"html"
+	"math"
+	"regexp"
+	"strings"
+	"testing"
+
+	"tare/internal/analysis"
+	"tare/internal/analysis/analysistest"
+	"tare/internal/ledger"
+	"tare/internal/quantity"
+	"tare/internal/record"
+	"tare/internal/report"
+)
+
+func htmlOf(t testing.TB, run record.Run, trials []record.Trial, o report.HTMLOptions) (string, *analysis.Summary) {
+	t.Helper()
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := report.HTML(&b, s, run, trials, o); err != nil {
+		t.Fatal(err)
+	}
+	return b.String(), s
+}
+
+// prose is the page's text, as a reader without a browser has it.
+func prose(page string) string {
+	page = regexp.MustCompile(`(?s)<(style|script)[^>]*>.*?</(style|script)>`).ReplaceAllString(page, " ")
+	page = regexp.MustCompile(`<[^>]*>`).ReplaceAllString(page, " ")
+	return strings.Join(strings.Fields(html.UnescapeString(page)), " ")
+}
+
+// The page says what the other forms say, in the order that was promised, with and without charts.
+func TestHTMLSaysWhatTextSays(t *testing.T) {
+	for name, make := range cases() {
+		for _, without := range []bool{true, false} {
+			run, trials := make()
+			page, s := htmlOf(t, run, trials, report.HTMLOptions{Dir: "runs/quickstart", NoCharts: without})
+			text := prose(page)
+			want := []string{run.Question}
+			said := s.InvalidReasons // which the page has one by one, instead of an answer
+			if s.Valid {
+				for _, a := range s.Answers {
+					said = append(said, a.Answer)
+				}
+			}
+			for _, x := range said {
+				want = append(want, strings.Join(strings.Fields(strings.ReplaceAll(x, "\x1b", " ")), " "))
+			}
+			at := 0
+			for _, w := range append(want, "Estimates", "Validity", "Environment", "Run it again", "tare run quickstart --seed 42") {
+				i := strings.Index(text[at:], w)
+				if i < 0 {
+					t.Errorf("%s: no %q after what stands before it", name, w)
+					continue
+				}
+				at += i
+			}
+			for _, e := range s.Estimates {
+				if e.Lo == nil || e.Arm == record.AA {
+					continue
+				}
+				if w := quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit); !strings.Contains(text, w) {
+					t.Errorf("%s: %s of %s, %s, is in no table", name, e.Metric, e.Arm, w)
+				}
+			}
+			for _, x := range s.Trials.Excluded[:min(3, len(s.Trials.Excluded))] {
+				if why, _, _ := strings.Cut(x.Why, "\x1b"); !strings.Contains(text, strings.TrimSpace(why)) {
+					t.Errorf("%s: the trial left out is not explained: %s", name, x.Why)
+				}
+			}
+			if strings.ContainsRune(page, '\x1b') {
+				t.Errorf("%s: a control character went through", name)
+			}
+			if missing := strings.Contains(page, "tables and no charts"); without && !missing {
+				t.Errorf("%s: nothing says that charts are missing", name)
+			}
+			if without && (strings.Contains(page, "<script") || strings.Contains(page, "<figure") || strings.Contains(page, "<details>")) {
+				t.Errorf("%s: without charts there are scripts, empty figures or folded tables", name)
+			}
+		}
+	}
+}
+
+// Nothing on the page may point outside it.
+func TestHTMLFetchesNothing(t *testing.T) {
+	run, trials := cases()["sweep"]()
+	page, _ := htmlOf(t, run, trials, report.HTMLOptions{})
+	for _, m := range regexp.MustCompile(`(?:src|href|action|poster|data)\s*=\s*"([^"]*)"`).FindAllStringSubmatch(page, -1) {
+		if !strings.HasPrefix(m[1], "#") {
+			t.Errorf("the page refers to %s", m[0])
+		}
+	}
+	if !strings.Contains(page, `content="default-src &#39;none&#39;`) {
+		t.Error("the page has no policy")
+	}
+}
+
+func TestHTMLEscapes(t *testing.T) {
+	evil := `</script><script>alert(1)</script><!--"'>` + "\u2028&amp;"
+	run, trials := cases()["invalid"]()
+	run.Experiment, run.Question, run.Command, run.Environment.Hostname, run.ID = evil, evil, []string{evil}, evil, evil
+	run.Environment.Subjects = map[string]string{evil: evil}
+	run.Spec = json.RawMessage(`{"gates":{"<script>alert(2)</script>":"<script>alert(3)</script>"}}`)
+	for i := range trials {
+		trials[i].Arm = strings.Replace(trials[i].Arm, "kernelmesh", evil, 1)
+		trials[i].Factors = map[string]string{evil: evil}
+		trials[i].Metrics[evil+"_seconds"] = float64(i)
+		trials[i].Validity.Failed = strings.Replace(trials[i].Validity.Failed, "client", evil, 1)
+	}
+	page, _ := htmlOf(t, run, trials, report.HTMLOptions{Dir: evil})
+	if n := strings.Count(page, "<script"); n > 2 {
+		t.Errorf("%d scripts, want the data and the charts", n)
+	}
+	if strings.Contains(page, "alert(1)<") || strings.Contains(page, "alert(2)<") || strings.Contains(page, "alert(3)<") {
+		t.Error("a name became markup")
+	}
+	if data := dataOf(page); data != "" {
+		if strings.ContainsAny(data, "<>&\u2028") {
+			t.Error("the data of the charts holds markup")
+		}
+		if !json.Valid([]byte(data)) {
+			t.Error("the data of the charts is no JSON")
+		}
+	}
+}
+
+// dataOf is the JSON that the charts are drawn from; empty where the page has none.
+func dataOf(page string) string {
+	_, rest, ok := strings.Cut(page, `id="data">`)
+	if !ok {
+		return ""
+	}
+	data, _, _ := strings.Cut(rest, "</script>")
+	return data
+}
+
+// The parts of the CPU budget and idle sum to the capacity, also where single windows could not be split and the samples of all
+// trials together say where eBPF time ran.
+func TestHTMLBudgetCloses(t *testing.T) {
+	f := func(v float64) *float64 { return &v }
+	client := "/trial/client"
+	run, trials := analysistest.Quickstart(plain)
+	for i := range trials {
+		l := trials[i].Ledger
+		l.CPU = ledger.CPU{Capacity: 4, Idle: 2.5, Steal: 0.1, Unexplained: -0.02, Lines: []ledger.CPULine{
+			{Name: ledger.LineGroups, Seconds: 1.2}, {Name: ledger.LineRoot, Seconds: 0.1}, {Name: ledger.LineKernel, Seconds: 0.06},
+			{Name: ledger.LineBPF}, {Name: ledger.LineInterrupts, Seconds: 0.02}, {Name: ledger.LineSelf, Seconds: 0.04},
+		}}
+		l.Cgroups = []ledger.Cgroup{{Path: client, Role: "load", CPUSeconds: f(0.5)}, {Path: "/trial/server", Role: "app", CPUSeconds: f(0.6)}}
+		if trials[i].Arm == "kernelmesh" {
+			trials[i].Subject = json.RawMessage(`{"programs":[{"id":7}]}`)
+			l.Programs = []ledger.Program{{ID: 8, RunSeconds: f(0.01)}, {ID: 7, RunSeconds: f(0.03), Seen: []ledger.Seen{{Cgroup: &client, Context: ledger.Task, Samples: 5}}}}
+		}
+	}
+	page, _ := htmlOf(t, run, trials, report.HTMLOptions{NoCharts: true})
+	_, table, _ := strings.Cut(page, `aria-label="CPU budget"`)
+	table, _, _ = strings.Cut(table, "</table>")
+	got := prose("<p " + table)
+	for _, want := range []string{
+		"application processes 600 ms [15.0 %] 600 ms [15.0 %] 600 ms [15.0 %]",
+		"load generator 500 ms [12.5 %] 500 ms [12.5 %] 460 ms [11.5 %]", // what ran above it is taken out of it
+		"subject's eBPF programs 0 s [0.00 %] 0 s [0.00 %] 30.0 ms [0.750 %]", "other eBPF programs 0 s [0.00 %] 0 s [0.00 %] 10.0 ms [0.250 %]",
+		"other control groups 100 ms [2.50 %]", "unexplained -20.0 ms [-0.500 %]", "idle idle 2.50 s [62.5 %]", "capacity capacity 4.00 s [100 %]",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
+
+func FuzzHTML(f *testing.F) {
+	f.Add("quickstart", "kernelmesh", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6, `{"gates":{"lag":"1s"}}`)
+	f.Add("", "", "", "", "", 0.0, -1.0, ``)
+	f.Add("</script>", "<!--", "<script>", "\n", "_per_", 1e300, math.Inf(1), `{"gates":[]}`)
+	f.Add("\u2028\xff", "aa", "a", "1e309", "x_bytes", math.NaN(), 1e-320, `{"gates":{"a":{"b":[1]}}}`)
+	f.Fuzz(func(t *testing.T, experiment, arm, factor, level, metric string, base, value float64, spec string) {
+		run := record.Run{Schema: record.RunSchema, Experiment: experiment, Question: arm, Command: []string{metric, level}, Spec: json.RawMessage(spec)}
+		var trials []record.Trial
+		for i := range 18 {
+			trial := record.Trial{Metrics: map[string]float64{metric: base + float64(i)*value}, Validity: record.Validity{Valid: i != 17, Failed: ""}}
+			trial.PlannedTrial = record.PlannedTrial{Index: i, Block: i / 3, Arm: []string{record.Direct, record.AA, arm}[i%3], Factors: map[string]string{factor: level}}
+			trial.Ledger = &ledger.Ledger{CPU: ledger.CPU{Capacity: base, Idle: value, Lines: []ledger.CPULine{{Name: metric, Seconds: value}}}, Cgroups: []ledger.Cgroup{{Path: arm, Role: "app", CPUSeconds: &value, Memory: &ledger.Memory{}}}}
+			trials = append(trials, trial)
+		}
+		page, _ := htmlOf(t, run, trials, report.HTMLOptions{Dir: level})
+		if strings.Count(page, "<script") > 2 || strings.ContainsAny(page, "\x1b\x00") {
+			t.Fatal("something went through")
+		}
+		if data := dataOf(page); data != "" && !json.Valid([]byte(data)) {
+			t.Fatal("the data is no JSON")
+		}
+	})
+}
+
+func BenchmarkHTML(b *testing.B) {
+	run, trials := cases()["sweep"]()
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		var out bytes.Buffer
+		if err := report.HTML(&out, s, run, trials, report.HTMLOptions{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,371 @@
+package browser_test
+
+import (
+	"bytes"
+	"fmt"
+	"image/png"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/internal/analysis"
+	"tare/internal/analysis/analysistest"
+	"tare/internal/ledger"
+	"tare/internal/record"
+	"tare/internal/report"
+	"tare/test/browser"
+	"tare/web"
+)
+
+// chromium serves all tests here; nil where there is none.
+var chromium *browser.Chromium
+
+func TestMain(m *testing.M) {
+	var err error
+	if chromium, err = browser.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, "starting chromium:", err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	if chromium != nil {
+		if err := chromium.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "removing what chromium left:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+var truth = analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6}
+
+// page makes a run, alters it, and writes its report.
+func page(t *testing.T, truth analysistest.Truth, alter func(*record.Run, []record.Trial)) string {
+	t.Helper()
+	needBundle(t)
+	run, trials := analysistest.Quickstart(truth)
+	for i := range trials {
+		furnish(&trials[i])
+	}
+	if alter != nil {
+		alter(&run, trials)
+	}
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := report.HTML(&b, s, run, trials, report.HTMLOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "report.html")
+	if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func needBundle(t *testing.T) {
+	t.Helper()
+	if _, _, ok := web.Bundle(); ok {
+		return
+	}
+	if _, err := exec.LookPath("npm"); err != nil {
+		t.Skip("needs Node: the charts of the report are built with it")
+	}
+	t.Fatal("this machine has Node and the charts are not built: run make web")
+}
+
+// furnish gives a trial a budget and groups as a real one has.
+func furnish(t *record.Trial) {
+	f := func(v float64) *float64 { return &v }
+	n := func(v uint64) *uint64 { return &v }
+	group := func(role string, cpu float64, anon uint64) ledger.Cgroup {
+		m := &ledger.Memory{Anon: n(anon), Shmem: n(0), Kernel: n(800_000), File: n(400_000), Current: n(anon + 1_200_000), InactiveFile: n(0)}
+		m.Derive()
+		return ledger.Cgroup{Path: "/trial/" + role, Role: role, CPUSeconds: f(cpu), BPFSeconds: f(0), BPFInsideSeconds: f(0), Memory: m}
+	}
+	t.Ledger.Cgroups = []ledger.Cgroup{group("app", 0.7, 6e6), group("load", 0.5, 4e6)}
+	bpf := 0.0
+	if t.Arm == "kernelmesh" {
+		bpf = 0.012
+		t.Subject = []byte(`{"programs":[{"id":7}]}`)
+		t.Ledger.Programs = []ledger.Program{{ID: 7, RunSeconds: &bpf}}
+		t.Ledger.Cgroups = append(t.Ledger.Cgroups, group("subject", 0.001, 5e6))
+	}
+	t.Ledger.CPU.Lines = []ledger.CPULine{
+		{Name: ledger.LineGroups, Seconds: 1.3 - bpf}, {Name: ledger.LineRoot, Seconds: 0.05}, {Name: ledger.LineKernel, Seconds: 0.04},
+		{Name: ledger.LineBPF, Seconds: bpf}, {Name: ledger.LineInterrupts, Seconds: 0.05}, {Name: ledger.LineSelf, Seconds: 0.04},
+	}
+}
+
+// quiet fails when the page logged an error or asked for anything but itself.
+func quiet(t *testing.T, b *browser.Browser, path string) {
+	t.Helper()
+	errors, requests := b.Said()
+	if len(errors) > 0 {
+		t.Errorf("the page logged %d errors: %s", len(errors), errors[0])
+	}
+	asked := false
+	for _, r := range requests {
+		asked = asked || r == "file://"+path
+		if r != "file://"+path {
+			t.Errorf("the page asked for %s", r)
+		}
+	}
+	if !asked {
+		t.Error("no request was seen, not even the page itself: the test is blind")
+	}
+}
+
+// charts are the titles of the figures that show something.
+func charts(b *browser.Browser) (figures []string) {
+	b.Eval(`[...document.querySelectorAll("figure[data-chart]")].filter(f => !f.hidden && [...f.querySelectorAll("svg[data-chart]")].some(s => s.getBoundingClientRect().width > 100)).map(f => f.dataset.chart)`, &figures)
+	return figures
+}
+
+func TestChartsAreShown(t *testing.T) {
+	sweep := truth
+	sweep.Rates = []string{"500", "1000", "2000"}
+	few := truth
+	few.Blocks = 3
+	for _, c := range []struct {
+		name  string
+		truth analysistest.Truth
+		alter func(*record.Run, []record.Trial)
+		want  []string
+	}{
+		{"plain", truth, nil, []string{"differences", "values", "latency", "latency-difference", "cpu", "memory", "trials"}},
+		{"sweep", sweep, nil, []string{"differences", "latency", "latency-difference", "sweep", "cpu", "memory", "trials"}},
+		{"without intervals", few, nil, []string{"values", "latency", "latency-difference", "cpu", "memory", "trials"}},
+		{"every trial failed", truth, func(_ *record.Run, trials []record.Trial) {
+			for i := range trials {
+				trials[i] = record.Trial{Schema: record.TrialSchema, PlannedTrial: trials[i].PlannedTrial, Started: trials[i].Started, Validity: record.Validity{Failed: "it fell over"}}
+			}
+		}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := page(t, c.truth, c.alter)
+			b := chromium.Page(t, 1280, 900)
+			b.Open(path)
+			if got := charts(b); !slices.Equal(got, c.want) {
+				t.Errorf("figures %q, want %q", got, c.want)
+			}
+			var wide int
+			b.Eval(`document.documentElement.scrollWidth`, &wide)
+			if wide > 1280 {
+				t.Errorf("the page is %d pixels wide in a window of 1280", wide)
+			}
+			keep(t, b, strings.ReplaceAll(c.name, " ", "-")+".png")
+			quiet(t, b, path)
+		})
+	}
+}
+
+// tip is what a chart shows of one value, as it stands on the screen.
+const tip = `[...document.querySelectorAll("[aria-label='tip'] text")].map(e => [...e.querySelectorAll("tspan")].map(s => s.textContent).join("\n") || e.textContent).join("|")`
+
+func TestHoverShowsExactValues(t *testing.T) {
+	path := page(t, truth, nil)
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	var want string // what the table says of the difference
+	b.Eval(`(() => { const d = JSON.parse(document.getElementById("data").textContent);
+		const m = d.metrics.findIndex(m => m.name === "latency_p50_seconds");
+		return d.estimates.find(e => e.metric === m && d.arms[e.arm].name === "kernelmesh").text })()`, &want)
+	var at struct{ X, Y float64 }
+	b.Eval(`(() => { const s = document.querySelector("figure[data-chart='values'] svg[data-chart='latency p50 by arm']");
+		s.scrollIntoView({block: "center", behavior: "instant"});
+		const marks = [...s.querySelectorAll("[aria-label='dot'] path, [aria-label='dot'] circle")];
+		const r = marks[marks.length - 1].getBoundingClientRect();
+		return {x: r.left + r.width / 2, y: r.top + r.height / 2} })()`, &at)
+	b.Frame()
+	var before, after string
+	b.Eval(tip, &before)
+	b.Move(at.X-4, at.Y-1)
+	b.Move(at.X, at.Y)
+	b.Eval(tip, &after)
+	keep(t, b, "hover.png")
+	if want == "" || strings.Contains(before, want) || !strings.Contains(after, "kernelmesh: "+want) {
+		t.Errorf("hovering shows %q, before it %q; want kernelmesh: %s", after, before, want)
+	}
+	quiet(t, b, path)
+}
+
+func TestKeyboard(t *testing.T) {
+	path := page(t, truth, nil)
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	focused := `document.activeElement?.dataset?.chart ?? ""`
+	var chart string
+	for range 60 { // Tab, as a person presses it, until a chart has the focus
+		b.Press("Tab", 9)
+		if b.Eval(focused, &chart); chart != "" {
+			break
+		}
+	}
+	if chart != "Change from the baseline in per cent" {
+		t.Fatalf("the first chart that Tab reaches is %q", chart)
+	}
+	var outline string
+	b.Eval(`getComputedStyle(document.activeElement).outlineStyle`, &outline)
+	if outline == "none" {
+		t.Error("a chart with the focus does not show it")
+	}
+	seen := map[string]bool{}
+	for range 3 {
+		var shown, live string
+		b.Eval(tip, &shown)
+		b.Eval(`document.getElementById("live").textContent`, &live)
+		if !strings.Contains(shown, "kernelmesh") || !strings.Contains(live, "kernelmesh") {
+			t.Errorf("the chart shows %q and says %q", shown, live)
+		}
+		seen[shown] = true
+		b.Press("ArrowDown", 40)
+	}
+	if len(seen) != 3 {
+		t.Errorf("three values by arrow key are %d: %v", len(seen), seen)
+	}
+	b.Press("Escape", 27)
+	var shown string
+	if b.Eval(tip, &shown); shown != "" {
+		t.Errorf("after Escape the chart still shows %q", shown)
+	}
+	var without []string
+	b.Eval(`[...document.querySelectorAll("svg[data-chart]")].filter(s => s.tabIndex !== 0 || !s.getAttribute("aria-label")).map(s => s.dataset.chart)`, &without)
+	if len(without) > 0 {
+		t.Errorf("charts that the keyboard cannot reach or that have no name: %q", without)
+	}
+	quiet(t, b, path)
+}
+
+func TestDarkPrintAndSmall(t *testing.T) {
+	path := page(t, truth, nil)
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	background := `getComputedStyle(document.body).backgroundColor`
+	var light, dark, ink string
+	b.Eval(background, &light)
+	b.Media("screen", "dark")
+	b.Eval(background, &dark)
+	b.Eval(`getComputedStyle(document.querySelector("figure svg[data-chart]")).color`, &ink)
+	if light == dark || ink == dark {
+		t.Errorf("background %s by day and %s by night, ink of charts %s", light, dark, ink)
+	}
+	keep(t, b, "dark.png")
+
+	b.Media("print", "dark") // paper is white, whatever the screen is
+	var paper, nav string
+	b.Eval(background, &paper)
+	b.Eval(`getComputedStyle(document.querySelector("nav")).display`, &nav)
+	if paper != "rgb(255, 255, 255)" || nav != "none" {
+		t.Errorf("on paper the background is %s and the navigation is shown as %s", paper, nav)
+	}
+	if os.Getenv("TARE_SHOTS") != "" {
+		b.Do("Emulation.setDeviceMetricsOverride", map[string]any{"width": 700, "height": 1000, "deviceScaleFactor": 1, "mobile": false}, nil)
+		b.Eval(`dispatchEvent(new Event("beforeprint"))`, nil)
+		keep(t, b, "print.png")
+		b.Eval(`dispatchEvent(new Event("afterprint"))`, nil)
+		b.Do("Emulation.setDeviceMetricsOverride", map[string]any{"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": false}, nil)
+	}
+
+	b.Media("", "light")
+	pdf := b.PDF()
+	if !bytes.HasPrefix(pdf, []byte("%PDF-")) || bytes.Count(pdf, []byte("/Type /Page\n")) < 2 && len(pdf) < 50_000 {
+		t.Errorf("printing gives %d bytes", len(pdf))
+	}
+	keepFile(t, "print.pdf", pdf)
+	var open bool
+	b.Eval(`(() => { dispatchEvent(new Event("beforeprint")); const open = [...document.querySelectorAll("details:not(.long)")].every(d => d.open); dispatchEvent(new Event("afterprint")); return open && ![...document.querySelectorAll("details")].some(d => d.open) })()`, &open)
+	if !open {
+		t.Error("tables are not unfolded for paper, or stay so after it")
+	}
+
+	b.Do("Emulation.setDeviceMetricsOverride", map[string]any{"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": true}, nil)
+	b.Open(path)
+	var wide int
+	b.Eval(`document.documentElement.scrollWidth`, &wide)
+	if wide > 390 {
+		t.Errorf("the page is %d pixels wide on a telephone of 390", wide)
+	}
+	keep(t, b, "small.png")
+	quiet(t, b, path)
+}
+
+// A name in a spec can come from anywhere. None may become markup or run.
+func TestHostileNames(t *testing.T) {
+	evil := `</script><script>window.ran=1</script><!--<script>"'><img src=x onerror="window.ran=2"><style>body{display:none}</style>`
+	path := page(t, truth, func(run *record.Run, trials []record.Trial) {
+		run.Experiment, run.Question, run.Environment.Hostname, run.Command = evil, evil+"?", evil, []string{"tare", evil}
+		run.Environment.Subjects = map[string]string{evil: evil}
+		run.Spec = []byte(`{"name":"</script><script>window.ran=3</script>","gates":{"</dl><script>window.ran=4</script>":"<b>"}}`)
+		for i := range trials {
+			if trials[i].Arm == "kernelmesh" {
+				trials[i].Arm = evil
+			}
+			trials[i].Factors = map[string]string{evil: evil}
+			trials[i].Metrics["<img src=x onerror=window.ran=5>_seconds"] = float64(i)
+		}
+		trials[5].Validity = record.Validity{Failed: evil}
+	})
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	var ran, scripts, images int
+	b.Eval(`window.ran ?? 0`, &ran)
+	b.Eval(`document.scripts.length`, &scripts)
+	b.Eval(`document.images.length`, &images)
+	if ran != 0 || scripts != 2 || images != 0 {
+		t.Errorf("ran %d; %d scripts, want the data and the charts; %d images", ran, scripts, images)
+	}
+	if len(charts(b)) < 5 {
+		t.Errorf("of the charts only %q are left", charts(b))
+	}
+	quiet(t, b, path)
+}
+
+// The policy of the page is its second wall; a script that slips through the first must find it there.
+func TestPolicyHolds(t *testing.T) {
+	path := page(t, truth, nil)
+	html, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	html = bytes.Replace(html, []byte("</main>"), []byte(`<script>window.ran=1</script><img src="http://127.0.0.1:9/x.png"></main>`), 1)
+	if err := os.WriteFile(path, html, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	var ran int
+	if b.Eval(`window.ran ?? 0`, &ran); ran != 0 {
+		t.Error("a foreign script ran")
+	}
+	if errors, _ := b.Said(); len(errors) < 2 {
+		t.Errorf("the browser refused %d things, want a script and an image: %q", len(errors), errors)
+	}
+}
+
+// keep saves a screenshot where TARE_SHOTS says, for people to look at. Without that it takes none: a long page without a graphics
+// processor takes seconds.
+func keep(t *testing.T, b *browser.Browser, name string) {
+	t.Helper()
+	if os.Getenv("TARE_SHOTS") == "" {
+		return
+	}
+	data := b.Screenshot()
+	if im, err := png.Decode(bytes.NewReader(data)); err != nil || im.Bounds().Dy() < 200 {
+		t.Errorf("the screenshot %s is no picture of a page: %v", name, err)
+	}
+	keepFile(t, name, data)
+}
+
+func keepFile(t *testing.T, name string, data []byte) {
+	t.Helper()
+	if dir := os.Getenv("TARE_SHOTS"); dir != "" {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+}

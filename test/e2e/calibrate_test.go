@@ -1,0 +1,102 @@
+package e2e
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/calibrate"
+)
+
+// calibration runs tare calibrate --quick with a fault built in, or none, and reads its report.
+func calibration(t *testing.T, fault string, args ...string) (calibrate.Report, output) {
+	t.Helper()
+	needsQuiet(t)
+	out := command{
+		args: append([]string{"calibrate", "--quick", "--json"}, args...), env: []string{"TARE_CALIBRATE_FAULT=" + fault}, timeout: 5 * time.Minute,
+	}.start(t).wait(t)
+	var r calibrate.Report
+	dec := json.NewDecoder(strings.NewReader(out.stdout))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&r); err != nil {
+		t.Fatalf("reading the calibration: %v: %s", err, out)
+	}
+	if r.Schema != calibrate.Schema {
+		t.Errorf("the schema is %q", r.Schema)
+	}
+	return r, out
+}
+
+// The scale weighs what is known, here. What the machine's other work spoils is not held against it, but everything else is.
+func TestCalibrate(t *testing.T) {
+	leavesNothing(t)
+	r, out := calibration(t, "")
+	for _, w := range r.Weights {
+		if w.Verdict == calibrate.Fail {
+			t.Errorf("%s: %s: true %g, measured %g %s, off by %g", w.Section, w.Name, *w.True, *w.Measured, w.Unit, *w.Error)
+		}
+		if w.Verdict == calibrate.Disturbed {
+			t.Logf("%s: %s was not judged: others used %.0f %% of the machine", w.Section, w.Name, 100*w.Others)
+		}
+	}
+	want := 0
+	switch {
+	case r.Failed > 0:
+		want = 5
+	case r.Unjudged > 0:
+		want = 4
+	}
+	if out.code != want {
+		t.Errorf("%d weights failed and %d were not judged, want exit code %d: %s", r.Failed, r.Unjudged, want, out)
+	}
+	if r.Passed < 20 {
+		t.Errorf("only %d weights are in tolerance", r.Passed)
+	}
+	seen := map[string]bool{}
+	for _, w := range r.Weights {
+		seen[w.Section] = true
+		// A clock that starts at the sending must be seen to miss most of what was due in a stall.
+		if strings.HasPrefix(w.Name, "stalls of 500ms: requests") && (w.ClosedLoop == nil || *w.ClosedLoop > *w.True/4) {
+			t.Errorf("%s: true %g, and a closed-loop clock does not fail: %v", w.Name, *w.True, w.ClosedLoop)
+		}
+	}
+	for _, section := range calibrate.Sections {
+		if !seen[section] {
+			t.Errorf("nothing was weighed of %s", section)
+		}
+	}
+	t.Logf("%d in tolerance, %d out of it, %d not judged, in %.0f s", r.Passed, r.Failed, r.Unjudged, r.Seconds)
+}
+
+// A scale with a defect does not pass.
+func TestCalibrateFindsFaults(t *testing.T) {
+	leavesNothing(t)
+	for _, tt := range []struct{ fault, only, weight string }{
+		{"clock5", "clock", "length of a second"},
+		{"dropsamples", "bpf", "part in one of two groups"},
+		{"mapstwice", "maps", "bytes of a map"},
+	} {
+		t.Run(tt.fault, func(t *testing.T) {
+			r, out := calibration(t, tt.fault, "--only", tt.only)
+			if out.code != 5 {
+				t.Errorf("want exit code 5: %s", out)
+			}
+			found := false
+			for _, w := range r.Weights {
+				found = found || w.Verdict == calibrate.Fail && strings.Contains(w.Name, tt.weight)
+			}
+			if !found {
+				t.Errorf("%q did not fail: %s", tt.weight, out)
+			}
+		})
+	}
+}
+
+func TestCalibrateWrongUse(t *testing.T) {
+	for _, args := range [][]string{{"calibrate", "--only", "clocks"}, {"calibrate", "more"}} {
+		if out := tare(t, args...); out.code != 2 || out.stdout != "" {
+			t.Errorf("%v: want exit code 2: %s", args, out)
+		}
+	}
+}

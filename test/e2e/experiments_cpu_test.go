@@ -1,0 +1,242 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/analysis"
+	"tare/internal/fault"
+	"tare/internal/record"
+)
+
+// needsQuiet skips what takes minutes of a machine that does nothing else, unless it was asked for.
+func needsQuiet(t *testing.T) {
+	t.Helper()
+	if os.Getenv("TARE_EXPERIMENTS") == "" {
+		t.Skip("needs minutes of a machine that does nothing else: make experiments runs it")
+	}
+}
+
+// quickly runs the short form of a built-in experiment, and gives its trials and its summary. A run that is invalid, as on a machine that
+// does something else at the same time, must say why; the test is then skipped, for it could check nothing.
+func quickly(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
+	t.Helper()
+	needsQuiet(t)
+	dir := filepath.Join(t.TempDir(), "out")
+	o := command{args: []string{"run", name, "--quick", "--out", dir}, timeout: 5 * time.Minute}.start(t).wait(t)
+	if o.code != 0 && o.code != int(fault.Invalid) {
+		t.Fatal(o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, record.SummaryFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := new(analysis.Summary)
+	if err := json.Unmarshal(text, s); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s took %s", name, o.took.Round(time.Second))
+	for _, a := range s.Answers {
+		t.Log(a.Answer)
+	}
+	if o.code != 0 {
+		if s.Valid || len(s.InvalidReasons) == 0 || !strings.Contains(o.stderr, s.InvalidReasons[0]) {
+			t.Errorf("invalid without a reason: %s", o)
+		}
+		t.Skipf("needs a machine that does nothing else meanwhile; the run was invalid: %s", s.InvalidReasons[0])
+	}
+	if !s.Valid || len(s.Answers) == 0 {
+		t.Errorf("no answer: %s", o)
+	}
+	return c, s
+}
+
+// runCounts holds the runs of the connect program, by the kernel's statistics, against the connections that the loads say they opened.
+func runCounts(t *testing.T, c *record.Contents) {
+	t.Helper()
+	for _, tr := range c.Trials {
+		if !tr.Validity.Valid {
+			continue
+		}
+		runs, opened := uint64(0), int64(0)
+		for _, p := range tr.Ledger.Programs {
+			if p.Name == "km_connect4" && p.RunCount != nil {
+				runs += *p.RunCount
+			}
+		}
+		for _, l := range tr.Loads {
+			opened += l.Opened
+		}
+		if tr.Arm == record.Direct || tr.Arm == record.AA {
+			opened = 0 // nothing is attached
+		}
+		// The edges of the two windows are some milliseconds apart.
+		if d := math.Abs(float64(runs) - float64(opened)); d > 0.03*float64(opened)+20 {
+			t.Errorf("trial %d, %s: %d runs of the program for %d connections", tr.Index, tr.Arm, runs, opened)
+		}
+	}
+}
+
+// TestCPULimit: the experiment says that the limit is shared, and what it says of the limited groups is what their own files say.
+func TestCPULimit(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	files := watchUsage(t, "client")
+	c, s := quickly(t, "ebpf-cpu-limit")
+	seen := files()
+	runCounts(t, c)
+	compared := 0
+	for _, tr := range c.Trials {
+		got, ok := tr.Metrics["limited_cpus"]
+		want, watched := seen[tr.Index]
+		if !ok || !watched || !tr.Validity.Valid {
+			continue
+		}
+		compared++
+		// A span of ours is not theirs, and of three periods of 100 ms it can hold one more or less.
+		if math.Abs(got-want) > 0.4*want {
+			t.Errorf("trial %d: the ledger has %.3f CPU of the limited groups, their files %.3f", tr.Index, got, want)
+		}
+	}
+	if compared < len(c.Trials)/2 {
+		t.Errorf("only %d of %d trials could be compared with the files", compared, len(c.Trials))
+	}
+	if s == nil {
+		return
+	}
+	for _, a := range s.Answers {
+		if !strings.Contains(a.Answer, "Yes: with steps-65535, at a limit of 0.25 CPU") {
+			t.Errorf("answer: %s", a.Answer)
+		}
+	}
+	for _, e := range s.Estimates {
+		if e.Metric == "limited_cpu_seconds_per_connection" && e.Arm == "steps-65535" && (e.Difference == nil || !e.Difference.Resolved) {
+			t.Errorf("the heavy program is not resolved at %v: %+v", e.Factors, e.Difference)
+		}
+	}
+}
+
+// watchUsage follows the CPU time of the groups of a part, by their own files, until the function that it returns is called. That gives, by
+// trial, the CPUs that they used together over the busiest third of a second.
+func watchUsage(t *testing.T, part string) func() map[int]float64 {
+	t.Helper()
+	type point struct {
+		at   time.Time
+		used float64 // seconds
+	}
+	points := map[int][]point{}
+	stop, done := make(chan struct{}), make(chan struct{})
+	trial := regexp.MustCompile(`/tare-trial-([0-9]+)-p`)
+	look := func() {
+		sum := map[int]float64{}
+		now := time.Now()
+		for _, pattern := range []string{"/sys/fs/cgroup/cpuacct/tare-trial-*/work/" + part + "*/cpuacct.usage", "/sys/fs/cgroup/tare-trial-*/work/" + part + "*/cpu.stat"} {
+			found, _ := filepath.Glob(pattern)
+			for _, f := range found {
+				text, err := os.ReadFile(f)
+				if err != nil {
+					continue // the trial has ended
+				}
+				index, _ := strconv.Atoi(trial.FindStringSubmatch(f)[1])
+				sum[index] += usageSeconds(string(text))
+			}
+		}
+		for index, used := range sum {
+			points[index] = append(points[index], point{now, used})
+		}
+	}
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+				look()
+			}
+		}
+	}()
+	end := func() { close(stop); <-done }
+	ended := false
+	t.Cleanup(func() {
+		if !ended {
+			end()
+		}
+	})
+	return func() map[int]float64 {
+		ended = true
+		end()
+		most := map[int]float64{}
+		for index, ps := range points {
+			for i := range ps {
+				for _, later := range ps[i:] {
+					if span := later.at.Sub(ps[i].at).Seconds(); span >= 0.3 && span < 0.4 {
+						most[index] = max(most[index], (later.used-ps[i].used)/span)
+					}
+				}
+			}
+		}
+		return most
+	}
+}
+
+// usageSeconds reads cpuacct.usage (nanoseconds) or cpu.stat.
+func usageSeconds(text string) float64 {
+	if ns, err := strconv.ParseFloat(strings.TrimSpace(text), 64); err == nil {
+		return ns / 1e9
+	}
+	var us float64
+	for line := range strings.Lines(text) {
+		if _, err := fmt.Sscanf(line, "usage_usec %g", &us); err == nil {
+			return us / 1e6
+		}
+	}
+	return 0
+}
+
+// TestSaturation: the programs' part of the machine is told at each level, beside a baseline without them.
+func TestSaturation(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	c, s := quickly(t, "ebpf-saturation")
+	runCounts(t, c)
+	for _, tr := range c.Trials {
+		if n := len(tr.Loads); tr.Validity.Failed == "" && n != 8 {
+			t.Errorf("trial %d has %d loads", tr.Index, n)
+		}
+		connections := 0
+		for _, l := range tr.Loads {
+			connections += l.Connections
+		}
+		if want := tr.Factors["connections"]; tr.Validity.Failed == "" && strconv.Itoa(connections) != want {
+			t.Errorf("trial %d asked for %d connections in all, and the level is %s", tr.Index, connections, want)
+		}
+	}
+	if s == nil {
+		return
+	}
+	if !strings.Contains(s.Answers[0].Answer, "From connections 100 to connections 3000 the part of the machine") {
+		t.Errorf("answer: %s", s.Answers[0].Answer)
+	}
+	for _, level := range []string{"100", "3000"} {
+		i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool {
+			return e.Metric == "bpf_cpu_share" && e.Arm == "kernelmesh" && e.Factors["connections"] == level
+		})
+		if i < 0 || s.Estimates[i].Difference == nil || !s.Estimates[i].Difference.Resolved {
+			t.Errorf("the programs' part of the machine is not resolved at %s connections", level)
+		}
+	}
+}

@@ -1,0 +1,403 @@
+import * as Plot from "@observablehq/plot";
+import type { Data, Metric, Part } from "./data";
+import { fillOf, looks, type Look } from "./style";
+import { scaleOf, short } from "./units";
+
+// Each function draws one figure into an element, at a width in pixels. Values that the tables do not show are not computed here.
+
+export interface Figure { box: HTMLElement; width: number }
+type Draw = (d: Data, f: Figure) => void;
+
+const tip = (extra: Plot.TipOptions = {}): Plot.TipOptions => ({ fill: "var(--paper)", stroke: "var(--line)", fontSize: 12, lineHeight: 1.35, lineWidth: 30, ...extra });
+
+/** place puts one plot into the figure, with a title above it and a name for those who do not see it. */
+function place(f: Figure, plot: Element, name: string, title?: string, unit?: string, rows = false): void {
+  const box = document.createElement("div");
+  box.className = "plot";
+  if (title) {
+    const h = document.createElement("h4");
+    h.textContent = title;
+    // "CPU per connection, us per connection" says it twice.
+    if (unit && unit.includes(" per ") && title.endsWith(unit.slice(unit.indexOf(" per ")))) unit = unit.slice(0, unit.indexOf(" per "));
+    if (unit && !title.endsWith(unit)) {
+      const u = document.createElement("span");
+      u.textContent = `, ${unit}`;
+      h.append(u);
+    }
+    box.append(h);
+  }
+  const svg = plot.matches("svg") ? plot : plot.querySelector("svg");
+  (svg as SVGElement).dataset.chart = name;
+  if (rows) (svg as SVGElement).dataset.order = "rows";
+  box.append(plot);
+  f.box.append(box);
+}
+
+function grid(f: Figure, most: 1 | 2 | 3, least: number): Figure {
+  const box = document.createElement("div");
+  box.className = "plots" + (most === 1 ? " one" : most === 2 ? " two" : "");
+  f.box.append(box);
+  const gap = 32;
+  const columns = Math.max(1, Math.min(Math.floor((f.width + gap) / (least + gap)), most));
+  box.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+  return { box, width: Math.floor((f.width - gap * (columns - 1)) / columns) };
+}
+
+function legend(f: Figure, items: { name: string; mark: Plot.Markish; line?: boolean }[]): void {
+  const list = document.createElement("ul");
+  list.className = "legend";
+  for (const { name, mark, line } of items) {
+    const li = document.createElement("li");
+    const width = line ? 34 : 16;
+    const svg = Plot.plot({ width, height: 14, margin: 0, axis: null, x: { domain: [0, 1] }, y: { domain: [0, 1] }, marks: [mark] });
+    svg.setAttribute("aria-hidden", "true");
+    li.append(svg, name);
+    list.append(li);
+  }
+  f.box.append(list);
+}
+
+const middle = [{ x: 0.5, y: 0.5 }];
+const armLegend = (f: Figure, all: Look[], lines = false, band = false): void =>
+  legend(f, [...all.map((l) => ({
+    name: l.name, line: lines,
+    mark: [
+      lines ? Plot.ruleY([0.5], { stroke: l.colour, strokeDasharray: l.dash, strokeWidth: 1.75 }) : null,
+      Plot.dot(middle, { x: "x", y: "y", symbol: l.symbol as Plot.SymbolType, stroke: l.colour, fill: hollow(l) ? "var(--paper)" : l.colour, r: 4 }),
+    ] as Plot.Markish,
+  })), ...(band ? [{ name: "A/A band", mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: "var(--band)", fillOpacity: 0.28 }) }] : [])]);
+
+// A cross has no inside to be filled.
+const hollow = (l: Look): boolean => l.symbol === "times";
+
+/** dots draws points by arm with that arm's symbol; one mark for each arm, since a symbol is a constant there. */
+function dots<T>(all: Look[], data: T[], arm: (x: T) => number, options: Plot.DotOptions, filled?: (x: T) => boolean): Plot.Markish[] {
+  return all.map((l, i) =>
+    Plot.dot(data.filter((x) => arm(x) === i), {
+      ...options, symbol: l.symbol as Plot.SymbolType, stroke: l.colour, strokeWidth: 1.6,
+      fill: hollow(l) ? "none" : filled ? (((x: T) => (filled(x) ? l.colour : "var(--paper)")) as Plot.ChannelValueSpec) : l.colour,
+    }));
+}
+const paint: Plot.ScaleOptions = { type: "identity" } as Plot.ScaleOptions;
+
+const range = <T>(data: T[], of: (x: T) => (number | null | undefined)[]): number[] => data.flatMap(of).filter((v): v is number => v != null);
+
+const mostLevels = 6; // of which each has marks of its own
+
+/** Change from the baseline in per cent: a row for each metric, arm and level; the A/A twin's own interval behind it. */
+export const differences: Draw = (d, f) => {
+  const all = looks(d);
+  const others = d.arms.some((a) => !a.baseline && !a.twin);
+  const many = d.levels.length > 1;
+  const estimates = d.estimates.filter((e) => e.change != null && e.changeLo != null && !d.metrics[e.metric].lag);
+  const key = (e: { metric: number; level: number }) => d.metrics[e.metric].label + (many ? ` at ${d.levels[e.level].name}` : "");
+  const levels = new Set(d.levels.map((_, i) => i).filter((i) => d.levels.length <= mostLevels || i === 0 || i === d.levels.length - 1));
+  const shown = estimates.filter((e) => levels.has(e.level) && !d.arms[e.arm].baseline && (!d.arms[e.arm].twin || !others)).sort((a, b) => a.metric - b.metric || a.level - b.level || a.arm - b.arm);
+  if (shown.length === 0) return;
+  const twins = estimates.filter((e) => d.arms[e.arm].twin);
+  const percent = (v: number | null) => (v == null ? NaN : 100 * v);
+  const row = (e: (typeof shown)[number]) => key(e) + "\u0000" + e.arm;
+  const rows = shown.map(row);
+  const back = shown.flatMap((s) => twins.filter((t) => t.metric === s.metric && t.level === s.level).map((t) => ({ row: row(s), t })));
+  const left = Math.min(Math.max(...shown.map((e) => key(e).length)) * 6.6 + 16, f.width * 0.45);
+  armLegend(f, all.filter((_, i) => shown.some((e) => e.arm === i)), false, true);
+  const plot = Plot.plot({
+    width: f.width, height: 46 + 28 * rows.length, marginLeft: left, marginRight: 24, marginTop: 8, marginBottom: 38,
+    x: { label: "change from direct (%)", grid: true, nice: true, labelAnchor: "center", labelArrow: "none", tickFormat: (v: number) => (v > 0 ? "+" : "") + short(v) },
+    y: { domain: rows, label: null, tickFormat: (r: string) => r.split("\u0000")[0], tickSize: 0 },
+    color: paint,
+    marks: [
+      Plot.barX(back, { x1: (b) => percent(b.t.changeLo), x2: (b) => percent(b.t.changeHi), y: "row", fill: "var(--band)", fillOpacity: 0.28, insetTop: 5, insetBottom: 5, className: "backdrop" }),
+      Plot.ruleX([0], { stroke: "currentColor" }),
+      Plot.ruleY(shown, { y: row, x1: (e) => percent(e.changeLo), x2: (e) => percent(e.changeHi), stroke: (e) => all[e.arm].colour, strokeWidth: 1.75 }),
+      ...dots(all, shown, (e) => e.arm, { x: (e) => percent(e.change), y: row, r: 4.5 }, (e) => e.resolved),
+      Plot.tip(shown, Plot.pointer(tip({
+        x: (e) => percent(e.change), y: row, channels: {},
+        title: (e) => `${key(e)}\n${all[e.arm].name}: ${e.text}\n${e.verdict}\n${e.resolved ? "resolved" : "not resolved"}`,
+      } as Plot.TipOptions))),
+    ],
+  });
+  place(f, plot, "Change from the baseline in per cent", undefined, undefined, true);
+};
+
+/** Values by arm, a small plot for each metric. */
+export const values: Draw = (d, f) => {
+  const all = looks(d);
+  const one = d.levels.length === 1;
+  if (!one) return; // the sweep shows them against the factor, the tables by level
+  const g = grid(f, 3, 250);
+  for (const [i, m] of d.metrics.entries()) {
+    const list = d.estimates.filter((e) => e.metric === i);
+    if (m.lag || list.length < 2 || list.every((e) => e.value === list[0].value && !e.lo)) continue;
+    const s = scaleOf(m.unit, range(list, (e) => [e.value, e.hi]));
+    const by = (v: number | null) => (v == null ? NaN : v / s.factor);
+    const plot = Plot.plot({
+      width: g.width, height: 40 + 24 * list.length, marginLeft: 82, marginRight: 14, marginTop: 4, marginBottom: 24,
+      x: { label: null, nice: true, ticks: Math.max(3, Math.floor(g.width / 80)), grid: true, tickFormat: short },
+      y: { domain: list.map((e) => all[e.arm].name), label: null, tickSize: 0 }, color: paint,
+      marks: [
+        Plot.ruleY(list, { y: (e) => all[e.arm].name, x1: (e) => by(e.lo), x2: (e) => by(e.hi), stroke: (e) => all[e.arm].colour, strokeWidth: 1.75 }),
+        ...dots(all, list, (e) => e.arm, { x: (e) => by(e.value), y: (e) => all[e.arm].name, r: 4 }),
+        Plot.tip(list, Plot.pointer(tip({ x: (e) => by(e.value), y: (e) => all[e.arm].name, title: (e) => `${m.label}\n${all[e.arm].name}: ${e.text}${e.verdict ? "\n" + e.verdict : ""}` } as Plot.TipOptions))),
+      ],
+    });
+    place(g, plot, `${m.label} by arm`, m.label, s.name, true);
+  }
+};
+
+const percentName = (q: number): string => `${Number((100 * q).toPrecision(6))} %`;
+// Percentiles stand by how rare what lies beyond them is: 90, 99 and 99.9 % are as far apart.
+const rarity = (q: number): number => -Math.log10(1 - q);
+const percentTicks = [0.01, 0.5, 0.9, 0.99, 0.999, 0.9999];
+
+function percentAxis(d: Data): Plot.ScaleOptions {
+  const top = Math.max(...d.curves.flatMap((c) => c.points.map((p) => p.q)));
+  return {
+    domain: [0, rarity(top) * 1.02], ticks: percentTicks.filter((q) => q <= top).map(rarity), label: "percentile", labelAnchor: "center", labelArrow: "none",
+    tickFormat: (v: number) => percentName(1 - 10 ** -v), grid: true,
+  };
+}
+
+/** Levels whose curves are drawn: all, or some between the first and the last. */
+function drawn(d: Data): number[] {
+  const have = d.levels.map((_, i) => i).filter((i) => d.curves.some((c) => c.level === i));
+  if (have.length <= mostLevels) return have;
+  return Array.from({ length: mostLevels }, (_, i) => have[Math.round((i * (have.length - 1)) / (mostLevels - 1))]);
+}
+
+export const latency: Draw = (d, f) => {
+  const all = looks(d);
+  const levels = drawn(d);
+  if (levels.length === 0) return;
+  armLegend(f, all, true, true);
+  const g = grid(f, levels.length === 1 ? 1 : 2, 380);
+  for (const level of levels) {
+    const points = d.curves.filter((c) => c.level === level).flatMap((c) => c.points.map((p) => ({ ...p, arm: c.arm })));
+    const base = points.filter((p) => d.arms[p.arm].baseline);
+    const values = range(points, (p) => [p.lo ?? p.value, p.hi ?? p.value]);
+    const s = scaleOf("seconds", [Math.max(...values) / 4]);
+    const log = Math.max(...values) > 8 * Math.min(...values);
+    const floor = Math.min(...values) / 2;
+    const by = (v: number | null) => (v == null ? NaN : v / s.factor);
+    const plot = Plot.plot({
+      width: g.width, height: Math.min(360, g.width * 0.62), marginLeft: 52, marginRight: 14, marginTop: 14, marginBottom: 38,
+      x: percentAxis(d),
+      y: { type: log ? "log" : "linear", label: null, grid: true, nice: true, ticks: 6, tickFormat: short }, color: paint,
+      marks: [
+        Plot.areaY(base.filter((p) => p.visible != null), {
+          x: (p) => rarity(p.q), y1: (p) => by(Math.max(p.value - p.visible!, floor)), y2: (p) => by(p.value + p.visible!), fill: "var(--band)", fillOpacity: 0.25, className: "backdrop",
+        }),
+        ...all.map((l, i) => Plot.line(points.filter((p) => p.arm === i), { x: (p) => rarity(p.q), y: (p) => by(p.value), stroke: l.colour, strokeDasharray: l.dash, strokeWidth: 1.75 })),
+        ...dots(all, points, (p) => p.arm, { x: (p) => rarity(p.q), y: (p) => by(p.value), r: 2.8 }),
+        Plot.tip(points, Plot.pointer(tip({ x: (p) => rarity(p.q), y: (p) => by(p.value), title: (p) => `${percentName(p.q)} of ${all[p.arm].name}: ${p.text}${p.verdict ? "\nto direct " + p.verdict : ""}` } as Plot.TipOptions))),
+      ],
+    });
+    place(g, plot, `Latency by percentile${where(d, level)}`, d.levels.length > 1 ? d.levels[level].name : "latency", s.name + (log ? ", logarithmic" : ""));
+  }
+};
+
+const where = (d: Data, level: number): string => (d.levels[level].name ? ` at ${d.levels[level].name}` : "");
+
+export const latencyDifference: Draw = (d, f) => {
+  const all = looks(d);
+  const levels = drawn(d).filter((l) => d.curves.some((c) => c.level === l && c.points.some((p) => p.diff != null)));
+  if (levels.length === 0) return;
+  const others = d.arms.some((a) => !a.baseline && !a.twin);
+  const g = grid(f, levels.length === 1 ? 1 : 2, 380);
+  for (const level of levels) {
+    const points = d.curves.filter((c) => c.level === level && !d.arms[c.arm].baseline && (!others || !d.arms[c.arm].twin))
+      .flatMap((c) => c.points.filter((p) => p.diff != null).map((p) => ({ ...p, arm: c.arm })));
+    const band = d.curves.find((c) => c.level === level && d.arms[c.arm].baseline)?.points.filter((p) => p.visible != null) ?? [];
+    // The last percentiles may be a hundred times as noisy as the others and would flatten them: then the axis is a line near 0 and
+    // logarithmic beyond what most of them show.
+    const sizes = [...range(points, (p) => [p.diffLo ?? p.diff, p.diffHi ?? p.diff]), ...range(band, (p) => [p.visible])].map(Math.abs).sort((a, b) => a - b);
+    const largest = sizes[sizes.length - 1] || 1e-9;
+    const typical = sizes[Math.floor(0.5 * (sizes.length - 1))] || largest;
+    const bent = largest > 8 * typical;
+    const s = scaleOf("seconds", [bent ? typical : largest]);
+    const constant = 10 ** Math.round(Math.log10(typical / s.factor));
+    const by = (v: number | null) => (v == null ? NaN : v / s.factor);
+    const ticks = [0];
+    for (let t = constant; t <= largest / s.factor; t *= 10) ticks.push(t, -t, ...(3 * t <= largest / s.factor ? [3 * t, -3 * t] : []));
+    const plot = Plot.plot({
+      width: g.width, height: Math.min(280, g.width * 0.6), marginLeft: 52, marginRight: 14, marginTop: 14, marginBottom: 38,
+      x: percentAxis(d),
+      y: { label: null, grid: true, ...(bent ? { type: "symlog" as const, constant, ticks, domain: [-largest / s.factor, largest / s.factor] } : { nice: true }), tickFormat: (v: number) => (v > 0 ? "+" : "") + short(v) }, color: paint,
+      marks: [
+        Plot.areaY(band, { x: (p) => rarity(p.q), y1: (p) => by(-p.visible!), y2: (p) => by(p.visible), fill: "var(--band)", fillOpacity: 0.25, className: "backdrop" }),
+        Plot.ruleY([0], { stroke: "currentColor" }),
+        Plot.ruleX(points, { x: (p) => rarity(p.q), y1: (p) => by(p.diffLo), y2: (p) => by(p.diffHi), stroke: (p) => all[p.arm].colour, strokeWidth: 1.5 }),
+        ...all.map((l, i) => Plot.line(points.filter((p) => p.arm === i), { x: (p) => rarity(p.q), y: (p) => by(p.diff), stroke: l.colour, strokeDasharray: l.dash })),
+        ...dots(all, points, (p) => p.arm, { x: (p) => rarity(p.q), y: (p) => by(p.diff), r: 3.6 }, (p) => !p.verdict.includes("not resolved")),
+        Plot.tip(points, Plot.pointer(tip({ x: (p) => rarity(p.q), y: (p) => by(p.diff), title: (p) => `${percentName(p.q)} of ${all[p.arm].name}\n${p.verdict}` } as Plot.TipOptions))),
+      ],
+    });
+    place(g, plot, `Latency difference by percentile${where(d, level)}`, d.levels.length > 1 ? d.levels[level].name : "difference to direct", bent ? `${s.name}; the axis is logarithmic beyond ${short(constant)} ${s.name}` : s.name);
+  }
+};
+
+/** Each metric against the factor, with the model where there is one. The other factors' levels are lines of their own. */
+export const sweep: Draw = (d, f) => {
+  const all = looks(d);
+  const factor = d.factor;
+  if (!factor) return;
+  const others = d.arms.some((a) => !a.baseline && !a.twin);
+  const arms = all.map((_, i) => i).filter((i) => !others || !d.arms[i].twin);
+  const beside = (k: number) => 6 * (k - (arms.length - 1) / 2); // pixels, so that no arm hides another
+  armLegend(f, arms.map((i) => all[i]), true);
+  const g = grid(f, 2, 340);
+  const rest = (level: number) => d.levels[level].name.split(", ").filter((p) => !p.startsWith(factor + " ")).join(", ");
+  for (const [i, m] of d.metrics.entries()) {
+    const list = d.estimates.filter((e) => e.metric === i && arms.includes(e.arm)).map((e) => ({ ...e, x: d.levels[e.level].numbers[factor], rest: rest(e.level) })).sort((a, b) => a.x - b.x);
+    if (m.lag || list.length < 3 || list.every((e) => e.value === list[0].value)) continue;
+    const s = scaleOf(m.unit, range(list, (e) => [e.value, e.hi]));
+    const by = (v: number | null) => (v == null ? NaN : v / s.factor);
+    const xs = range(list, (e) => [e.x]);
+    const log = Math.min(...xs) > 0 && Math.max(...xs) / Math.min(...xs) > 30;
+    const models = d.models.filter((x) => x.metric === i && arms.includes(x.arm)).flatMap((x) =>
+      [...new Set(list.map((e) => e.rest))].map((r) => {
+        const at = list.find((e) => e.rest === r)!;
+        const fixed = x.fixed + Object.entries(x.slopes).reduce((sum, [name, slope]) => (name === factor ? sum : sum + slope * (d.levels[at.level].numbers[name] ?? 0)), 0);
+        const [lo, hi] = [Math.min(...xs), Math.max(...xs)];
+        const steps = Array.from({ length: 41 }, (_, k) => (log ? lo * (hi / lo) ** (k / 40) : lo + ((hi - lo) * k) / 40));
+        return { model: x, line: steps.map((v) => ({ x: v, y: fixed + (x.slopes[factor] ?? 0) * v })) };
+      }));
+    const modelled = new Set(models.map((x) => x.model.arm));
+    const text = models.find((x) => x.model.caption && !d.arms[x.model.arm].baseline)?.model.caption;
+    const plot = Plot.plot({
+      width: g.width, height: 230, marginLeft: 56, marginRight: 16, marginTop: 10, marginBottom: 38,
+      x: { type: log ? "log" : "linear", label: factor, labelAnchor: "center", labelArrow: "none", ticks: log ? 4 : 6, tickFormat: short, nice: !log, insetLeft: 8, insetRight: 8 },
+      y: { label: null, grid: true, nice: true, tickFormat: short, zero: list.every((e) => e.value >= 0) && Math.min(...range(list, (e) => [e.value])) < 0.6 * Math.max(...range(list, (e) => [e.value])) }, color: paint,
+      marks: [
+        ...models.map((x) => Plot.line(x.line, { x: "x", y: (p) => by(p.y), stroke: all[x.model.arm].colour, strokeWidth: 1.5, strokeOpacity: 0.8, strokeDasharray: x.model.linear ? "none" : "6 4" })),
+        Plot.line(list.filter((e) => !modelled.has(e.arm)), { x: "x", y: (e) => by(e.value), z: (e) => `${e.arm} ${e.rest}`, stroke: (e) => all[e.arm].colour, strokeWidth: 1, strokeOpacity: 0.4 }),
+        ...arms.map((a, k) => Plot.ruleX(list.filter((e) => e.arm === a), { x: "x", y1: (e) => by(e.lo), y2: (e) => by(e.hi), stroke: all[a].colour, strokeWidth: 1.75, dx: beside(k) })),
+        ...arms.flatMap((a, k) => dots(all, list.filter((e) => e.arm === a), (e) => e.arm, { x: "x", y: (e) => by(e.value), r: 4, dx: beside(k) })),
+        Plot.tip(list, Plot.pointer(tip({ x: "x", y: (e) => by(e.value), title: (e) => `${m.label} of ${all[e.arm].name}\nat ${d.levels[e.level].name}: ${e.text}${e.verdict ? "\nto direct " + e.verdict : ""}` } as Plot.TipOptions))),
+      ],
+    });
+    place(g, plot, `${m.label} against ${factor}`, m.label, s.name);
+    if (text) {
+      const p = document.createElement("p");
+      p.className = "hint";
+      p.textContent = text;
+      g.box.lastElementChild!.append(p);
+    }
+  }
+};
+
+function partLegend(f: Figure, parts: Part[]): void {
+  legend(f, [...new Set(parts.map((p) => p.part))].map((name) => ({ name, mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: fillOf(name), stroke: "var(--ink)", strokeOpacity: 0.35 }) })));
+}
+
+interface Stacked extends Part { from: number; to: number; row: string }
+
+/** stack puts the parts of each bar one after the other, in their order; a negative part takes no room. */
+function stack(d: Data, parts: Part[]): Stacked[] {
+  const ends = new Map<string, number>();
+  return parts.map((p) => {
+    const row = d.arms[p.arm].name;
+    const key = `${p.group}\u0000${row}\u0000${p.level}`;
+    const from = ends.get(key) ?? 0;
+    const to = from + Math.max(p.value, 0);
+    ends.set(key, to);
+    return { ...p, from, to, row };
+  });
+}
+
+/** bars draws stacked bars: a band of rows for each group, in it a row for each arm. */
+function bars(d: Data, f: Figure, parts: Part[], name: (level: number) => string, unit: string, note: (arm: number, level: number, group: string, sum: string) => string): void {
+  partLegend(f, parts);
+  const levels = [...new Set(parts.map((p) => p.level))];
+  const shownLevels = levels.length <= mostLevels ? levels : [levels[0], levels[Math.floor(levels.length / 2)], levels[levels.length - 1]];
+  const s = scaleOf(unit, stack(d, parts).map((p) => p.to));
+  const most = Math.max(...stack(d, parts).map((p) => p.to)) / s.factor;
+  for (const level of shownLevels) {
+    const list = stack(d, parts.filter((p) => p.level === level));
+    const groups = [...new Set(list.map((p) => p.group))];
+    const arms = d.arms.map((a) => a.name).filter((a) => list.some((p) => p.row === a));
+    const ends = groups.flatMap((g) => arms.flatMap((a) => {
+      const of = list.filter((p) => p.group === g && p.row === a);
+      if (of.length === 0) return [];
+      const to = Math.max(...of.map((p) => p.to)) / s.factor;
+      return [{ group: g, row: a, to, text: note(of[0].arm, level, g, `${Number(to.toPrecision(3))} ${s.name}`) }];
+    }));
+    const plot = Plot.plot({
+      width: f.width, height: 56 + groups.length * (arms.length * 23 + 30), marginLeft: 92, marginRight: 110, marginTop: 22, marginBottom: 34,
+      x: { label: unit === "part" ? "part of the machine's capacity (%)" : s.name, domain: [0, most], nice: true, grid: true, labelAnchor: "center", labelArrow: "none", tickFormat: short },
+      y: { domain: arms, label: null, tickSize: 0, padding: 0.22 }, fy: { domain: groups, label: null, axis: null, padding: 0.26 }, color: paint,
+      marks: [
+        Plot.barX(list, { fy: "group", y: "row", x1: (p) => p.from / s.factor, x2: (p) => p.to / s.factor, fill: (p) => fillOf(p.part), stroke: "var(--paper)", strokeWidth: 0.75 }),
+        Plot.ruleX([0], { stroke: "currentColor" }),
+        Plot.text(groups, { fy: (g: string) => g, text: (g: string) => g, frameAnchor: "top-left", dx: -90, dy: -13, fontWeight: 600, fill: "currentColor" }),
+        Plot.text(ends, { fy: "group", y: "row", x: "to", text: "text", dx: 6, textAnchor: "start", fill: "currentColor" }),
+        Plot.tip(list, Plot.pointer(tip({ fy: "group", y: "row", x: (p: Stacked) => (p.from + p.to) / 2 / s.factor, title: (p: Stacked) => `${p.part} in ${p.row}${where(d, level)}\n${p.text}`, maxRadius: 60 } as Plot.TipOptions))),
+      ],
+    });
+    const one: Figure = { box: f.box, width: f.width };
+    place(one, plot, name(level), levels.length > 1 ? d.levels[level].name : undefined, undefined, true);
+  }
+}
+
+export const cpu: Draw = (d, f) => {
+  if (d.cpu.length === 0) return;
+  const idle = (arm: number, level: number) => d.cpuSum.find((c) => c.arm === arm && c.level === level)?.idle ?? 0;
+  const last = d.cpu[d.cpu.length - 1].group;
+  bars(d, f, d.cpu, (l) => `CPU time by arm${where(d, l)}`, "part", (arm, level, group, sum) => sum + (group === last ? `, idle ${(100 * idle(arm, level)).toFixed(0)} %` : ""));
+};
+
+export const memory: Draw = (d, f) => {
+  if (d.memory.length === 0) return;
+  bars(d, f, d.memory, (l) => `Memory by role and arm${where(d, l)}`, "bytes", (_arm, _level, _group, sum) => sum);
+};
+
+const mostTrialPlots = 6;
+
+/** Trials in order of time; in a sweep as a change from the median of their arm and level, so that levels can be seen together. */
+export const trials: Draw = (d, f) => {
+  const all = looks(d);
+  const list = d.trials;
+  if (list.length === 0) return;
+  const varies = (m: Metric) => new Set(list.map((t) => t.values[m.name])).size > 3;
+  const some = list.some((t) => d.arms[t.arm].baseline && t.valid);
+  const metrics = d.metrics.filter((m) => !m.lag && m.unit !== "part" && varies(m) && (!some || list.some((t) => d.arms[t.arm].baseline && t.values[m.name])))
+    .sort((a, b) => d.metrics.indexOf(a) - d.metrics.indexOf(b)).slice(0, mostTrialPlots);
+  const relative = d.levels.length > 1;
+  const end = Math.max(...list.map((t) => t.at));
+  const minutes = end > 180;
+  const at = (t: { at: number }) => (minutes ? t.at / 60 : t.at);
+  const sorted = [...list].sort((a, b) => a.at - b.at);
+  const blocks = [...new Set(sorted.map((t) => t.block))].map((b) => {
+    const of = sorted.filter((t) => t.block === b);
+    const after = sorted.find((t) => t.at > of[of.length - 1].at);
+    return { block: b, from: at(of[0]), to: after ? at(after) : minutes ? end / 60 : end };
+  });
+  armLegend(f, all);
+  const g = grid(f, 2, 380);
+  for (const m of metrics) {
+    const have = list.filter((t) => t.values[m.name] != null);
+    const typical = new Map<string, number>();
+    for (const t of have) {
+      const k = `${t.arm} ${t.level}`;
+      if (typical.has(k)) continue;
+      const vs = have.filter((u) => u.arm === t.arm && u.level === t.level && u.valid).map((u) => u.values[m.name]).sort((a, b) => a - b);
+      typical.set(k, vs[Math.floor(vs.length / 2)] ?? NaN);
+    }
+    const s = relative ? { factor: 1, name: "% from the median of its arm and level" } : scaleOf(m.unit, have.map((t) => t.values[m.name]));
+    const y = (t: (typeof have)[number]) => (relative ? 100 * (t.values[m.name] / typical.get(`${t.arm} ${t.level}`)! - 1) : t.values[m.name] / s.factor);
+    const title = (t: (typeof have)[number]) => `trial ${t.index}, block ${t.block}: ${all[t.arm].name}${where(d, t.level)}\n${m.label} ${t.texts[m.name]}, at ${t.at.toFixed(1)} s${t.valid ? "" : "\nleft out: " + t.why}`;
+    const plot = Plot.plot({
+      width: g.width, height: 190, marginLeft: 52, marginRight: 12, marginTop: 8, marginBottom: 36,
+      x: { label: minutes ? "minutes since the first trial" : "seconds since the first trial", labelAnchor: "center", labelArrow: "none", insetLeft: 6, insetRight: 6, tickFormat: short },
+      y: { label: null, grid: true, nice: true, ticks: 5, tickFormat: short }, color: paint,
+      marks: [
+        Plot.rectX(blocks.filter((b) => b.block % 2 === 1), { x1: "from", x2: "to", fill: "currentColor", fillOpacity: 0.05, className: "backdrop" }),
+        relative ? Plot.ruleY([0], { stroke: "currentColor", strokeOpacity: 0.5 }) : null,
+        ...dots(all, have.filter((t) => t.valid && Number.isFinite(y(t))), (t) => t.arm, { x: at, y, r: 3.4 }),
+        Plot.dot(have.filter((t) => !t.valid), { x: at, y, symbol: "times", stroke: "var(--bad)", strokeWidth: 2, r: 5 }),
+        Plot.tip(have.filter((t) => Number.isFinite(y(t))), Plot.pointer(tip({ x: at, y, title } as Plot.TipOptions))),
+      ],
+    });
+    place(g, plot, `${m.label} in order of time`, m.label, s.name);
+  }
+};

@@ -1,0 +1,27 @@
+// The data that Go writes into the page; internal/report/html_data.go says what each field means. Seconds, bytes, parts of one.
+
+export interface Arm { name: string; baseline: boolean; twin: boolean }
+export interface Level { name: string; numbers: Record<string, number> }
+export interface Metric { name: string; label: string; unit: string; lag: boolean }
+export interface Estimate {
+  metric: number; arm: number; level: number; value: number; lo: number | null; hi: number | null; text: string;
+  change: number | null; changeLo: number | null; changeHi: number | null; resolved: boolean; verdict: string;
+}
+export interface Point {
+  q: number; value: number; lo: number | null; hi: number | null; text: string;
+  diff: number | null; diffLo: number | null; diffHi: number | null; verdict: string; visible: number | null;
+}
+export interface Curve { arm: number; level: number; points: Point[] }
+export interface Model {
+  metric: number; arm: number; fixed: number; slopes: Record<string, number>; range: Record<string, [number, number]>; linear: boolean; caption: string;
+}
+export interface Part { arm: number; level: number; group: string; part: string; value: number; text: string }
+export interface CPUSum { arm: number; level: number; idle: number; capacity: number; trials: number }
+export interface Trial {
+  index: number; block: number; arm: number; level: number; at: number; valid: boolean; why: string;
+  values: Record<string, number>; texts: Record<string, string>;
+}
+export interface Data {
+  arms: Arm[]; levels: Level[]; metrics: Metric[]; estimates: Estimate[]; curves: Curve[]; factor: string; models: Model[];
+  cpu: Part[]; cpuSum: CPUSum[]; memory: Part[]; trials: Trial[];
+}
