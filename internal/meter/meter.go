@@ -168,7 +168,23 @@ type edge struct {
 
 // readEdge reads the counters of CPU time. What is slow and can wait, such as finding new groups, is done by prepare before it, so that
 // the counters are read close together.
+//
+// On a busy machine the scale itself may be held up in between, and the counters then be of different times: it reads again, a few times.
 func (m *Meter) readEdge() (e edge, err error) {
+	for range edgeTries {
+		if e, err = m.readEdgeOnce(); err != nil || monotonic()-e.at < edgeTime.Nanoseconds() {
+			break
+		}
+	}
+	return e, err
+}
+
+const (
+	edgeTries = 4
+	edgeTime  = 8 * time.Millisecond // 300 groups take 1 to 3 ms
+)
+
+func (m *Meter) readEdgeOnce() (e edge, err error) {
 	e.at, e.wall = monotonic(), time.Now()
 	if e.stat, err = m.fs.Stat(); err != nil {
 		return e, err

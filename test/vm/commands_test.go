@@ -90,7 +90,7 @@ func TestShares(t *testing.T) {
 mkdir -p /sys/fs/cgroup/sole /sys/fs/cgroup/split/a /sys/fs/cgroup/split/b
 tare app http --listen 127.0.0.1:8080 --body 5 >&2 & app=$!
 for g in sole split; do
-	tare subject kernelmesh --services /services.yaml --cgroup /sys/fs/cgroup/$g --steps 100000 --human >/tmp/$g & eval $g=$!
+	tare subject kernelmesh --services /services.yaml --cgroup /sys/fs/cgroup/$g --steps 1000000 --human >/tmp/$g & eval $g=$!
 done
 until wget -q -O /dev/null http://127.0.0.1:8080/ && grep -q km_connect4 /tmp/sole && grep -q km_connect4 /tmp/split; do sleep 0.1; done
 connect() { (echo 0 >/sys/fs/cgroup/$1/cgroup.procs && timeout 10 wget -q -O /dev/null http://10.96.0.1/); }
