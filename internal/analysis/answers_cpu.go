@@ -51,7 +51,7 @@ func limitAnswers(s *Summary, t *table) []Answer {
 	for _, at := range t.levels {
 		v := &evidence{s: s, at: at}
 		weight := func(arm string) float64 {
-			if e := s.Find("limited_bpf_cpus", arm, at); e != nil {
+			if e := s.Find("bpf_seconds_per_connection", arm, at); e != nil {
 				return e.Value
 			}
 			return 0
@@ -94,9 +94,9 @@ func limitAnswers(s *Summary, t *table) []Answer {
 			b.WriteString(", more than they were charged: something else held the programs up while they ran")
 		}
 		fmt.Fprintf(&b, ". With %s: %s", v.arm, v.contexts())
-		if arm := v.mostSoftirq(arms); arm != arms[0] {
-			w := &evidence{s: s, at: at, arm: arm, used: v.used}
-			fmt.Fprintf(&b, " With %s: %s", arm, w.contexts())
+		if lightest := arms[len(arms)-1]; lightest != v.arm {
+			w := &evidence{s: s, at: at, arm: lightest, used: v.used}
+			fmt.Fprintf(&b, " With %s: %s", lightest, w.contexts())
 			v.used = w.used
 		}
 		if lighter := v.lighter(arms[1:]); lighter != "" {
@@ -128,29 +128,18 @@ func (v *evidence) contexts() string {
 	return text + "."
 }
 
-// mostSoftirq is the arm whose programs ran most in softirq above the limited groups; the first where none did.
-func (v *evidence) mostSoftirq(arms []string) string {
-	most, value := arms[0], 0.0
-	for _, arm := range arms {
-		if e := v.s.Find("bpf_limited_softirq_share", arm, v.at); e != nil && e.Value > value {
-			most, value = arm, e.Value
-		}
-	}
-	return most
-}
-
-// lighter names what the lighter arms take of the same limit.
+// lighter says what the lighter programs add to the charge.
 func (v *evidence) lighter(arms []string) string {
 	var parts []string
 	for _, arm := range arms {
-		if e := v.of("limited_bpf_cpus", arm); e != nil {
-			parts = append(parts, arm+" "+written(e.Value, e.Lo, e.Hi, e.Unit))
+		if e := v.of("limited_cpu_seconds_per_connection", arm); e != nil && e.Difference != nil {
+			parts = append(parts, "with "+arm+" it "+(&clauses{s: v.s, arm: arm, at: v.at}).moved(e))
 		}
 	}
 	if len(parts) == 0 {
 		return ""
 	}
-	return "Lighter programs took by samples: " + strings.Join(parts, ", ") + "."
+	return "The charge for each connection with lighter programs: " + strings.Join(parts, "; ") + "."
 }
 
 // saturationAnswers say, for each arm, how the programs' part of the machine goes over the levels, and then each level by itself.
@@ -187,9 +176,10 @@ func saturationAnswers(s *Summary, t *table) []Answer {
 				fmt.Fprintf(&b, "; applications take %s, loads %s", written(e.Value, e.Lo, e.Hi, e.Unit), v.say("load_cpu_share"))
 			}
 			if e := v.get("throughput_per_second"); e != nil && e.Difference != nil {
-				fmt.Fprintf(&b, "; throughput is %s, which %s", written(e.Value, e.Lo, e.Hi, e.Unit), (&clauses{s: s, arm: arm, at: at}).moved(e))
+				c := clauses{s: s, arm: arm, at: at}
+				fmt.Fprintf(&b, "; throughput is %s; against the same without the programs it %s", written(e.Value, e.Lo, e.Hi, e.Unit), c.moved(e))
 				if e.Ratio != nil && e.Difference.Resolved {
-					fmt.Fprintf(&b, " than without (%s)", quantity.DeltaValue(e.Ratio.Value-1, quantity.Part))
+					fmt.Fprintf(&b, " (%s)", quantity.DeltaValue(e.Ratio.Value-1, quantity.Part))
 				}
 			}
 			answers = append(answers, Answer{Answer: b.String() + ".", Evidence: v.used})

@@ -28,7 +28,7 @@ func limitedRun() (*Summary, *table) {
 			estimateOf("limit_cpus", arm, "CPUs", 0.25, nil), estimateOf("limited_cpus", arm, "CPUs", 0.2495, nil), estimateOf("limited_share", arm, "part", 0.998, nil),
 			estimateOf("limited_most_share", arm, "part", 1.001, nil), estimateOf("limited_throttled_share", arm, "part", 0.97, nil),
 			estimateOf("limited_cpu_seconds_per_connection", arm, "seconds per connection", 500e-6, difference(400e-6, true)),
-			estimateOf("throughput_per_second", arm, "per second", 500, difference(-2000, true)), estimateOf("limited_bpf_cpus", arm, "CPUs", bpf, nil),
+			estimateOf("throughput_per_second", arm, "per second", 500, difference(-2000, true)), estimateOf("limited_bpf_cpus", arm, "CPUs", bpf, nil), estimateOf("bpf_seconds_per_connection", arm, "seconds per connection", bpf/500, nil),
 			estimateOf("bpf_limited_task_share", arm, "part", 0.95, nil), estimateOf("bpf_limited_softirq_share", arm, "part", 0.03, nil), estimateOf("bpf_limited_inside_share", arm, "part", 0.98, nil))
 	}
 	return s, &table{levels: []factors{{}}, arms: []string{"direct", "aa", "heavy", "kernelmesh"}}
@@ -52,7 +52,7 @@ func TestLimitAnswers(t *testing.T) {
 		change func(*Summary)
 		want   []string
 	}{
-		{"shared", func(*Summary) {}, []string{"Yes: with heavy, at a limit of 0.25 CPU", "100 % [98, 102] of it", "throttled in 97 %", "0.20 CPU of the limit", "eBPF took 0.200 CPU", "2000 /s [1800, 2200] lower", "softirq above them, inside it too", "2.0 % in other groups", "kernelmesh 0.00400 CPU"}},
+		{"shared", func(*Summary) {}, []string{"Yes: with heavy, at a limit of 0.25 CPU", "100 % [98, 102] of it", "throttled in 97 %", "0.20 CPU of the limit", "eBPF took 0.200 CPU", "2000 /s [1800, 2200] lower", "softirq above them, inside it too", "2.0 % in other groups", "with kernelmesh it is 400 us [360, 440] higher", "With kernelmesh: of the programs"}},
 		{"softirq apart", func(s *Summary) { s.set("bpf_limited_inside_share", scale(0.95/0.98)) }, []string{"Yes: ", "outside it, for this kernel takes interrupts out"}},
 		{"no softirq", func(s *Summary) { s.set("bpf_limited_softirq_share", scale(0)) }, []string{"so softirq decides nothing here"}},
 		{"exceeded", func(s *Summary) { s.set("limited_share", scale(1.2)) }, []string{"No, it was exceeded: "}},

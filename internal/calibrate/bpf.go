@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/fault"
 	"tare/internal/ledger"
 	"tare/internal/placement"
 	"tare/internal/quantity"
@@ -135,64 +136,58 @@ func stepTime() (float64, error) {
 	return t / steps, err
 }
 
-// program has two groups run a program 3:1.
+// program has two groups run a program 3:1. What a run takes is what it adds to the calls that it runs above, by the clock of the processes
+// that make them, while statistics and samples are off.
 func (b *bench) program(ctx context.Context, about time.Duration, steps int) (ws []Weight, err error) {
-	// What a run takes is measured before and after: on a machine whose speed changes the two differ, and the truth is in between.
-	const short = 20 * time.Nanosecond
-	var empty, clock float64
-	measure := func() (float64, error) {
-		full, err1 := runTime(body(steps), about)
-		nothing, err2 := runTime(body(0), short)
-		reading, err3 := runTime(clockRead(), 2*short)
-		empty, clock = nothing, reading-nothing
-		return full - empty, errors.Join(err1, err2, err3)
-	}
-	before, err := measure()
+	const call = time.Microsecond // a connect() without a program, about
+	long := b.length(2*time.Second, 600*time.Millisecond)
+	light := int(long / heavyPart / (about + call))
+	nothing, err := b.callTime(ctx, 0, int(long/heavyPart/call))
 	if err != nil {
 		return nil, err
 	}
-
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, Instructions: body(steps), License: "Dual BSD/GPL"})
+	something, err := b.callTime(ctx, steps, light)
 	if err != nil {
-		return nil, fmt.Errorf("loading the planted program: %w", err)
+		return nil, err
+	}
+	clock, err := b.clockTime()
+	if err != nil {
+		return nil, err
+	}
+	truth := something - nothing
+
+	p, id, err := planted(steps)
+	if err != nil {
+		return nil, err
 	}
 	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return nil, fmt.Errorf("reading the planted program: %w", err)
-	}
-	id, _ := info.ID()
-	const call = time.Microsecond // of connect() itself, about
-	seconds := b.length(2*time.Second, 700*time.Millisecond)
-	light := int(seconds / heavyPart / (about + call))
-	l, paths, err := b.connectors(ctx, p, light)
+	var l *ledger.Ledger
+	_, paths, err := b.connectors(ctx, p, light, func(run func() error) (err error) {
+		l, err = b.ledgerOf(ctx, sampleHz, run)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	after, err := measure()
-	if err != nil {
-		return nil, err
-	}
-	truth := (before + after) / 2
 	runs := float64((heavyPart + 1) * light)
 	name := fmt.Sprintf("program of %v", about)
-	planted := fmt.Sprintf("%.0f runs of a program of %d steps above connect(); truth: the same steps run on demand without statistics (%s), less an empty program (%s); in the kernel's count of a run is one reading of the clock besides (%s)",
-		runs, steps, quantity.Value(truth, quantity.Seconds), quantity.Value(empty, quantity.Seconds), quantity.Value(clock, quantity.Seconds))
-	prog := programOf(l, uint32(id))
+	how := fmt.Sprintf("%.0f runs of a program of %d steps above connect(); truth: a call with it (%s) less a call with an empty one (%s), by the callers, without statistics; in the kernel's count of a run is one reading of the clock besides (%s)",
+		runs, steps, quantity.Value(something, quantity.Seconds), quantity.Value(nothing, quantity.Seconds), quantity.Value(clock, quantity.Seconds))
+	prog := programOf(l, id)
 	if prog == nil || prog.NsPerRun == nil {
-		return []Weight{missing(name+", time of a run", quantity.Seconds, planted, "the program is not in the ledger")}, nil
+		return []Weight{missing(name+", time of a run", quantity.Seconds, how, "the program is not in the ledger")}, nil
 	}
 	ws = append(ws,
 		known(name+", runs", quantity.Count, runs, float64(*prog.RunCount), Tolerance{Absolute: 0.5}, "processes that count their calls"),
-		// 40 ns: among the instructions of a real connect() a program starts colder than when it is run over and over.
-		known(name+", time of a run", quantity.Seconds, truth+clock, *prog.NsPerRun/1e9, Tolerance{Absolute: 40e-9, Part: 0.05}, planted).fragile())
+		// 40 ns: a call takes about 1 us, and is not known better than to some per cent.
+		known(name+", time of a run", quantity.Seconds, truth+clock, *prog.NsPerRun/1e9, Tolerance{Absolute: 40e-9, Part: 0.05}, how).fragile())
 	if prog.SampledSeconds == nil {
-		return append(ws, missing(name+", time by samples", quantity.Seconds, planted, "no samples on this machine")), nil
+		return append(ws, missing(name+", time by samples", quantity.Seconds, how, "no samples on this machine")), nil
 	}
 	s := prog.SampledSeconds
 	ws = append(ws, known(name+", time by samples", quantity.Seconds, runs*truth, s.Value, Tolerance{Absolute: runs * 40e-9, Part: 0.05, HalfWidths: 2},
-		"the sampler alone; "+planted).within(s.Lo, s.Hi).fragile())
-	ws = append(ws, share(name, prog, paths, planted))
+		"the sampler alone; "+how).within(s.Lo, s.Hi).fragile())
+	ws = append(ws, share(name, prog, paths, how))
 	return ws, nil
 }
 
@@ -213,14 +208,55 @@ func share(name string, prog *ledger.Program, paths []string, planted string) We
 	return w
 }
 
-// connectors attaches the program above two groups and has their processes connect, three times as often in the first; each on a CPU of its
-// own where there are two.
-func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *ledger.Ledger, paths []string, err error) {
-	dir := ""
-	if h, ok := b.layout.V2(); ok {
-		dir = filepath.Join(h.Mount, b.tree.Name())
+// planted loads a program of so many steps for the connect hook, and gives its id.
+func planted(steps int) (*ebpf.Program, uint32, error) {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, Instructions: body(steps), License: "Dual BSD/GPL"})
+	if err != nil {
+		return nil, 0, fmt.Errorf("loading the planted program: %w", err)
 	}
-	at, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupInet4Connect, Program: p})
+	info, err := p.Info()
+	if err != nil {
+		return nil, 0, errors.Join(fmt.Errorf("reading the planted program: %w", err), p.Close())
+	}
+	id, _ := info.ID()
+	return p, uint32(id), nil
+}
+
+// callTime is what a call of connect() takes with a program of so many steps above it, in seconds.
+func (b *bench) callTime(ctx context.Context, steps, light int) (float64, error) {
+	p, _, err := planted(steps)
+	if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	results, _, err := b.connectors(ctx, p, light, func(run func() error) error { return run() })
+	if err != nil {
+		return 0, err
+	}
+	seconds, calls := 0.0, 0
+	for _, r := range results {
+		seconds += r.Seconds
+		calls += r.Times
+	}
+	return seconds / float64(calls), nil
+}
+
+// clockTime is what one reading of the kernel's clock takes, in seconds.
+func (b *bench) clockTime() (float64, error) {
+	const short = 20 * time.Nanosecond
+	reading, err1 := runTime(clockRead(), 2*short)
+	nothing, err2 := runTime(body(0), short)
+	return max(reading-nothing, 0), errors.Join(err1, err2)
+}
+
+// connectors attaches the program above two groups and has their processes connect, three times as often in the first; each on a CPU of its
+// own where there are two. While they do, around runs.
+func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int, around func(run func() error) error) (results []plantedResult, paths []string, err error) {
+	h, ok := b.layout.V2()
+	if !ok {
+		return nil, nil, fault.New(fault.Machine, "bpf", "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified; or leave it out with --only", "programs attach to a cgroup v2 directory, and no v2 hierarchy is mounted")
+	}
+	at, err := link.AttachCgroup(link.CgroupOptions{Path: filepath.Join(h.Mount, b.tree.Name()), Attach: ebpf.AttachCGroupInet4Connect, Program: p})
 	if err != nil {
 		return nil, nil, fmt.Errorf("attaching the planted program to the control group: %w", err)
 	}
@@ -240,11 +276,11 @@ func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *
 		children = append(children, c)
 		paths = append(paths, g.Path())
 	}
-	l, err = b.ledgerOf(ctx, sampleHz, func() error {
-		_, err := order(children, func(i int) any { return connectOrder{times[i]} })
+	err = around(func() error {
+		results, err = order(children, func(i int) any { return connectOrder{times[i]} })
 		return err
 	})
-	return l, paths, err
+	return results, paths, err
 }
 
 func programOf(l *ledger.Ledger, id uint32) *ledger.Program {
