@@ -1,0 +1,258 @@
+package mesh
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Rule is one line of a listener: the first that matches a connection decides. All stores answer by rules.
+type Rule struct {
+	Source, Destination           netip.Prefix // the zero prefix: any
+	SourcePorts, DestinationPorts PortRange    // the zero range: any
+	Chain                         int          // whose clusters take the connection: index into Chains; Default is len(Chains); below 0: denied
+}
+
+// Denied is the chain of a rule that denies.
+const Denied = -1
+
+// MaxRules is how many rules a listener can come to. Programs look through them one by one.
+const MaxRules = 32
+
+// Rules are the chains of l with their RBAC, in the order in which they are looked through; within a chain, what is denied comes first. What
+// no rule matches is refused. Rules that none can reach may be left out.
+//
+// Chains are found as Envoy finds them: by destination port, then destination prefix, then source prefix, then source port, each time
+// by the most special value that matches. There is no way back: where a chain for the port, or for the longest prefix, exists but does not match in what is
+// looked at later, the default chain takes the connection, and not a less special one. Only a source port leaves the choice of a chain for any.
+// (FilterChainManagerImpl::findFilterChain of Envoy, and "FilterChainMatch" in its API reference.)
+func (l *Listener) Rules() ([]Rule, error) {
+	if l.trivial() {
+		return everything, nil
+	}
+	var out []Rule
+	var all []matched
+	for i := range l.Chains {
+		for _, r := range l.Chains[i].Match.rules() {
+			all = append(all, matched{rule: r, chain: i})
+		}
+	}
+	if len(all) <= MaxRules { // else it is too many anyway
+		all = ends(all, len(l.Chains))
+	}
+	if l.Default != nil {
+		all = append(all, matched{rule: Rule{}, chain: len(l.Chains)})
+	}
+	for _, m := range all {
+		rules, err := l.Chain(m.chain).rules(m.rule, m.chain)
+		if err != nil {
+			return nil, fmt.Errorf("listener %s: %w", l.Name, err)
+		}
+		out = append(out, rules...)
+	}
+	if len(out) > MaxRules {
+		return nil, fmt.Errorf("listener %s: its filter chains and RBAC policies come to %d rules; a listener can have %d", l.Name, len(out), MaxRules)
+	}
+	return out, nil
+}
+
+// matched is what a chain matches.
+type matched struct {
+	rule  Rule
+	chain int
+	end   bool // of the way: made by ends
+}
+
+// ends puts what chains match in order, and after each group of one port or prefix the end of its way, which goes to the default chain, unless
+// that makes no difference.
+func ends(all []matched, last int) []matched {
+	n := len(all)
+	for _, m := range all[:n] {
+		r := m.rule
+		r.SourcePorts = PortRange{}
+		if bits(r.Source) > 0 {
+			all = append(all, matched{r, last, true})
+		}
+		r.Source = netip.Prefix{}
+		if bits(r.Destination) > 0 {
+			all = append(all, matched{r, last, true})
+		}
+		r.Destination = netip.Prefix{}
+		if !r.DestinationPorts.any() {
+			all = append(all, matched{r, last, true})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b matched) int { return moreSpecial(a.rule, b.rule) })
+	out := all[:0]
+	for i, m := range all {
+		if !m.end || !slices.ContainsFunc(out, func(o matched) bool { return o.rule == m.rule }) &&
+			slices.ContainsFunc(all[i+1:], func(o matched) bool { return !o.end && o.rule.overlaps(m.rule) }) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// everything is the rules of a listener whose first chain is for all.
+var everything = []Rule{{}}
+
+// trivial says whether every chain is for all connections, so that the first takes them.
+func (l *Listener) trivial() bool {
+	for i := range l.Chains {
+		if c := &l.Chains[i]; !c.Match.any() || len(c.RBAC) > 0 {
+			return false
+		}
+	}
+	return len(l.Chains) > 0 && len(l.Chains) < MaxRules && (l.Default == nil || len(l.Default.RBAC) == 0)
+}
+
+func (m *Match) any() bool {
+	return m.DestinationPort == 0 && len(m.Destinations) == 0 && len(m.Sources) == 0 && len(m.SourcePorts) == 0
+}
+
+// rules is the match as rules, one for each combination.
+func (m *Match) rules() (out []Rule) {
+	ports := []PortRange{{}}
+	if len(m.SourcePorts) > 0 {
+		ports = nil
+		for _, p := range m.SourcePorts {
+			ports = append(ports, PortRange{p, p})
+		}
+	}
+	var to PortRange
+	if m.DestinationPort != 0 {
+		to = PortRange{m.DestinationPort, m.DestinationPort}
+	}
+	for _, d := range orAny(m.Destinations) {
+		for _, s := range orAny(m.Sources) {
+			for _, p := range ports {
+				out = append(out, Rule{Source: s.Masked(), Destination: d.Masked(), SourcePorts: p, DestinationPorts: to})
+			}
+		}
+	}
+	return out
+}
+
+// moreSpecial orders what chains match as Envoy looks for a chain.
+func moreSpecial(a, b Rule) int {
+	return cmp.Or(
+		-cmp.Compare(min(a.DestinationPorts.To, 1), min(b.DestinationPorts.To, 1)), // given or not; which one does not matter
+		-cmp.Compare(bits(a.Destination), bits(b.Destination)),
+		-cmp.Compare(bits(a.Source), bits(b.Source)),
+		-cmp.Compare(min(a.SourcePorts.To, 1), min(b.SourcePorts.To, 1)),
+	)
+}
+
+// bits is how many bits of an address a prefix decides. No prefix and one of all addresses are the same, as in Envoy.
+func bits(p netip.Prefix) int { return max(0, p.Bits()) }
+
+// rules is what becomes of connections that m matches.
+func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
+	m.Chain = chain
+	allowed, last := []Rule{m}, m
+	allows := 0
+	for _, r := range c.RBAC {
+		if r.Deny {
+			for _, p := range r.Policies {
+				for _, d := range p.within(m) {
+					d.Chain = Denied
+					out = append(out, d)
+				}
+			}
+			continue
+		}
+		if allows++; allows > 1 {
+			return nil, fmt.Errorf("filter chain %s: more than one RBAC filter that allows: give one with the policies of all", c.Name)
+		}
+		allowed = nil
+		for _, p := range r.Policies {
+			allowed = append(allowed, p.within(m)...)
+		}
+	}
+	out = append(out, allowed...)
+	if allows > 0 {
+		last.Chain = Denied
+		out = append(out, last)
+	}
+	return out, nil
+}
+
+// within is what a policy matches of what m does.
+func (p *Principal) within(m Rule) (out []Rule) {
+	for _, d := range orAny(p.Destinations) {
+		for _, s := range orAny(p.Sources) {
+			for _, sp := range orAnyPort(p.SourcePorts) {
+				for _, dp := range orAnyPort(p.DestinationPorts) {
+					r := m
+					ok := narrow(&r.Destination, d) && narrow(&r.Source, s) && r.SourcePorts.narrow(sp) && r.DestinationPorts.narrow(dp)
+					if ok {
+						out = append(out, r)
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+func orAny(p []netip.Prefix) []netip.Prefix {
+	if len(p) == 0 {
+		return []netip.Prefix{{}}
+	}
+	return p
+}
+
+func orAnyPort(p []PortRange) []PortRange {
+	if len(p) == 0 {
+		return []PortRange{{}}
+	}
+	return p
+}
+
+// overlaps says whether there is a connection that both match.
+func (r Rule) overlaps(o Rule) bool {
+	return narrow(&r.Source, o.Source) && narrow(&r.Destination, o.Destination) && r.SourcePorts.narrow(o.SourcePorts) && r.DestinationPorts.narrow(o.DestinationPorts)
+}
+
+// narrow makes p what both match, and says whether there is any.
+func narrow(p *netip.Prefix, by netip.Prefix) bool {
+	switch {
+	case !by.IsValid():
+		return true
+	case !p.IsValid():
+		*p = by.Masked()
+		return true
+	case !p.Overlaps(by):
+		return false
+	case by.Bits() > p.Bits():
+		*p = by.Masked()
+	}
+	return true
+}
+
+func (r *PortRange) any() bool { return r.From == 0 && r.To == 0 }
+
+func (r *PortRange) narrow(by PortRange) bool {
+	switch {
+	case by.any():
+		return true
+	case r.any():
+		*r = by
+		return true
+	}
+	r.From, r.To = max(r.From, by.From), min(r.To, by.To)
+	return r.From <= r.To
+}
+
+// Matches says whether the rule is for a connection from one address to another. A source that is not known yet is the zero address: it
+// matches only rules that do not ask.
+func (r *Rule) Matches(from, to netip.AddrPort) bool {
+	return inPrefix(r.Source, from.Addr()) && inPrefix(r.Destination, to.Addr()) && r.SourcePorts.has(from.Port()) && r.DestinationPorts.has(to.Port())
+}
+
+func inPrefix(p netip.Prefix, a netip.Addr) bool {
+	return !p.IsValid() || a.IsValid() && p.Contains(a.Unmap())
+}
+
+func (r *PortRange) has(p uint16) bool { return r.any() || r.From <= p && p <= r.To }

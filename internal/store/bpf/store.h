@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * What a store's header gives to programs: its maps, and
+ *
+ *	static __always_inline enum verdict store_find(const struct question *q, struct answer *a);
+ *
+ * which answers one question, and fills in *a for ACCEPT. Programs run inside one RCU read-side section, so what they have found does
+ * not go away under them; whether it is whole is the store's promise.
+ *
+ * Addresses are in one form, 16 bytes, IPv4 as IPv4-mapped IPv6 (::ffff:a.b.c.d).
+ */
+#ifndef TARE_STORE_H
+#define TARE_STORE_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+
+struct address {
+	__u32 ip[4]; /* network byte order */
+	__u16 port;  /* network byte order */
+	__u16 zero;
+};
+
+/* In the order of package mesh. */
+enum verdict { PASS, ACCEPT, REFUSE, DENY };
+
+struct question {
+	struct address from; /* all zero where the source is not known yet */
+	struct address to;
+	__u32 protocol; /* 6 TCP, 17 UDP */
+	__u32 zero;
+	/* Two independent random numbers, uniform over 32 bits: the upper half chooses the cluster, the lower the endpoint. */
+	__u64 random;
+};
+
+struct answer {
+	struct address endpoint;
+	__u32 cluster;         /* its number, stable while the cluster is there */
+	__u32 max_connections; /* of the cluster; 0: no limit */
+	__u32 verdict;         /* filled in by who asks */
+	__u64 generation;      /* of the configuration, where the store has one; else 0 */
+};
+
+#endif

@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * The snapshot store: a whole configuration is a tree of lines of 64 bytes in one array, each line an element of the map and a line of the
+ * cache. A tree that programs can see is never changed. Each change writes what is new of it into lines that nobody can see, copies the
+ * path to the root, and makes it the configuration by one 64-bit store into line 0. Lines that are in no tree any more are written again
+ * only after an RCU grace period, so what a program sees from the root that it read once is whole as long as it runs. (Programs that may sleep run
+ * outside of RCU's sections: this is not for them. layout.go has the writer's view.)
+ *
+ * Every index from a line goes through a lookup, which the verifier and JIT make a comparison and an addition, so nothing that is in the
+ * map can lead a program astray.
+ */
+#ifndef TARE_STORE_SNAPSHOT_H
+#define TARE_STORE_SNAPSHOT_H
+
+#include "store.h"
+
+struct ss_line {
+	__u32 w[16];
+};
+
+/* max_entries is set at load time. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ss_line);
+} ss_lines SEC(".maps");
+
+/* Line 0. All but the root stay the same. */
+struct ss_super {
+	__u64 root; /* its first line in bits 0-23, listeners for any IPv4 and any IPv6 address in 24 and 25, generation above */
+	__u64 seed; /* of the hash */
+	__u32 mask; /* of buckets */
+	__u32 listeners; /* from the root to its directory of listeners; that of clusters begins at 1 */
+};
+
+#define SS_ROOT_BITS 24
+#define SS_ANY4 (1 << 24)
+#define SS_ANY6 (1 << 25)
+#define SS_GENERATION 26
+
+/* A bucket of listeners: up to 7, and the line of more. Unused ones have line 0. */
+#define SS_BUCKET 7
+#define SS_BUCKET_LINES 4
+
+struct ss_bucket {
+	struct {
+		__u32 line;
+		__u32 tag;
+	} entry[SS_BUCKET];
+	__u32 more;
+	__u32 zero;
+};
+
+/* Where a connection goes: nowhere, or to the cluster in a slot, or to one by the table that begins at a line from the listener. */
+struct ss_target {
+	__u32 count; /* 0 refused, 1 slot, SS_DENY denied, else size of the table */
+	__u32 where;
+};
+
+#define SS_DENY 0xffffffff
+
+struct ss_key {
+	__u32 ip[4];
+	__u32 port; /* network byte order; protocol in the upper half */
+};
+
+/* The first line of a listener. Its rules are the lines after. */
+struct ss_listener {
+	struct ss_key key;
+	__u32 rules;
+	struct ss_target target; /* of what no rule matches */
+};
+
+#define SS_RULES 32
+
+/* Prefixes as two numbers, upper half first; the kind is 0 for any, 1 for IPv4, 2 for IPv6. */
+struct ss_rule {
+	__u64 source[2];
+	__u64 destination[2];
+	__u8 source_kind, source_bits, destination_kind, destination_bits;
+	__u16 source_from, source_to; /* ports */
+	__u16 destination_from, destination_to;
+	struct ss_target target;
+};
+
+/*
+ * Tables are alias tables: a uniform entry, and one comparison, is a choice by weight in constant time. Below threshold (of 2^32) it is
+ * the entry's own, else the other.
+ */
+struct ss_share {
+	__u32 threshold;
+	__u32 own, other; /* slots of clusters */
+	__u32 zero;
+};
+
+/* The first half line of a cluster; its endpoints follow. */
+struct ss_cluster {
+	__u32 id;
+	__u32 max_connections;
+	__u32 count;
+	__u32 form; /* 0: endpoints are ss_endpoint4, 1: ss_endpoint6 */
+};
+
+struct ss_endpoint4 {
+	__u32 threshold;
+	__u32 own_ip, other_ip;
+	__u16 own_port, other_port;
+};
+
+struct ss_endpoint6 {
+	__u32 ip[4];
+	__u32 port;
+	__u32 threshold;
+	__u32 other; /* entry */
+	__u32 zero;
+};
+
+/* Tests make programs slow between reading the root and following it. */
+#ifndef SS_PAUSE
+#define SS_PAUSE()
+#endif
+
+static __always_inline void *ss_at(__u32 line)
+{
+	return bpf_map_lookup_elem(&ss_lines, &line);
+}
+
+static __always_inline __u64 ss_stir(__u64 hash, __u64 with)
+{
+	hash = (hash ^ with) * 0x9e3779b97f4a7c15ULL;
+	return hash ^ hash >> 32;
+}
+
+/* The line of the listener with this address, or 0. */
+static __always_inline __u32 ss_search(__u32 directory, __u64 seed, __u32 mask, const struct ss_key *key)
+{
+	__u64 hash = ss_stir(ss_stir(seed, key->ip[0] | (__u64)key->ip[1] << 32), key->ip[2] | (__u64)key->ip[3] << 32);
+	__u32 bucket, tag, line;
+	struct ss_line *l;
+	__u64 i, j; /* the verifier follows 64-bit counters through the stack */
+
+	hash = ss_stir(ss_stir(hash, key->port), 0);
+	bucket = hash & mask;
+	tag = hash >> 32;
+	l = ss_at(directory + (bucket >> 9));
+	if (!l)
+		return 0;
+	line = l->w[bucket >> 5 & 15];
+	if (!line)
+		return 0;
+	l = ss_at(line + (bucket >> 4 & 1));
+	if (!l)
+		return 0;
+	line = l->w[bucket & 15];
+	if (!line)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (i = 0; i < SS_BUCKET_LINES; i++) {
+		struct ss_bucket *b = ss_at(line);
+
+		if (!b)
+			return 0;
+#pragma clang loop unroll(disable)
+		for (j = 0; j < SS_BUCKET; j++) {
+			__u32 found = b->entry[j].line;
+			struct ss_listener *at;
+
+			if (!found)
+				return 0;
+			if (b->entry[j].tag != tag)
+				continue;
+			at = ss_at(found);
+			if (at && at->key.ip[3] == key->ip[3] && at->key.port == key->port && at->key.ip[2] == key->ip[2] &&
+			    at->key.ip[1] == key->ip[1] && at->key.ip[0] == key->ip[0])
+				return found;
+		}
+		line = b->more;
+		if (!line)
+			return 0;
+	}
+	return 0;
+}
+
+struct ss_address {
+	__u64 half[2];
+	__u32 kind;
+};
+
+static __always_inline void ss_read(const struct address *from, struct ss_address *a)
+{
+	a->half[0] = (__u64)bpf_ntohl(from->ip[0]) << 32 | bpf_ntohl(from->ip[1]);
+	a->half[1] = (__u64)bpf_ntohl(from->ip[2]) << 32 | bpf_ntohl(from->ip[3]);
+	if (!a->half[0] && a->half[1] >> 32 == 0xffff)
+		a->kind = 1;
+	else
+		a->kind = a->half[0] | a->half[1] ? 2 : 0; /* 0: not known */
+}
+
+static __always_inline bool ss_within(const struct ss_address *a, const __u64 *prefix, __u8 kind, __u8 bits)
+{
+	if (!kind)
+		return true;
+	if (kind != a->kind)
+		return false;
+	if (kind == 1)
+		return !((__u64)(__u32)(a->half[1] ^ prefix[1]) >> (32 - bits & 63));
+	if (!bits)
+		return true;
+	if (bits <= 64)
+		return !((a->half[0] ^ prefix[0]) >> (64 - bits & 63));
+	return a->half[0] == prefix[0] && !((a->half[1] ^ prefix[1]) >> (128 - bits & 63));
+}
+
+/* What the first rule that matches says, else *target as it is. */
+static __always_inline void ss_decide(const struct question *q, __u32 line, __u32 rules, struct ss_target *target)
+{
+	__u16 source_port = bpf_ntohs(q->from.port), destination_port = bpf_ntohs(q->to.port);
+	struct ss_address source, destination;
+	__u64 i;
+
+	ss_read(&q->from, &source);
+	ss_read(&q->to, &destination);
+#pragma clang loop unroll(disable)
+	for (i = 0; i < SS_RULES; i++) {
+		struct ss_rule *r;
+
+		if (i >= rules)
+			return;
+		r = ss_at(line + 1 + i);
+		if (!r)
+			return;
+		if (source_port < r->source_from || source_port > r->source_to || destination_port < r->destination_from ||
+		    destination_port > r->destination_to)
+			continue;
+		if (!ss_within(&destination, r->destination, r->destination_kind, r->destination_bits) ||
+		    !ss_within(&source, r->source, r->source_kind, r->source_bits))
+			continue;
+		*target = r->target;
+		return;
+	}
+}
+
+static __always_inline enum verdict ss_endpoint(__u32 line, __u32 random, struct answer *a)
+{
+	struct ss_cluster *c = ss_at(line);
+	__u64 choice;
+	__u32 at, form;
+
+	if (!c || !c->count)
+		return REFUSE;
+	a->cluster = c->id;
+	a->max_connections = c->max_connections;
+	a->endpoint.zero = 0;
+	choice = (__u64)random * c->count;
+	at = choice >> 32;
+	form = c->form;
+	if (!form) {
+		struct ss_endpoint4 *e = ss_at(line + ((at + 2) >> 2));
+
+		if (!e)
+			return REFUSE;
+		e += (at + 2) & 3;
+		a->endpoint.ip[0] = 0;
+		a->endpoint.ip[1] = 0;
+		a->endpoint.ip[2] = bpf_htonl(0xffff);
+		if ((__u32)choice < e->threshold) {
+			a->endpoint.ip[3] = e->own_ip;
+			a->endpoint.port = e->own_port;
+		} else {
+			a->endpoint.ip[3] = e->other_ip;
+			a->endpoint.port = e->other_port;
+		}
+	} else {
+		struct ss_endpoint6 *e = ss_at(line + ((at + 1) >> 1));
+
+		if (!e)
+			return REFUSE;
+		e += (at + 1) & 1;
+		if ((__u32)choice >= e->threshold) {
+			at = e->other;
+			e = ss_at(line + ((at + 1) >> 1));
+			if (!e)
+				return REFUSE;
+			e += (at + 1) & 1;
+		}
+		a->endpoint.ip[0] = e->ip[0];
+		a->endpoint.ip[1] = e->ip[1];
+		a->endpoint.ip[2] = e->ip[2];
+		a->endpoint.ip[3] = e->ip[3];
+		a->endpoint.port = e->port;
+	}
+	return ACCEPT;
+}
+
+static __always_inline enum verdict store_find(const struct question *q, struct answer *a)
+{
+	struct ss_key key = { .port = q->to.port | q->protocol << 16 };
+	struct ss_super *super = ss_at(0);
+	__u32 root, line, slot, mask, directory;
+	struct ss_target target;
+	struct ss_listener *l;
+	struct ss_line *n;
+	__u64 word, seed;
+
+	if (!super)
+		return PASS;
+	word = *(volatile __u64 *)&super->root; /* once: all else follows from it */
+	root = word & ((1 << SS_ROOT_BITS) - 1);
+	if (!root)
+		return PASS;
+	SS_PAUSE();
+	seed = super->seed;
+	mask = super->mask;
+	directory = root + super->listeners;
+
+	key.ip[0] = q->to.ip[0];
+	key.ip[1] = q->to.ip[1];
+	key.ip[2] = q->to.ip[2];
+	key.ip[3] = q->to.ip[3];
+	line = ss_search(directory, seed, mask, &key);
+	if (!line && word & (SS_ANY4 | SS_ANY6)) {
+		bool four = !key.ip[0] && !key.ip[1] && key.ip[2] == bpf_htonl(0xffff);
+
+		if (!(word & (four ? SS_ANY4 : SS_ANY6)))
+			return PASS;
+		key.ip[0] = 0;
+		key.ip[1] = 0;
+		key.ip[2] = four ? bpf_htonl(0xffff) : 0;
+		key.ip[3] = 0;
+		line = ss_search(directory, seed, mask, &key);
+	}
+	if (!line)
+		return PASS;
+	l = ss_at(line);
+	if (!l)
+		return PASS;
+	target = l->target;
+	if (l->rules)
+		ss_decide(q, line, l->rules, &target);
+	if (!target.count)
+		return REFUSE;
+	if (target.count == SS_DENY)
+		return DENY;
+	slot = target.where;
+	if (target.count > 1) {
+		__u64 choice = (q->random >> 32) * target.count;
+		__u32 at = choice >> 32;
+		struct ss_share *s = ss_at(line + target.where + (at >> 2));
+
+		if (!s)
+			return REFUSE;
+		s += at & 3;
+		slot = (__u32)choice < s->threshold ? s->own : s->other;
+	}
+	n = ss_at(root + 1 + (slot >> 13));
+	if (!n)
+		return REFUSE;
+	line = n->w[slot >> 9 & 15];
+	if (!line)
+		return REFUSE;
+	n = ss_at(line + (slot >> 8 & 1));
+	if (!n)
+		return REFUSE;
+	line = n->w[slot >> 4 & 15];
+	if (!line)
+		return REFUSE;
+	n = ss_at(line);
+	if (!n)
+		return REFUSE;
+	line = n->w[slot & 15];
+	if (!line)
+		return REFUSE;
+	a->generation = word >> SS_GENERATION;
+	return ss_endpoint(line, (__u32)q->random, a);
+}
+
+#endif

@@ -1,0 +1,159 @@
+package snapshot
+
+import "math/bits"
+
+// room hands out runs of neighbouring lines, in constant time: free runs are kept in lists by size, eight sizes to each power of two, and are merged with their
+// neighbours as they come back (two-level segregated fit). It knows lines by number only and never looks into them.
+type room struct {
+	runs  []run // by line
+	lists [26 * 8]uint32
+	used  [4]uint64 // which lists have any
+	free  uint32    // lines
+}
+
+// run is what is known at a line: for the first line of a free run its size and its neighbours in the list, for the last one its size. A run that is taken
+// has no size here; where it hangs in a chain, its first line has the next one, and its size in prev.
+type run struct{ size, next, prev, back uint32 }
+
+// chain is runs that are taken, in the order in which they came. It needs no memory.
+type chain struct{ first, last, lines uint32 }
+
+// hang adds a run of n lines to a chain.
+func (r *room) hang(c *chain, line, n uint32) {
+	r.runs[line].next, r.runs[line].prev = 0, n
+	r.join(c, &chain{line, line, n})
+}
+
+// join adds all runs of another chain, which has none then.
+func (r *room) join(c, other *chain) {
+	switch {
+	case other.first == 0:
+		return
+	case c.first == 0:
+		c.first = other.first
+	default:
+		r.runs[c.last].next = other.first
+	}
+	c.last = other.last
+	c.lines += other.lines
+	*other = chain{}
+}
+
+// unhang gives up to n runs of a chain back.
+func (r *room) unhang(c *chain, n int) {
+	for ; n > 0 && c.first != 0; n-- {
+		line := c.first
+		lines := r.runs[line].prev
+		if c.first = r.runs[line].next; c.first == 0 {
+			c.last = 0
+		}
+		c.lines -= lines
+		r.give(line, lines)
+	}
+}
+
+// newRoom is room for lines below the given one; line 0 is never free. All are taken at first.
+func newRoom(lines uint32) *room { return &room{runs: make([]run, lines+1)} }
+
+// list is the list that a run of n lines is in.
+func list(n uint32) int {
+	if n < 16 {
+		return int(n)
+	}
+	e := bits.Len32(n) - 1
+	return (e-2)*8 + int(n>>(e-3)&7)
+}
+
+// take finds n lines.
+func (r *room) take(n uint32) (line uint32, ok bool) {
+	// In the list of n itself runs may be too short; from the next list on all are long enough.
+	from := list(n)
+	if n >= 16 && n&(1<<(bits.Len32(n)-4)-1) != 0 {
+		from++
+	}
+	at := r.first(from)
+	if at < 0 {
+		if line = r.long(list(n), n); line == 0 {
+			return 0, false
+		}
+	} else {
+		line = r.lists[at]
+	}
+	size := r.runs[line].size
+	r.unlink(line)
+	if size > n {
+		r.link(line+n, size-n)
+	}
+	r.free -= n
+	return line, true
+}
+
+// first is the first list at or after one that has any, below 0 where none has.
+func (r *room) first(from int) int {
+	for i := from / 64; i < len(r.used); i++ {
+		w := r.used[i]
+		if i == from/64 {
+			w &= ^uint64(0) << (from % 64)
+		}
+		if w != 0 {
+			return i*64 + bits.TrailingZeros64(w)
+		}
+	}
+	return -1
+}
+
+// long is a run of the list with n lines or more, 0 if there is none.
+func (r *room) long(list int, n uint32) uint32 {
+	for line := r.lists[list]; line != 0; line = r.runs[line].next {
+		if r.runs[line].size >= n {
+			return line
+		}
+	}
+	return 0
+}
+
+// give takes n lines back.
+func (r *room) give(line, n uint32) {
+	r.free += n
+	if after := r.runs[line+n].size; after > 0 {
+		r.unlink(line + n)
+		n += after
+	}
+	if before := r.runs[line-1].back; before > 0 {
+		line -= before
+		n += before
+		r.unlink(line)
+	}
+	r.link(line, n)
+}
+
+func (r *room) link(line, n uint32) {
+	l := list(n)
+	next := r.lists[l]
+	first := &r.runs[line]
+	first.size, first.next, first.prev = n, next, 0
+	r.runs[line+n-1].back = n
+	if next != 0 {
+		r.runs[next].prev = line
+	}
+	r.lists[l] = line
+	r.used[l/64] |= 1 << (l % 64)
+}
+
+func (r *room) unlink(line uint32) {
+	first := r.runs[line]
+	l := list(first.size)
+	if first.prev != 0 {
+		r.runs[first.prev].next = first.next
+	} else {
+		r.lists[l] = first.next
+		if first.next == 0 {
+			r.used[l/64] &^= 1 << (l % 64)
+		}
+	}
+	if first.next != 0 {
+		r.runs[first.next].prev = first.prev
+	}
+	r.runs[line+first.size-1].back = 0
+	r.runs[line].size = 0
+}

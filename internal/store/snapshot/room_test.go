@@ -1,0 +1,101 @@
+package snapshot
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// TestRoom takes and gives random runs, and holds them against a list of who has which line.
+func TestRoom(t *testing.T) {
+	const lines = 5000
+	for seed := range uint64(4) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		r := newRoom(lines)
+		r.give(1, lines-1)
+		owner := make([]int, lines)
+		type held struct{ line, n uint32 }
+		var all []held
+		refused := 0
+		for step := 1; step < 20000; step++ {
+			if random.IntN(100) < 52 {
+				n := 1 + uint32(random.IntN(1<<random.IntN(9)))
+				line, ok := r.take(n)
+				if !ok {
+					refused++
+					free := 0
+					for i := 1; i < lines; i++ {
+						if free++; owner[i] != 0 {
+							free = 0
+						}
+						if free == int(n) {
+							t.Fatalf("%d lines are free at %d, and were not found", n, i)
+						}
+					}
+					continue
+				}
+				for i := line; i < line+n; i++ {
+					if i == 0 || owner[i] != 0 {
+						t.Fatalf("line %d was given twice", i)
+					}
+					owner[i] = step
+				}
+				all = append(all, held{line, n})
+			} else if len(all) > 0 {
+				i := random.IntN(len(all))
+				h := all[i]
+				all[i] = all[len(all)-1]
+				all = all[:len(all)-1]
+				for i := h.line; i < h.line+h.n; i++ {
+					owner[i] = 0
+				}
+				r.give(h.line, h.n)
+			}
+		}
+		if refused == 0 {
+			t.Error("the room was never full: the test wants that too")
+		}
+		var c, other chain
+		for i, h := range all {
+			r.hang([]*chain{&c, &other}[i%2], h.line, h.n)
+		}
+		r.join(&c, &other)
+		r.unhang(&c, len(all)/2)
+		r.unhang(&c, len(all))
+		if c != (chain{}) || other != (chain{}) || r.free != lines-1 {
+			t.Errorf("chains are %v and %v, %d lines are free of %d", c, other, r.free, lines-1)
+		}
+		if line, ok := r.take(lines - 1); !ok || line != 1 {
+			t.Error("free runs were not merged")
+		}
+	}
+}
+
+func TestAliases(t *testing.T) {
+	var a aliases
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		weights := make([]uint32, 1+random.IntN(40))
+		for i := range weights {
+			weights[i] = 1 + uint32(random.Uint64N(1<<random.IntN(32)))
+		}
+		a.make(weights)
+		total, sum := 0.0, 0.0
+		share := make([]float64, len(weights))
+		for i, w := range weights {
+			total += float64(w)
+			own := float64(a.threshold[i]) / (1 << 32)
+			share[i] += own
+			share[a.other[i]] += 1 - own
+		}
+		for i, w := range weights {
+			want := float64(w) / total * float64(len(weights))
+			sum += share[i]
+			if diff := share[i] - want; diff > 1e-7 || diff < -1e-7 {
+				t.Fatalf("weights %v: entry %d has a share of %g instead of %g", weights, i, share[i], want)
+			}
+		}
+		if len(a.other) != len(weights) || sum < float64(len(weights))-1e-6 {
+			t.Fatalf("weights %v: shares sum to %g", weights, sum)
+		}
+	}
+}
