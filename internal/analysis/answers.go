@@ -26,13 +26,15 @@ var wordings = map[string]wording{
 	"ebpf-saturation": {answer: saturationAnswers},
 	"ebpf-stress":     {answer: stressAnswers},
 	"ebpf-memory":     {answer: memoryAnswers},
+	"config-flush":    {answer: flushAnswers},
+	"config-scale":    {answer: scaleAnswers},
 }
 
 // Level writes one value of each factor: "connections 64, rate 1000".
 func Level(level map[string]string) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(level)) {
-		parts = append(parts, name+" "+level[name])
+		parts = append(parts, strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")+" "+level[name]) // what is set in all arms needs no path
 	}
 	return strings.Join(parts, ", ")
 }
@@ -55,6 +57,18 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 		}
 	}
 	return 0, false
+}
+
+// ArmName is what people call an arm: the baseline by its subject, where it has one.
+func (s *Summary) ArmName(arm string) string {
+	switch {
+	case s.Baseline == "":
+	case arm == record.Direct:
+		return s.Baseline + " (baseline)"
+	case arm == record.AA:
+		return s.Baseline + " (again)"
+	}
+	return arm
 }
 
 // answer says in words what each arm adds, at each level. Every clause rests on an estimate, which is named as evidence.

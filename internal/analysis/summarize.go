@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/quantity"
 	"tare/internal/record"
@@ -28,7 +29,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 		return nil, fmt.Errorf("summarizing run %q: its schema is %q, not %q", run.ID, run.Schema, record.RunSchema)
 	}
 	s := &Summary{
-		Schema: Schema, Experiment: run.Experiment, Question: run.Question, Seed: run.Seed,
+		Schema: Schema, Experiment: run.Experiment, Question: run.Question, Baseline: run.Baseline, Seed: run.Seed,
 		InvalidReasons: []string{}, Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{},
 	}
 	t := newTable(trials, s)
@@ -50,6 +51,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 		s.pool(t, at)
 	}
 	s.warnOfTwins()
+	s.warnOfOthers(trials)
 	s.Models = append(s.Models, fitModels(t)...)
 	s.judge(run, t)
 	s.answer(t)
@@ -62,6 +64,7 @@ type table struct {
 	arms    []string // the baseline, its twin, then the others by name
 	metrics []string
 	cells   map[cell]*values
+	in      map[levelArm][]int // the blocks in which an arm has a cell at a level, in order
 	pools   map[pool]record.Count
 }
 
@@ -73,6 +76,8 @@ type cell struct {
 	arm   string
 	block int
 }
+
+type levelArm struct{ level, arm string } // factors.key
 
 // values are what one trial gives: its metrics, and by quantile the generator's lag in seconds.
 type values struct{ metrics, lag map[string]float64 }
@@ -118,7 +123,7 @@ func compareFactors(a, b factors) int {
 func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
 func newTable(trials []record.Trial, s *Summary) *table {
-	t := &table{cells: map[cell]*values{}, pools: map[pool]record.Count{}}
+	t := &table{cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]record.Count{}}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
 	for _, trial := range trials {
@@ -137,13 +142,24 @@ func newTable(trials []record.Trial, s *Summary) *table {
 			metrics[name] = true
 		}
 		at := factors(trial.Factors)
+		if at == nil {
+			at = factors{} // a record without factors says that it has none, not that it does not know
+		}
+		level := at.key()
 		for name, c := range trial.Counts {
-			key := pool{at.key(), trial.Arm, name}
+			key := pool{level, trial.Arm, name}
 			sum := t.pools[key]
 			t.pools[key] = record.Count{In: sum.In + c.In, Of: sum.Of + c.Of}
 		}
-		levels[at.key()], arms[trial.Arm] = at, true
-		t.cells[cell{at.key(), trial.Arm, trial.Block}] = v
+		levels[level], arms[trial.Arm] = at, true
+		c := cell{level, trial.Arm, trial.Block}
+		if _, twice := t.cells[c]; !twice {
+			t.in[levelArm{level, trial.Arm}] = append(t.in[levelArm{level, trial.Arm}], trial.Block)
+		}
+		t.cells[c] = v
+	}
+	for _, blocks := range t.in {
+		slices.Sort(blocks)
 	}
 	if unreadable > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing", unreadable))
@@ -218,23 +234,18 @@ func encodedOf(trial record.Trial, histogram string) []string {
 }
 
 // blocks are the block numbers in which all the arms have a value, in order.
-func (t *table) blocks(at factors, has func(*values) bool, arms ...string) []int {
+func (t *table) blocks(level string, has func(*values) bool, arms ...string) []int {
 	var blocks []int
-	key := at.key()
-	for c := range t.cells {
-		if c.level != key || c.arm != arms[0] {
-			continue
-		}
+	for _, block := range t.in[levelArm{level, arms[0]}] {
 		all := true
 		for _, arm := range arms {
-			v, ok := t.cells[cell{key, arm, c.block}]
+			v, ok := t.cells[cell{level, arm, block}]
 			all = all && ok && has(v)
 		}
 		if all {
-			blocks = append(blocks, c.block)
+			blocks = append(blocks, block)
 		}
 	}
-	slices.Sort(blocks)
 	return blocks
 }
 
@@ -245,8 +256,9 @@ func hasMetric(metric string) func(*values) bool {
 // column is the values of one metric of one arm, by block.
 func (t *table) column(at factors, arm, metric string) []float64 {
 	var xs []float64
-	for _, b := range t.blocks(at, hasMetric(metric), arm) {
-		xs = append(xs, t.cells[cell{at.key(), arm, b}].metrics[metric])
+	level := at.key()
+	for _, b := range t.blocks(level, hasMetric(metric), arm) {
+		xs = append(xs, t.cells[cell{level, arm, b}].metrics[metric])
 	}
 	return xs
 }
@@ -254,10 +266,11 @@ func (t *table) column(at factors, arm, metric string) []float64 {
 // pairs are the values of one metric in the baseline and in an arm, by block.
 func (t *table) pairs(at factors, arm, metric string) []stats.Pair {
 	var ps []stats.Pair
-	for _, b := range t.blocks(at, hasMetric(metric), record.Direct, arm) {
+	level := at.key()
+	for _, b := range t.blocks(level, hasMetric(metric), record.Direct, arm) {
 		ps = append(ps, stats.Pair{
-			Base: t.cells[cell{at.key(), record.Direct, b}].metrics[metric],
-			Arm:  t.cells[cell{at.key(), arm, b}].metrics[metric],
+			Base: t.cells[cell{level, record.Direct, b}].metrics[metric],
+			Arm:  t.cells[cell{level, arm, b}].metrics[metric],
 		})
 	}
 	return ps
@@ -351,8 +364,9 @@ func lagGate(t *table, at factors, arm string, e *Estimate, seed uint64) {
 	}
 	var pairs []stats.Pair
 	var largest float64
-	for _, b := range t.blocks(at, func(v *values) bool { _, ok := v.lag[q]; return ok }, record.Direct, arm) {
-		p := stats.Pair{Base: t.cells[cell{at.key(), record.Direct, b}].lag[q], Arm: t.cells[cell{at.key(), arm, b}].lag[q]}
+	level := at.key()
+	for _, b := range t.blocks(level, func(v *values) bool { _, ok := v.lag[q]; return ok }, record.Direct, arm) {
+		p := stats.Pair{Base: t.cells[cell{level, record.Direct, b}].lag[q], Arm: t.cells[cell{level, arm, b}].lag[q]}
 		pairs = append(pairs, p)
 	}
 	if len(pairs) == 0 {
@@ -399,6 +413,19 @@ func (s *Summary) warnOfTwins() {
 	if len(apart) > 1 && 10*len(apart) > all {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("the A/A twins differ in %d of %d metrics (%s): the machine was not steady, and small differences mean little",
 			len(apart), all, strings.Join(slices.Compact(apart), ", ")))
+	}
+}
+
+// warnOfOthers says when trials shared the machine with another run of tare.
+func (s *Summary) warnOfOthers(trials []record.Trial) {
+	n := 0
+	for _, t := range trials {
+		if t.Ledger != nil && slices.ContainsFunc(t.Ledger.Warnings, func(w ledger.Warning) bool { return w.Code == record.OtherRun }) {
+			n++
+		}
+	}
+	if n > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("another run of tare was under way on this machine in %d of %d trials, and the two disturb each other: run it again alone", n, len(trials)))
 	}
 }
 

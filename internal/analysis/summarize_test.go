@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 
 	"tare/internal/analysis"
 	"tare/internal/analysis/analysistest"
+	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/record"
 )
@@ -354,5 +356,52 @@ func TestPooledParts(t *testing.T) {
 	}
 	if e := s.Find("bpf_server_share", "kernelmesh", map[string]string{}); e != nil {
 		t.Errorf("24 samples gave %+v", e)
+	}
+}
+
+// TestNoFactors: a run without factors says so with an object, which a reader need not tell from null.
+func TestNoFactors(t *testing.T) {
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6})
+	trials[0].Validity = record.Validity{Failed: "made to"}
+	s := summarize(t, run, trials)
+	data, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := string(data); strings.Contains(text, `"factors":null`) || !strings.Contains(text, `"factors":{}`) || len(s.Trials.Excluded) != 1 {
+		t.Errorf("%d trials left out; %s", len(s.Trials.Excluded), text)
+	}
+}
+
+// TestOtherRun: trials that shared the machine with another run say so in the summary, with how many.
+func TestOtherRun(t *testing.T) {
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6})
+	for i := range trials {
+		trials[i].Ledger.Warnings = append(trials[i].Ledger.Warnings, ledger.Warning{Code: "another"})
+		if i%6 == 0 {
+			trials[i].Ledger.Warnings = append(trials[i].Ledger.Warnings, ledger.Warning{Code: record.OtherRun})
+		}
+	}
+	s := summarize(t, run, trials)
+	if len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "in 3 of 18 trials") {
+		t.Errorf("warnings: %q", s.Warnings)
+	}
+}
+
+// BenchmarkLevels shows how the time grows with the levels of a run: doubling them should double it.
+func BenchmarkLevels(b *testing.B) {
+	for _, n := range []int{50, 100, 200, 400} {
+		var rates []string
+		for i := range n {
+			rates = append(rates, strconv.Itoa(20+i%7)+"."+strconv.Itoa(i))
+		}
+		run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6, Rates: rates})
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			for b.Loop() {
+				if _, err := analysis.Summarize(run, trials); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

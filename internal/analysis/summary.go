@@ -10,7 +10,8 @@ type Summary struct {
 	Schema         string     `json:"schema"`
 	Experiment     string     `json:"experiment"`
 	Question       string     `json:"question"`
-	Partial        bool       `json:"partial"` // the run was interrupted: fewer trials than planned
+	Baseline       string     `json:"baseline,omitempty"` // the subject that the arms direct and aa run; none where they run no subject
+	Partial        bool       `json:"partial"`            // the run was interrupted: fewer trials than planned
 	Valid          bool       `json:"valid"`
 	InvalidReasons []string   `json:"invalid_reasons"`
 	Blocks         int        `json:"blocks"` // complete blocks

@@ -29,7 +29,11 @@ func countTrials(run record.Run, trials []record.Trial) Trials {
 			c.Valid++
 			continue
 		}
-		c.Excluded = append(c.Excluded, Excluded{Index: t.Index, Block: t.Block, Arm: t.Arm, Factors: t.Factors, Why: why(t.Validity)})
+		x := Excluded{Index: t.Index, Block: t.Block, Arm: t.Arm, Factors: t.Factors, Why: why(t.Validity)}
+		if x.Factors == nil {
+			x.Factors = map[string]string{}
+		}
+		c.Excluded = append(c.Excluded, x)
 	}
 	return c
 }

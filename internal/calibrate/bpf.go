@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -39,9 +38,13 @@ func (b *bench) bpf(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var zero empty
+	if err := b.weigh(ctx, "bpf", "a program of nothing", func(ctx context.Context) ([]Weight, error) { return b.nothing(ctx, &zero) }); err != nil {
+		return err
+	}
 	for _, d := range []time.Duration{50 * time.Nanosecond, 500 * time.Nanosecond, 5 * time.Microsecond, 50 * time.Microsecond} {
 		steps := max(1, int(math.Round(d.Seconds()/step)))
-		err := b.weigh(ctx, "bpf", fmt.Sprintf("a program of about %v", d), func(ctx context.Context) ([]Weight, error) { return b.program(ctx, d, steps) })
+		err := b.weigh(ctx, "bpf", fmt.Sprintf("a program of about %v", d), func(ctx context.Context) ([]Weight, error) { return b.program(ctx, d, steps, zero) })
 		if err != nil {
 			return err
 		}
@@ -86,122 +89,129 @@ func body(steps int) asm.Instructions {
 	}
 }
 
-// clockRead reads the kernel's clock once: that much is in the kernel's own count of every run.
-func clockRead() asm.Instructions {
-	return append(asm.Instructions{asm.FnKtimeGetNs.Call()}, body(0)...)
-}
-
 // runTime measures what a run takes, by running the program as a type that the kernel runs on demand, by the CPU clock of the thread that asks
-// for it. Statistics are off. Two threads do so side by side, as the two groups will: CPUs that share a core are slower together.
+// for it. Statistics are off. It is the middle one of some goes of 10 ms.
 func runTime(instructions asm.Instructions, about time.Duration) (seconds float64, err error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_truth", Type: ebpf.SocketFilter, Instructions: instructions, License: "Dual BSD/GPL"})
 	if err != nil {
 		return 0, fmt.Errorf("loading a program to measure: %w", err)
 	}
 	defer p.Close()
-	repeat := max(int(10*time.Millisecond/max(about, 20*time.Nanosecond)), 100)
-	threads := min(2, runtime.NumCPU())
-	goes := make([]float64, threads*truthRuns)
-	errs := make([]error, threads)
-	var running sync.WaitGroup
-	for i := range threads {
-		running.Go(func() { errs[i] = runOnDemand(p, repeat, goes[i*truthRuns:(i+1)*truthRuns]) })
-	}
-	running.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return 0, fmt.Errorf("running a program to measure it: %w", err)
-	}
-	slices.Sort(goes)
-	return goes[len(goes)/2], nil
-}
-
-// runOnDemand runs the program again and again, and says what a run took in each go, in seconds.
-func runOnDemand(p *ebpf.Program, repeat int, goes []float64) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	repeat := max(int(10*time.Millisecond/max(about, 20*time.Nanosecond)), 100)
 	packet := make([]byte, 14) // the least that the kernel takes: an Ethernet header
+	var goes [truthRuns]float64
 	for i := range goes {
 		start := clockNs(unix.CLOCK_THREAD_CPUTIME_ID)
 		if _, err := p.Run(&ebpf.RunOptions{Data: packet, Repeat: uint32(repeat)}); err != nil {
-			return err
+			return 0, fmt.Errorf("running a program to measure it: %w", err)
 		}
 		goes[i] = float64(clockNs(unix.CLOCK_THREAD_CPUTIME_ID)-start) / 1e9 / float64(repeat)
 	}
-	return nil
+	slices.Sort(goes[:])
+	return goes[len(goes)/2], nil
 }
 
+// stepTime is what one step takes, in seconds. The fixed part of a run, of which less is seen where runs follow each other, cancels.
 func stepTime() (float64, error) {
-	const steps = 1000
-	t, err := runTime(body(steps), 5*time.Microsecond)
-	return t / steps, err
+	const steps = 2000
+	long, err1 := runTime(body(steps), 6*time.Microsecond)
+	short, err2 := runTime(body(steps/2), 3*time.Microsecond)
+	return (long - short) / (steps / 2), errors.Join(err1, err2)
 }
 
-// program has two groups run a program 3:1. What a run takes is what it adds to the calls that it runs above, by the clock of the processes
-// that make them, while statistics and samples are off.
-func (b *bench) program(ctx context.Context, about time.Duration, steps int) (ws []Weight, err error) {
-	const call = time.Microsecond // a connect() without a program, about
-	long := b.length(2*time.Second, 600*time.Millisecond)
-	light := int(long / heavyPart / (about + call))
-	nothing, err := b.callTime(ctx, 0, int(long/heavyPart/call))
-	if err != nil {
-		return nil, err
-	}
-	something, err := b.callTime(ctx, steps, light)
-	if err != nil {
-		return nil, err
-	}
-	clock, err := b.clockTime()
-	if err != nil {
-		return nil, err
-	}
-	truth := something - nothing
+// empty is what the ledger says of a run of a program that does nothing, in seconds: the reading of two clocks, entry and exit. It stands in
+// every run; what a program's own instructions take is the rest.
+type empty struct{ counted, sampled float64 }
 
+// nothing weighs a program without steps.
+func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
+	w, err := b.plantProgram(ctx, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	const name = "program of nothing, time of a run"
+	how := fmt.Sprintf("%.0f runs of a program that returns at once: it is in every run, and the times below are less it", w.runs)
+	if w.program == nil || w.program.NsPerRun == nil {
+		return []Weight{missing(name, quantity.Seconds, how, notInLedger)}, nil
+	}
+	zero.counted = *w.program.NsPerRun / 1e9
+	ws := []Weight{told(name, quantity.Seconds, zero.counted, how)}
+	if s := w.program.SampledSeconds; s != nil {
+		zero.sampled = s.Value / w.runs
+		ws = append(ws, told("program of nothing, a run by samples", quantity.Seconds, zero.sampled, how).within(s.Lo/w.runs, s.Hi/w.runs))
+	}
+	return ws, nil
+}
+
+const notInLedger = "the program is not in the ledger"
+
+// program has two groups run a program 3:1.
+func (b *bench) program(ctx context.Context, about time.Duration, steps int, zero empty) ([]Weight, error) {
+	before, err1 := stepTime() // again, and once more: what it takes changes with the CPU's clock rate
+	w, err2 := b.plantProgram(ctx, steps, about)
+	after, err3 := stepTime()
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return nil, err
+	}
+	step := (before + after) / 2
+	truth, prog := step*float64(steps), w.program
+	name := fmt.Sprintf("program of %v", about)
+	how := fmt.Sprintf("%.0f runs of a program of %d steps above connect(), less as many runs of one that does nothing; truth: steps of %.3f ns, run on demand without statistics", w.runs, steps, step*1e9)
+	if prog == nil || prog.NsPerRun == nil {
+		return []Weight{missing(name+", time of a run", quantity.Seconds, how, notInLedger)}, nil
+	}
+	// 30 ns: the first and the last step of a run can overlap with what is around them.
+	allowed := Tolerance{Absolute: 30e-9, Part: 0.05}
+	ws := []Weight{
+		known(name+", runs", quantity.Count, w.runs, float64(*prog.RunCount), Tolerance{Absolute: 0.5}, "processes that count their calls"),
+		known(name+", time of a run", quantity.Seconds, truth, *prog.NsPerRun/1e9-zero.counted, allowed, how).fragile(),
+	}
+	if s := prog.SampledSeconds; s != nil {
+		allowed.Absolute, allowed.HalfWidths = w.runs*allowed.Absolute, 2
+		nothing := w.runs * zero.sampled
+		ws = append(ws, known(name+", time by samples", quantity.Seconds, w.runs*truth, s.Value-nothing, allowed, "the sampler alone; "+how).within(s.Lo-nothing, s.Hi-nothing).fragile(),
+			share(name, prog, w.paths, how))
+	} else {
+		ws = append(ws, missing(name+", time by samples", quantity.Seconds, how, "no samples on this machine"))
+	}
+	return ws, nil
+}
+
+// weighed is a program that ran in two groups, whose paths these are.
+type weighed struct {
+	runs    float64
+	program *ledger.Program // nil: not in the ledger
+	paths   []string
+}
+
+func (b *bench) plantProgram(ctx context.Context, steps int, about time.Duration) (w weighed, err error) {
+	const call = time.Microsecond // a connect() without a program, about
+	light := int(b.length(3*time.Second, time.Second) / (heavyPart + 1) / (about + call))
 	p, id, err := planted(steps)
 	if err != nil {
-		return nil, err
+		return w, err
 	}
 	defer p.Close()
-	var l *ledger.Ledger
-	_, paths, err := b.connectors(ctx, p, light, func(run func() error) (err error) {
-		l, err = b.ledgerOf(ctx, sampleHz, run)
-		return err
-	})
+	l, paths, err := b.connectors(ctx, p, light)
 	if err != nil {
-		return nil, err
+		return w, err
 	}
-	runs := float64((heavyPart + 1) * light)
-	name := fmt.Sprintf("program of %v", about)
-	how := fmt.Sprintf("%.0f runs of a program of %d steps above connect(); truth: a call with it (%s) less a call with an empty one (%s), by the callers, without statistics; in the kernel's count of a run is one reading of the clock besides (%s)",
-		runs, steps, quantity.Value(something, quantity.Seconds), quantity.Value(nothing, quantity.Seconds), quantity.Value(clock, quantity.Seconds))
-	prog := programOf(l, id)
-	if prog == nil || prog.NsPerRun == nil {
-		return []Weight{missing(name+", time of a run", quantity.Seconds, how, "the program is not in the ledger")}, nil
-	}
-	ws = append(ws,
-		known(name+", runs", quantity.Count, runs, float64(*prog.RunCount), Tolerance{Absolute: 0.5}, "processes that count their calls"),
-		// 40 ns: a call takes about 1 us, and is not known better than to some per cent.
-		known(name+", time of a run", quantity.Seconds, truth+clock, *prog.NsPerRun/1e9, Tolerance{Absolute: 40e-9, Part: 0.05}, how).fragile())
-	if prog.SampledSeconds == nil {
-		return append(ws, missing(name+", time by samples", quantity.Seconds, how, "no samples on this machine")), nil
-	}
-	s := prog.SampledSeconds
-	ws = append(ws, known(name+", time by samples", quantity.Seconds, runs*truth, s.Value, Tolerance{Absolute: runs * 40e-9, Part: 0.05, HalfWidths: 2},
-		"the sampler alone; "+how).within(s.Lo, s.Hi).fragile())
-	ws = append(ws, share(name, prog, paths, how))
-	return ws, nil
+	return weighed{runs: float64((heavyPart + 1) * light), program: programOf(l, id), paths: paths}, nil
 }
 
 // share is the part of the program's time in group a.
 func share(name string, prog *ledger.Program, paths []string, planted string) Weight {
 	name += ", part in one of two groups"
-	const truth = float64(heavyPart) / (heavyPart + 1)
+	const expected = float64(heavyPart) / (heavyPart + 1)
 	for _, s := range prog.Shares {
 		if s.Cgroup != nil && *s.Cgroup == paths[0] && s.Context == ledger.Task {
 			total := *prog.RunSeconds
-			return known(name, quantity.Part, truth, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2}, "two groups that run the program 3:1").within(s.Lo/total, s.Hi/total)
+			return known(name, quantity.Part, expected, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2}, "two groups that run the program 3:1").within(s.Lo/total, s.Hi/total)
 		}
 	}
-	w := known(name, quantity.Part, truth, 0, Tolerance{Absolute: 0.01}, planted).noted("the ledger has no share for the group")
+	w := known(name, quantity.Part, expected, 0, Tolerance{Absolute: 0.01}, planted).noted("the ledger has no share for the group")
 	if len(prog.Shares) > 0 && prog.Shares[0].Note != "" {
 		w.Note += ": " + prog.Shares[0].Note
 	}
@@ -222,36 +232,9 @@ func planted(steps int) (*ebpf.Program, uint32, error) {
 	return p, uint32(id), nil
 }
 
-// callTime is what a call of connect() takes with a program of so many steps above it, in seconds.
-func (b *bench) callTime(ctx context.Context, steps, light int) (float64, error) {
-	p, _, err := planted(steps)
-	if err != nil {
-		return 0, err
-	}
-	defer p.Close()
-	results, _, err := b.connectors(ctx, p, light, func(run func() error) error { return run() })
-	if err != nil {
-		return 0, err
-	}
-	seconds, calls := 0.0, 0
-	for _, r := range results {
-		seconds += r.Seconds
-		calls += r.Times
-	}
-	return seconds / float64(calls), nil
-}
-
-// clockTime is what one reading of the kernel's clock takes, in seconds.
-func (b *bench) clockTime() (float64, error) {
-	const short = 20 * time.Nanosecond
-	reading, err1 := runTime(clockRead(), 2*short)
-	nothing, err2 := runTime(body(0), short)
-	return max(reading-nothing, 0), errors.Join(err1, err2)
-}
-
-// connectors attaches the program above two groups and has their processes connect, three times as often in the first; each on a CPU of its
-// own where there are two. While they do, around runs.
-func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int, around func(run func() error) error) (results []plantedResult, paths []string, err error) {
+// connectors attaches the program above two groups and has their processes connect, three times as often in the first: one after the other,
+// each on a CPU of its own. Side by side they would slow each other down where CPUs share a core.
+func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *ledger.Ledger, paths []string, err error) {
 	h, ok := b.layout.V2()
 	if !ok {
 		return nil, nil, fault.New(fault.Machine, "bpf", "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified; or leave it out with --only", "programs attach to a cgroup v2 directory, and no v2 hierarchy is mounted")
@@ -276,11 +259,15 @@ func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int, arou
 		children = append(children, c)
 		paths = append(paths, g.Path())
 	}
-	err = around(func() error {
-		results, err = order(children, func(i int) any { return connectOrder{times[i]} })
-		return err
+	l, err = b.ledgerOf(ctx, sampleHz, func() error {
+		for i := range children {
+			if _, err := order(children[i:i+1], func(int) any { return connectOrder{times[i]} }); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
-	return results, paths, err
+	return l, paths, err
 }
 
 func programOf(l *ledger.Ledger, id uint32) *ledger.Program {

@@ -151,8 +151,13 @@ func (b *bench) weigh(ctx context.Context, section, what string, plant func(cont
 		if err != nil {
 			return err
 		}
+		ended := func() (stood, error) { return stood{}, nil }
+		if section == "latency" {
+			ended = witness(ctx)
+		}
 		ws, err := plant(ctx)
-		if err != nil {
+		stood, seen := ended()
+		if err = errors.Join(err, seen); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
 		after, err := usage()
@@ -162,7 +167,7 @@ func (b *bench) weigh(ctx context.Context, section, what string, plant func(cont
 		again := false
 		for i := range ws {
 			w := &ws[i]
-			w.Section, w.Tries, w.Others = section, try, after.others(before)
+			w.Section, w.Tries, w.Others, w.Stood, w.Longest = section, try, after.others(before), stood.part, stood.longest
 			w.judge()
 			again = again || w.sensitive && (w.Verdict == Fail || w.Verdict == Disturbed)
 		}

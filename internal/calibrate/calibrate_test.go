@@ -32,6 +32,9 @@ func TestJudge(t *testing.T) {
 		{"in tolerance although disturbed", Weight{True: v(0), Measured: v(0.1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Pass},
 		{"nothing to blame others for", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, Others: 0.9}, Fail},
 		{"nobody to blame", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.01}, Fail},
+		{"the machine stood still", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: overTail(0.99), Stood: 0.002}, Disturbed},
+		{"the machine stood still, too little", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: overTail(0.9), Stood: 0.002}, Fail},
+		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: asLong(0.005), Longest: 0.003}, Disturbed},
 		{"without a truth", Weight{Measured: v(1)}, Told},
 		{"without a reading", Weight{True: v(1), Tolerance: Tolerance{Absolute: 1}}, Missing},
 	} {
@@ -115,10 +118,11 @@ func TestPlus(t *testing.T) {
 func TestStallTruth(t *testing.T) {
 	const second = int64(time.Second)
 	s := apphttp.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
-	// Two stalls lie in the second from 200 ms on, at 500 and at 1000 ms; requests are due every 2 ms.
+	// Two stalls lie in the second from 200 ms on, at 500 and at 1000 ms; of 499 requests per second number 150 is the first in one, 0.6 ms
+	// after its beginning, and 25 of each stall have at least half of it to wait.
 	longest, slow := stallTruth(s, 0, second/5, time.Second, 50*time.Millisecond)
-	if longest != 0.1 || slow != 2*26 {
-		t.Errorf("longest %g s, %d slow; want 0.1 s and 52", longest, slow)
+	if want := 0.4 - 150.0/latencyRate; math.Abs(longest-want) > 1e-8 || slow != 2*25 {
+		t.Errorf("longest %g s, %d slow; want %g s and 50", longest, slow, want)
 	}
 	if longest, slow := stallTruth(s, 10*second, 0, time.Second, 0); longest != 0 || slow != 0 {
 		t.Errorf("before the first stall: longest %g s, %d slow", longest, slow)

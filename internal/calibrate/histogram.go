@@ -1,6 +1,7 @@
 package calibrate
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -39,6 +40,13 @@ func (h histogram) scaled(by float64) histogram {
 	for i := range out {
 		out[i].seconds *= by
 	}
+	return out
+}
+
+// and is the values of both.
+func (h histogram) and(other histogram) histogram {
+	out := slices.Concat(h, other)
+	slices.SortFunc(out, func(a, b bar) int { return cmp.Compare(a.seconds, b.seconds) })
 	return out
 }
 

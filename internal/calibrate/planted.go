@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -44,7 +45,6 @@ type memoryOrder struct {
 // plantedResult is what a planted process knows of itself.
 type plantedResult struct {
 	CPUSeconds float64 `json:"cpu_seconds"`
-	Seconds    float64 `json:"seconds"` // what its calls took
 	Times      int     `json:"times"`
 	SockBytes  uint64  `json:"sock_bytes"`
 }
@@ -124,14 +124,14 @@ func connect(m role.Message) (r plantedResult, _ func(), err error) {
 		return r, none, fmt.Errorf("making a socket: %w", err)
 	}
 	defer unix.Close(fd)
-	to := &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}} // discard
-	begin := pace.Now()
+	to := unix.RawSockaddrInet4{Family: unix.AF_INET, Port: 9 << 8, Addr: [4]byte{127, 0, 0, 1}} // discard
 	for ; r.Times < o.Times; r.Times++ {
-		if err := unix.Connect(fd, to); err != nil {
-			return r, none, fmt.Errorf("connecting the %dth time: %w", r.Times+1, err)
+		// A raw call, of which Go's scheduler is not told: it looks after calls that it knows of every 20 us, from a timer that on this CPU
+		// would interrupt the program, and add a tenth to its run time.
+		if _, _, e := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to)), unsafe.Sizeof(to)); e != 0 {
+			return r, none, fmt.Errorf("connecting the %dth time: %w", r.Times+1, e)
 		}
 	}
-	r.Seconds = float64(pace.Now()-begin) / 1e9
 	return r, none, nil
 }
 

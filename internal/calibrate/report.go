@@ -58,9 +58,13 @@ type Weight struct {
 	Planted    string   `json:"planted"` // how, and where the truth comes from
 	Note       string   `json:"note,omitempty"`
 	Tries      int      `json:"tries"`
-	Others     float64  `json:"others"` // part of the machine that others used meanwhile
+	Others     float64  `json:"others"`            // part of the machine that others used meanwhile
+	Stood      float64  `json:"stood,omitempty"`   // of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
+	Longest    float64  `json:"longest,omitempty"` // s: the longest of these waits
 
 	sensitive bool // to what else the machine does
+	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of that.
+	spoiled func(*Weight, stood) bool
 }
 
 // Tolerance is how far off a reading may be: the larger of Absolute and Part of the true value, and beyond that HalfWidths of the
@@ -117,7 +121,7 @@ func (w *Weight) judge() {
 	switch {
 	case math.Abs(*w.Error) <= w.Tolerance.Allows(*w): // false for NaN
 		w.Verdict = Pass
-	case w.sensitive && w.Others > quiet:
+	case w.sensitive && (w.Others > quiet || w.spoiled != nil && w.spoiled(w, stood{w.Stood, w.Longest})):
 		w.Verdict = Disturbed
 	default:
 		w.Verdict = Fail
@@ -157,3 +161,19 @@ func missing(name, unit, planted, why string) Weight {
 func (w Weight) within(lo, hi float64) Weight { w.Lo, w.Hi = &lo, &hi; return w }
 func (w Weight) noted(note string) Weight     { w.Note = note; return w }
 func (w Weight) fragile() Weight              { w.sensitive = true; return w }
+
+// unless is fragile, and knows what of the machine's standing still explains an error.
+func (w Weight) unless(spoiled func(*Weight, stood) bool) Weight {
+	w.sensitive, w.spoiled = true, spoiled
+	return w
+}
+
+// overTail is of a quantile q: stalls that touch a tenth of what lies beyond it move it.
+func overTail(q float64) func(*Weight, stood) bool {
+	return func(_ *Weight, s stood) bool { return s.part > (1-q)/10 }
+}
+
+// asLong is of a number of requests that last some time: the machine stood still for half as long.
+func asLong(seconds float64) func(*Weight, stood) bool {
+	return func(_ *Weight, s stood) bool { return s.longest >= seconds/2 }
+}

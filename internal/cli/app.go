@@ -64,6 +64,7 @@ func newAppHTTP() *cobra.Command {
 	f.DurationVar(&o.Stall.For, "stall", 0, "length of stalls, in which nothing is answered; 0 for none")
 	f.DurationVar(&o.Stall.Every, "stall-every", 0, "time from the beginning of one stall to that of the next")
 	f.IntVar(&o.Body, "body", 128, "bytes of the answer to a request without a body")
+	f.Int64Var(&o.Skip, "skip", 0, "requests at the beginning that are not recorded (--role)")
 	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
 	return cmd
 }

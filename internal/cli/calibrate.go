@@ -172,6 +172,9 @@ func remark(x calibrate.Weight) string {
 	}
 	if x.Verdict == calibrate.Disturbed {
 		parts = append(parts, fmt.Sprintf("others used %.0f %% of the machine", 100*x.Others))
+		if x.Longest > 0 {
+			parts = append(parts, fmt.Sprintf("it stood still for up to %s, %.2g %% of the time", quantity.Value(x.Longest, quantity.Seconds), 100*x.Stood))
+		}
 	}
 	if x.Tries > 1 {
 		parts = append(parts, fmt.Sprintf("try %d", x.Tries))

@@ -38,7 +38,7 @@ func newList() *cobra.Command {
 func printSpec(w io.Writer, name string) error {
 	_, data, ok := experiments.File(name)
 	if !ok {
-		return fault.New(fault.Usage, "tare list "+name, "the built-in experiments are "+strings.Join(experiments.Names(), ", "), "there is no such experiment")
+		return noSuchExperiment("list", name, "")
 	}
 	_, err := w.Write(data)
 	return err

@@ -19,6 +19,7 @@ import (
 	loadhttp "tare/internal/load/http"
 	"tare/internal/load/pace"
 	"tare/internal/role"
+	"tare/internal/stats"
 )
 
 func init() { register(newLoad) }
@@ -157,10 +158,10 @@ func printLoad(w io.Writer, r *load.Result) error {
 			continue
 		}
 		fmt.Fprintf(&b, "%10s", row.title)
-		for _, percentile := range []float64{50, 90, 99, 99.9} {
-			text := "-" // a quantile with fewer than 100 values beyond it is not given (but the median always is)
-			if percentile == 50 || float64(h.TotalCount())*(100-percentile) >= 100*100 {
-				text = shortTime(h.ValueAtPercentile(percentile))
+		for _, q := range []float64{0.5, 0.9, 0.99, 0.999} {
+			text := "-" // too few requests lie beyond it, by the rule of the reports
+			if ns, ok := stats.Quantile(h, q); ok {
+				text = shortTime(int64(ns))
 			}
 			fmt.Fprintf(&b, " %10s", text)
 		}

@@ -50,7 +50,7 @@ func TestPrintLoad(t *testing.T) {
 4 were still without an answer when the drain ended
 6 failed: timeout
                   p50        p90        p99      p99.9        max
-   latency     989 us    1.78 ms          -          -    1.98 ms
+   latency     989 us    1.78 ms    1.96 ms          -    1.98 ms
 generator: 0.50 CPU seconds, 25 % of 1 CPUs, 3960 requests per CPU second
 `
 	if b.String() != want {

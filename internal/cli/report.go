@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -75,6 +76,9 @@ func writeReportFile(path, dir string, formats []string) error {
 }
 
 func writeReport(w io.Writer, dir string, formats []string) error {
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return fault.New(fault.Usage, dir, "name the directory that it is in: tare report "+filepath.Dir(dir), "this is a file, not a run directory")
+	}
 	c, err := record.Read(dir)
 	if err != nil {
 		return err
@@ -98,7 +102,7 @@ func writeReport(w io.Writer, dir string, formats []string) error {
 			err = report.Bench(w, c.Run, c.Trials)
 		}
 		if err != nil {
-			return fault.Wrap(err, fault.Machine, dir, "make room, or write somewhere else", "the report could not be written")
+			return fmt.Errorf("reporting on %s: %w", dir, err)
 		}
 	}
 	return nil
@@ -108,8 +112,8 @@ func writeReport(w io.Writer, dir string, formats []string) error {
 // (no-color.org).
 func textOptions(w io.Writer, dir string) report.Options {
 	o := report.Options{Dir: dir}
-	f, ok := w.(*os.File)
-	if !ok || !isatty.IsTerminal(f.Fd()) {
+	f := fileOf(w)
+	if f == nil || !isatty.IsTerminal(f.Fd()) {
 		return o
 	}
 	o.Color = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"

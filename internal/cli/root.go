@@ -8,9 +8,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
@@ -20,15 +22,33 @@ import (
 
 // Main runs the command line and returns the exit code of the process.
 func Main(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
+	ctx, stop := withSignals()
 	defer stop()
 	root := newRoot()
 	root.SetArgs(args)
+	out := &stdout{file: os.Stdout}
+	root.SetOut(out)
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = out.err
+	}
 	if err != nil {
 		printError(os.Stderr, err)
 	}
 	return int(fault.CodeOf(err))
+}
+
+// withSignals gives the context that ends when a person or the machine wants the end, and comes first, so that nothing is begun which such a
+// signal could leave lying about. Whoever started tare with nohup wants it to outlive the terminal. A pipe without a reader must not end
+// the process in the middle of a run: writing to it fails instead (stdout).
+func withSignals() (context.Context, context.CancelFunc) {
+	ends := []os.Signal{os.Interrupt, unix.SIGTERM}
+	if !signal.Ignored(unix.SIGHUP) {
+		ends = append(ends, unix.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // not Ignore, which children would inherit
+	return ctx, stop
 }
 
 // commands is the registry: each command's file adds its constructor here.
@@ -60,13 +80,30 @@ func newRoot() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fault.New(fault.Usage, cmd.CommandPath(), fmt.Sprintf("see '%s --help'", cmd.CommandPath()), "%s", err)
-	})
+	root.SetFlagErrorFunc(flagError)
 	for _, c := range commands {
 		root.AddCommand(c())
 	}
 	return root
+}
+
+// flagError says what is wrong with a flag in words, not in those of the functions that read numbers.
+func flagError(cmd *cobra.Command, err error) error {
+	help := fmt.Sprintf("see '%s --help'", cmd.CommandPath())
+	var wrong *pflag.InvalidValueError
+	if !errors.As(err, &wrong) {
+		return fault.New(fault.Usage, cmd.CommandPath(), help, "%s", err)
+	}
+	f := wrong.GetFlag()
+	says := map[string]string{
+		"int": "must be a whole number", "int64": "must be a whole number",
+		"uint32": "must be a whole number, 0 or more", "uint64": "must be a whole number, 0 or more",
+		"float64": "must be a number", "bool": "must be true or false", "duration": "must be a duration with its unit, such as 300ms or 2s",
+	}[f.Value.Type()]
+	if says == "" || errors.Is(err, strconv.ErrRange) {
+		says = "must be another value"
+	}
+	return fault.New(fault.Usage, cmd.CommandPath()+" --"+f.Name, f.Usage+"; "+help, "%s, not %q", says, wrong.GetValue())
 }
 
 // noArgs refuses arguments with the right exit code.

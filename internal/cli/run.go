@@ -98,19 +98,24 @@ func loadSpec(arg string) (*experiment.Spec, error) {
 	file, data, ok := experiments.File(arg)
 	if !ok {
 		if !strings.ContainsAny(arg, "/.") {
-			mend := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + "; a file is named with its ending, .yaml"
-			if n := near.Name(arg, experiments.Names()); n != "" {
-				mend = fmt.Sprintf("did you mean %q? %s", n, mend)
-			}
-			return nil, fault.New(fault.Usage, "tare run "+arg, mend, "there is no such experiment")
+			return nil, noSuchExperiment("run", arg, "; a file is named with its ending, .yaml")
 		}
 		var err error
 		file = arg
-		if data, err = os.ReadFile(arg); err != nil {
-			return nil, fault.Wrap(err, fault.Usage, arg, "", "the spec cannot be read")
+		if data, err = readSpecFile(arg); err != nil {
+			return nil, err
 		}
 	}
 	return experiment.Parse(file, data, featureNames())
+}
+
+// noSuchExperiment says which there are, and which was most likely meant.
+func noSuchExperiment(command, name, more string) error {
+	mend := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + more
+	if n := near.Name(name, experiments.Names()); n != "" {
+		mend = fmt.Sprintf("did you mean %q? %s", n, mend)
+	}
+	return fault.New(fault.Usage, "tare "+command+" "+name, mend, "there is no such experiment")
 }
 
 // requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more.
@@ -163,6 +168,9 @@ func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (er
 
 	p := newProgress(os.Stderr, s, r, w.Dir())
 	defer context.AfterFunc(ctx, p.interrupted)()
+	if others := placement.Others(layout); len(others) > 0 {
+		p.warn(experiment.OtherRun(others))
+	}
 	machine := experiment.Machine{Self: self, Cgroups: layout, OpenWindow: func() (experiment.Window, error) { return m.Open() }}
 	trials, runErr := experiment.Run(ctx, machine, s, r, w, p.say)
 	p.done()
@@ -181,14 +189,29 @@ func newRecord(s *experiment.Spec, f runFlags, layout *cgroup.Layout) (record.Ru
 	}
 	r := record.Run{
 		Schema: record.RunSchema, ID: fmt.Sprintf("%s-%s-%d", s.Name, now.UTC().Format("20060102T150405Z"), os.Getpid()),
-		Experiment: s.Name, Question: s.Question, Spec: spec, Seed: f.seed, Blocks: s.Blocks, Plan: experiment.Plan(s, f.seed),
+		Experiment: s.Name, Question: s.Question, Spec: spec, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks, Plan: experiment.Plan(s, f.seed),
 		Started: now, Version: version.Version, Build: version.Build(), Environment: environment(s, layout),
-		Command: append([]string{"tare"}, os.Args[1:]...),
+		Command: again(os.Args[1:]),
 	}
 	if !f.seeded {
 		r.Command = append(r.Command, "--seed="+strconv.FormatUint(f.seed, 10))
 	}
 	return r, nil
+}
+
+// again is the command that runs an experiment once more. A run never writes over another, so it goes into another directory.
+func again(args []string) []string {
+	command := []string{"tare"}
+	for i := 0; i < len(args); i++ {
+		switch {
+		case args[i] == "--out":
+			i++
+		case strings.HasPrefix(args[i], "--out="):
+		default:
+			command = append(command, args[i])
+		}
+	}
+	return command
 }
 
 func environment(s *experiment.Spec, layout *cgroup.Layout) record.Environment {
@@ -198,7 +221,7 @@ func environment(s *experiment.Spec, layout *cgroup.Layout) record.Environment {
 		Governor: m.Governor, CgroupMode: layout.Mode, Lockdown: m.Lockdown, Clocksource: m.Clocksource, SwapBytes: m.SwapBytes,
 		Virtual: m.Virtual, Subjects: map[string]string{},
 	}
-	for _, arm := range s.Arms {
+	for _, arm := range s.Subjects() {
 		e.Subjects[arm.Kind.Name] = version.Version // every subject there is yet is a role of this binary
 	}
 	return e
@@ -259,16 +282,34 @@ func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 type progress struct {
 	w        io.Writer
 	terminal bool
-	block    int // last said
+	block    int  // last said
+	warned   bool // that another run is under way
 }
 
 func newProgress(f *os.File, s *experiment.Spec, r record.Run, dir string) *progress {
 	p := &progress{w: f, terminal: isatty.IsTerminal(f.Fd()), block: -1}
-	fmt.Fprintf(f, "%s: %d trials in %d blocks, about %s, into %s\n", s.Name, len(r.Plan), r.Blocks, roughly(experiment.Estimate(s)), filepath.Clean(dir))
+	fmt.Fprintf(f, "%s: %s in %s, about %s, into %s\n", s.Name, counted(len(r.Plan), "trial"), counted(r.Blocks, "block"), roughly(experiment.Estimate(s)), filepath.Clean(dir))
 	return p
 }
 
+// warn says once that another run is under way: its numbers and ours are not what they would be alone.
+func (p *progress) warn(text string) {
+	if p.warned {
+		return
+	}
+	p.warned = true
+	p.clear()
+	fmt.Fprintf(p.w, "warning: %s; end one of them and run it again\n", text)
+}
+
 func (p *progress) say(at experiment.Progress) {
+	if t := at.Last; t != nil && t.Ledger != nil {
+		for _, w := range t.Ledger.Warnings {
+			if w.Code == record.OtherRun {
+				p.warn(w.Message)
+			}
+		}
+	}
 	if t := at.Last; t != nil && !t.Validity.Valid {
 		p.clear()
 		fmt.Fprintf(p.w, "trial %d of %d (%s) %s\n", at.Done, at.Total, t.Arm, whatIsWrong(t.Validity))

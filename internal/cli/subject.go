@@ -39,7 +39,7 @@ func newSubject() *cobra.Command {
 			return listSubjects(cmd.OutOrStdout())
 		},
 	}
-	c.AddCommand(newKernelmesh())
+	c.AddCommand(newKernelmesh(), newStoreSubject())
 	return c
 }
 
@@ -74,10 +74,19 @@ func newKernelmesh() *cobra.Command {
 			// The command's own context ends on SIGHUP, which here means: read the services again.
 			ctx, stop := signal.NotifyContext(context.WithoutCancel(cmd.Context()), os.Interrupt, unix.SIGTERM)
 			defer stop()
-			if human || isatty.IsTerminal(os.Stdout.Fd()) {
+			human = human || isatty.IsTerminal(os.Stdout.Fd())
+			conn := role.NewConn(os.Stdin, os.Stdout)
+			services, err := openFile(o.ServicesFile, "the services file")
+			switch {
+			case err != nil && human:
+				return err
+			case err != nil:
+				return reported(conn, err)
+			}
+			services.Close() // the data plane reads it itself, and again on every signal
+			if human {
 				return kernelmeshForPeople(ctx, o, cmd.OutOrStdout())
 			}
-			conn := role.NewConn(os.Stdin, os.Stdout)
 			return reported(conn, kernelmesh.Run(ctx, o, conn))
 		},
 	}
@@ -112,6 +121,9 @@ func kernelmeshForPeople(ctx context.Context, o kernelmesh.Options, w io.Writer)
 		if m, failed = conn.Receive(); failed == nil {
 			failed = printKernelmesh(w, m)
 		}
+		if unheard(w) {
+			break
+		}
 	}
 	if errors.Is(failed, io.EOF) {
 		failed = nil
@@ -128,7 +140,7 @@ func printKernelmesh(w io.Writer, m role.Message) error {
 		if err := decodeMessage(m, &r); err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "kernelmesh serves %d services, %d endpoints of %s in %s\n", r.Services, r.Endpoints, r.ServicesFile, r.Cgroup)
+		fmt.Fprintf(w, "kernelmesh serves %s, %s of %s in %s\n", counted(r.Services, "service"), counted(r.Endpoints, "endpoint"), r.ServicesFile, r.Cgroup)
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "program\tid\tattached\tlink")
 		for i, p := range r.Programs {

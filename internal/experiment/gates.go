@@ -30,6 +30,13 @@ func (m *measurement) judge() []record.Reason {
 		j.drift()
 		reasons = append(reasons, j.reasons...)
 	}
+	if m.work != nil {
+		j := judgeLoad{name: "the subject", r: *m.work, gates: m.spec.Gates, works: true}
+		j.work()
+		j.errors()
+		j.drift()
+		reasons = append(reasons, j.reasons...)
+	}
 	return slices.Concat(reasons, m.throttled(), m.held())
 }
 
@@ -39,6 +46,7 @@ type judgeLoad struct {
 	r       load.Result
 	part    *Part
 	gates   Options
+	works   bool // it is no load, but the work of a subject
 	reasons []record.Reason
 }
 
@@ -63,6 +71,13 @@ func (j *judgeLoad) rate() {
 	if allowed := j.gates.float("rate"); seen < allowed {
 		j.trip("rate", seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; lower the rate or give the load more connections",
 			100*seen, 100*allowed)
+	}
+}
+
+// work: a subject that works by itself must have done some. It has neither a rate to keep nor a generator beside it.
+func (j *judgeLoad) work() {
+	if j.r.Done == 0 {
+		j.trip("rate", 0, 1, "no piece of its work began in the window; lengthen the duration")
 	}
 }
 

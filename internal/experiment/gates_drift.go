@@ -21,10 +21,14 @@ const minInSlice = 5
 func (j *judgeLoad) drift() {
 	const lengthen = "lengthen the warm-up, "
 	const pin = ", or pin applications and loads to CPUs of their own"
+	mend := lengthen + "use fewer connections" + pin
+	if j.works {
+		mend = "lengthen the duration, or stop what else is running"
+	}
 	if j.r.Mode == load.Closed {
 		if before, after, seen, trips := j.halves(func(s load.Slice) float64 { return float64(s.Done) }, mean, 1); trips {
 			perSecond := float64(len(j.r.Slices)) / j.r.Seconds
-			j.trip("drift", seen, j.gates.float("drift"), "throughput went from %.0f/s in the first half of the window to %.0f/s in the second, %.0f %% apart, and %g %% is allowed; "+lengthen+"use fewer connections"+pin,
+			j.trip("drift", seen, j.gates.float("drift"), "throughput went from %.0f/s in the first half of the window to %.0f/s in the second, %.0f %% apart, and %g %% is allowed; "+mend,
 				before*perSecond, after*perSecond, 100*seen, 100*j.gates.float("drift"))
 		}
 		return

@@ -16,6 +16,11 @@ type Kind struct {
 	watches bool
 	// Serves is of subjects: loads go to a service address, which the subject takes to the application. Else they go straight.
 	Serves bool
+	// Works is of subjects: it does measured work itself, between the same edges as loads do, and reports it as they do. An experiment of
+	// such subjects alone needs no loads.
+	Works bool
+	// label is of subjects: the setting by which one is told from another of its kind; empty: they are called by the kind.
+	label string
 
 	check func(Options) error // of the options together; may be nil
 	// command is the start of the arguments of tare; those of the knobs follow. Subjects have theirs in package subject.
@@ -37,7 +42,7 @@ var (
 		Name:    "http",
 		Summary: "an HTTP/1.1 echo server",
 		Knobs: []Knob{
-			{Name: "body", Type: TypeBytes, Default: "128", Max: 1 << 30, Doc: "size of the answer's body"},
+			{Name: "body", Type: TypeBytes, Default: "128", Max: 16 << 20, Doc: "size of the answer's body"},
 			{Name: "delay", Type: TypeDuration, Default: "0s", Max: 60, Doc: "time the server waits before it answers"},
 		},
 		command: func(site) []string { return []string{"app", "http", "--role", "--listen=127.0.0.1:0"} },
@@ -81,7 +86,7 @@ var (
 		}, serviceKnobs...),
 		Serves: true,
 		check:  checkServices,
-	}}
+	}, storeSubject}
 )
 
 // argv are the arguments of tare that start a process of this kind.

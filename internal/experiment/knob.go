@@ -65,7 +65,7 @@ func (k Knob) Canonical(text string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		return strconv.FormatUint(n, 10), k.inRange(float64(n), text, " bytes")
+		return strconv.FormatUint(n, 10), k.inRange(float64(n), text, "")
 	case TypeSwitch:
 		if text != "true" && text != "false" {
 			return "", fmt.Errorf("must be true or false, not %q", clip(text))
@@ -86,13 +86,52 @@ func (k Knob) Canonical(text string) (string, error) {
 }
 
 func (k Knob) inRange(v float64, text, unit string) error {
+	show := number
+	if k.Type == TypeBytes {
+		show = showBytes
+	}
 	if v < k.Min {
-		return fmt.Errorf("must be at least %s%s, not %s", number(k.Min), unit, clip(text))
+		return fmt.Errorf("must be at least %s%s, not %s", show(k.Min), unit, clip(text))
 	}
 	if k.Max > 0 && v > k.Max {
-		return fmt.Errorf("must be at most %s%s, not %s", number(k.Max), unit, clip(text))
+		return fmt.Errorf("must be at most %s%s, not %s", show(k.Max), unit, clip(text))
 	}
 	return nil
+}
+
+// mend says what the knob is and what it may be.
+func (k Knob) mend() string {
+	text := fmt.Sprintf("%q is %s", k.Name, k.Doc)
+	show, unit := number, ""
+	switch k.Type {
+	case TypeBytes:
+		show = showBytes
+	case TypeDuration:
+		unit = "s"
+	case TypeCount, TypeNumber:
+	default:
+		return text
+	}
+	if k.Min > 0 || k.Max == 0 {
+		text += "; at least " + show(k.Min) + unit
+	}
+	if k.Max > 0 {
+		text += "; at most " + show(k.Max) + unit
+	}
+	return text
+}
+
+// showBytes is a number of bytes as a spec writes it.
+func showBytes(n float64) string {
+	for _, u := range []struct {
+		suffix string
+		bytes  float64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.bytes && math.Mod(n, u.bytes) == 0 {
+			return number(n/u.bytes) + u.suffix
+		}
+	}
+	return number(n)
 }
 
 func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }

@@ -54,7 +54,7 @@ func goodMeasurement(t *testing.T) *measurement {
 	subject.Memory = &ledger.Memory{Hard: ptr(int64(5 << 20)), Soft: ptr(int64(1 << 20))}
 	client, server := tree+"/work/client", tree+"/work/server"
 	return &measurement{
-		spec:  mustParse(t, strings.Replace(shortSpec, "gates: {rate: 0.5, lag: 1s, generator_cpu: 1, errors: 0}", "gates: {errors: 0.002}", 1)),
+		spec:  mustParse(t, shortSpec[:strings.Index(shortSpec, "gates:")]+"gates: {errors: 0.002}\n"),
 		loads: map[string]load.Result{"client": r},
 		tree:  tree,
 		ledger: &ledger.Ledger{
@@ -144,6 +144,18 @@ func TestTrim(t *testing.T) {
 	}
 	if n := len(m.ledger.Maps); n != 5 {
 		t.Errorf("%d maps are kept", n)
+	}
+	m = goodMeasurement(t)
+	for id := uint32(1000); id < 1000+maxInnerKept; id++ { // a pool: what is in it is counted, and not listed
+		m.ledger.Maps = append(m.ledger.Maps, ledger.Map{ID: id, Bytes: ptr(uint64(10))})
+		m.ledger.Maps[1].Inner = append(m.ledger.Maps[1].Inner, id)
+	}
+	if v, ok := m.mapBytes(); !ok || v != 1234+10*maxInnerKept {
+		t.Errorf("maps with a pool have %g bytes (%v)", v, ok)
+	}
+	m.trim()
+	if n := len(m.ledger.Maps); n != 4 || len(m.ledger.Warnings) != 1 || m.ledger.Warnings[0].Code != "inner-maps" {
+		t.Errorf("with a pool %d maps are kept: %+v", n, m.ledger.Warnings)
 	}
 }
 
@@ -256,7 +268,7 @@ func TestMetricsPage(t *testing.T) {
 	if !bytes.Equal(page, b.Bytes()) {
 		t.Error("docs/metrics.md is not current: go test ./internal/experiment -run TestMetricsPage -update")
 	}
-	form := regexp.MustCompile(`^[a-z0-9_]+_(seconds|bytes|cpus|ratio|share|per_second|per_connection|per_request)$`)
+	form := regexp.MustCompile(`^[a-z0-9_]+_(seconds|bytes|cpus|ratio|share|per_second|per_connection|per_request|per_flush)$`)
 	for _, m := range Metrics {
 		if !form.MatchString(m.Name) || m.Unit == "" || m.How == "" {
 			t.Errorf("%q is not well defined", m.Name)

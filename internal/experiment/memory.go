@@ -114,7 +114,7 @@ const settle = 200 * time.Millisecond
 
 // furtherReadings says whether memory is to be read before and after the load in this arm.
 func (x *trial) furtherReadings() bool {
-	arm := x.spec.Arms[x.arm]
+	arm := x.spec.Subject(x.arm)
 	return arm != nil && arm.Options[knobThen] != ""
 }
 
@@ -131,7 +131,7 @@ func (x *trial) readAfter(ctx context.Context, t *record.Trial) error {
 	if !x.furtherReadings() {
 		return nil
 	}
-	if err := x.writeServices(filepath.Join(x.dir, servicesFile), x.serviceCount(x.spec.Arms[x.arm].Options, knobThen)); err != nil {
+	if err := x.writeServices(filepath.Join(x.dir, servicesFile), x.serviceCount(x.spec.Subject(x.arm).Options, knobThen)); err != nil {
 		return err
 	}
 	if err := x.subject.cmd.Process.Signal(unix.SIGHUP); err != nil {
@@ -226,7 +226,7 @@ func kernelMemory(m *ledger.Memory) *int64 {
 // asked gives a value only where an arm says how many services it has.
 func asked(value func(*measurement) (float64, bool)) func(*measurement) (float64, bool) {
 	return func(m *measurement) (float64, bool) {
-		for _, arm := range m.spec.Arms {
+		for _, arm := range m.spec.Subjects() {
 			if arm.Options[knobServices] != "" {
 				return value(m)
 			}
@@ -238,7 +238,7 @@ func asked(value func(*measurement) (float64, bool)) func(*measurement) (float64
 // further is a metric of another reading than that of the window.
 func further(name, reading, what string, value func(*measurement) (float64, bool)) Metric {
 	return Metric{Name: name, Unit: "B", Better: "lower", How: "As " + what + "." + noSubject, value: func(m *measurement) (float64, bool) {
-		for _, arm := range m.spec.Arms {
+		for _, arm := range m.spec.Subjects() {
 			if m.subject == nil && arm.Options[knobThen] != "" {
 				return 0, true
 			}

@@ -29,11 +29,12 @@ type Metric struct {
 type measurement struct {
 	spec    *Spec // at the trial's level
 	loads   map[string]load.Result
+	work    *load.Result              // of a subject that works by itself
 	ledger  *ledger.Ledger            // whole, roles set
 	further map[string]*ledger.Ledger // the trial's further readings, likewise
 	tree    string                    // path of the trial's group, which holds those of all its processes
 
-	subject *subjectReady // null in the arms of the baseline, which start no subject
+	subject *subjectReady // null in the arms of a baseline that starts no subject
 	start   float64       // seconds from the start of the subject's process until it was ready
 }
 
@@ -49,10 +50,10 @@ type object struct {
 	Name string `json:"name"`
 }
 
-const noSubject = " 0 in the baseline, where no subject is started and so none of its programs or maps exist."
+const noSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
 
 // Metrics are all metrics, in the order of docs/metrics.md.
-var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics)
+var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics)
 
 var coreMetrics = []Metric{
 	latency(load.Latency, 0.5, "p50", "from the intended start of a request until its answer was read"),

@@ -1,8 +1,11 @@
 package experiment
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"regexp"
 	"slices"
@@ -19,15 +22,53 @@ import (
 	"tare/internal/record"
 )
 
-// maxSpecBytes bounds a spec, and with it what hostile nesting costs the YAML parser, whose time grows with the square of the depth.
-const maxSpecBytes = 16 << 10
+// maxSpecBytes bounds a spec that a person writes, and with it what hostile nesting costs the YAML parser, whose time grows with the square
+// of the depth. What we wrote ourselves, a resolved spec, is JSON: there every default is filled in, a line for each, which makes it up to
+// twenty times as long, and it nests no deeper than maxResolvedDepth.
+const (
+	maxSpecBytes     = 16 << 10
+	maxResolvedBytes = 1 << 20
+	maxResolvedDepth = 8
+)
+
+// checkBytes refuses what is too long to be a spec.
+func checkBytes(file string, data []byte) error {
+	if len(data) <= maxSpecBytes || len(data) <= maxResolvedBytes && resolved(data) {
+		return nil
+	}
+	return fault.New(fault.Usage, file, "a count or a factor says in one line what parts that are alike say in many: see docs/spec.md",
+		"a spec has at most %d KiB; this has %d", maxSpecBytes>>10, len(data)>>10)
+}
+
+// resolved says whether data may be a resolved spec: JSON of little depth.
+func resolved(data []byte) bool {
+	if data = bytes.TrimSpace(data); len(data) == 0 || data[0] != '{' {
+		return false
+	}
+	depth := 0
+	for d := json.NewDecoder(bytes.NewReader(data)); ; {
+		token, err := d.Token()
+		if err != nil {
+			return errors.Is(err, io.EOF)
+		}
+		switch token {
+		case json.Delim('{'), json.Delim('['):
+			depth++
+		case json.Delim('}'), json.Delim(']'):
+			depth--
+		}
+		if depth > maxResolvedDepth {
+			return false
+		}
+	}
+}
 
 // Parse reads a spec. file is its name in messages; features are the names that "needs" may use. Its error is a fault with code
 // Usage and the place as file:line:column.
 func Parse(file string, data []byte, features []string) (*Spec, error) {
 	d := &decoder{file: file, features: features, places: map[string]ast.Node{}}
-	if len(data) > maxSpecBytes {
-		return nil, fault.New(fault.Usage, file, "", "a spec has at most %d KiB; this has %d", maxSpecBytes>>10, len(data)>>10)
+	if err := checkBytes(file, data); err != nil {
+		return nil, err
 	}
 	tree, err := parser.ParseBytes(data, 0)
 	if err != nil {
@@ -135,7 +176,7 @@ func (d *decoder) knob(n ast.Node, k Knob, o Options) error {
 		return err
 	}
 	if o[k.Name], err = k.Canonical(s); err != nil {
-		return d.fail(n, "", "%q %s", k.Name, err)
+		return d.fail(n, k.mend(), "%q %s", k.Name, err)
 	}
 	return nil
 }
@@ -170,7 +211,7 @@ func defaults(knobs []Knob) Options {
 	return o
 }
 
-var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "applications", "loads", "arms", "factors", "gates", "quick"}
+var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "applications", "loads", "arms", baselineKey, "factors", "gates", "quick"}
 
 // spec reads the whole. Factors and the short form come last whatever their place in the file, for they name what the others hold.
 func (d *decoder) spec(root ast.Node) (*Spec, error) {
@@ -198,6 +239,9 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 			err = d.parts(value, key, "a load", "kind", Loads, s.Loads)
 		case "arms":
 			err = d.parts(value, key, "an arm", "subject", Subjects, s.Arms)
+		case baselineKey:
+			d.places[key] = at
+			s.Baseline, err = d.part(value, "the baseline", "subject", Subjects, false)
 		case "gates":
 			err = d.knobs(value, "gates", gateKnobs, s.Gates)
 		case "factors", "quick":
@@ -244,9 +288,19 @@ func resolveTimes(o Options) (blocks int, warmup, duration time.Duration) {
 // whole checks what no single key can be blamed for.
 func (d *decoder) whole(root ast.Node, found map[string]ast.Node, s *Spec) error {
 	for _, key := range []string{"name", "question", "applications", "loads"} {
-		if _, ok := found[key]; !ok {
-			return d.fail(root, "", "the spec has no %q", key)
+		if _, ok := found[key]; ok {
+			continue
 		}
+		mend := ""
+		if key == "applications" || key == "loads" {
+			if s.worksByItself() {
+				continue
+			}
+			if slices.ContainsFunc(s.Subjects(), func(p *Part) bool { return p.Kind.Works }) {
+				mend = "only where every arm is a subject that works by itself, the baseline too, can it be left out: see docs/spec.md"
+			}
+		}
+		return d.fail(root, mend, "the spec has no %q", key)
 	}
 	for _, sec := range s.sections() {
 		if n, ok := found[sec.name]; ok && len(sec.parts) == 0 {
@@ -396,7 +450,7 @@ func (d *decoder) levels(n ast.Node, name string, ts []target) ([]string, error)
 		}
 		c, err := level(ts, text)
 		if err != nil {
-			return nil, d.fail(v, "", "a level of %q %s", name, err)
+			return nil, d.fail(v, ts[0].knob.mend(), "a level of %q %s", name, err)
 		}
 		if slices.Contains(levels, c) {
 			return nil, d.fail(v, "", "the factor %q has the level %s twice", name, c)

@@ -2,7 +2,9 @@ package experiment
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -82,6 +84,59 @@ func TestResolvedIsSpec(t *testing.T) {
 	}
 }
 
+// TestLongResolvedIsSpec resolves the longest specs that a person can write: what comes of them is read again too.
+func TestLongResolvedIsSpec(t *testing.T) {
+	const head = "name: long\nquestion: What does it cost?\napplications: {a: {kind: http}}\nloads: {"
+	for what, spec := range map[string]func(i int) string{
+		"loads": func(i int) string {
+			return fmt.Sprintf("%s: {kind: http, to: a, rate: 1}, ", strconv.FormatInt(int64(i+370), 36))
+		},
+		"closed loads": func(i int) string {
+			return fmt.Sprintf("%s: {kind: http, to: a, mode: closed}, ", strconv.FormatInt(int64(i+370), 36))
+		},
+	} {
+		text := head
+		for i := 0; len(text) < maxSpecBytes-60; i++ {
+			text += spec(i)
+		}
+		s, err := Parse("long.yaml", []byte(text+"}\n"), testFeatures)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		for _, indent := range []string{"", "    "} {
+			first, err := json.MarshalIndent(s, "", indent)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(first) <= maxSpecBytes {
+				t.Fatalf("%s: %d bytes say nothing", what, len(first))
+			}
+			again, err := Parse("run.json", first, testFeatures)
+			if err != nil {
+				t.Fatalf("%s, %d bytes: %v", what, len(first), err)
+			}
+			if second, _ := json.MarshalIndent(again, "", indent); string(first) != string(second) {
+				t.Errorf("%s: not the same", what)
+			}
+		}
+	}
+}
+
+// TestLongAndHostile: what is long because it is hostile is refused before the YAML parser sees it.
+func TestLongAndHostile(t *testing.T) {
+	for what, text := range map[string]string{
+		"deep":     strings.Repeat(`{"a":`, 1<<12) + "1" + strings.Repeat("}", 1<<12),
+		"lists":    `{"a":` + strings.Repeat("[", 1<<14) + strings.Repeat("]", 1<<14) + "}",
+		"not JSON": "{" + strings.Repeat("a: 1, ", 1<<12) + "}",
+		"too long": `{"a":"` + strings.Repeat("x", maxResolvedBytes) + `"}`,
+	} {
+		_, err := Parse("s.yaml", []byte(text), testFeatures)
+		if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" || !strings.Contains(err.Error(), "a spec has at most 16 KiB") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
 func TestBuiltIn(t *testing.T) {
 	for _, name := range experiments.Names() {
 		file, data, ok := experiments.File(name)
@@ -133,7 +188,9 @@ var wrongSpecs = []struct{ name, old, new, want string }{
 	{"unknown word", "mode: closed", "mode: close", `s.yaml:11:41: "mode" must be one of open, closed, not "close"; did you mean "closed"?`},
 	{"not a switch", "connections: 4", "keepalive: yes", `s.yaml:11:60: "keepalive" must be true or false, not "yes"`},
 	{"not bytes", "memory: 64MiB", "memory: 64 apples", `s.yaml:7:64: "memory" must be a number of bytes, such as 128, 64KiB or 10MB, not "64 apples"`},
-	{"too little memory", "memory: 64MiB", "memory: 1", `s.yaml:7:64: "memory" must be at least 4194304 bytes, not 1`},
+	{"too large a body", "delay: 1ms", "body: 1GiB", `s.yaml:7:30: "body" must be at most 16MiB, not 1GiB`},
+	{"too large a level", `"arms.*.steps": [0, 10, 100]`, `server.body: [128, 17MiB]`, `s.yaml:17:22: a level of "server.body" must be at most 16MiB, not 17MiB`},
+	{"too little memory", "memory: 64MiB", "memory: 1", `s.yaml:7:64: "memory" must be at least 4MiB, not 1`},
 	{"no CPU", "cpus: 0.5", "cpus: 0", `s.yaml:7:51: "cpus" must be at least 0.01, not 0`},
 	{"not a number", "cpus: 0.5", "cpus: .nan", `s.yaml:7:51: "cpus" must be a number, not ".nan"`},
 	{"unknown limit", "cpus: 0.5", "cpu: 0.5", `s.yaml:7:45: there is no key "cpu" in limits; did you mean "cpus"?`},
@@ -147,6 +204,11 @@ var wrongSpecs = []struct{ name, old, new, want string }{
 	{"factor of two types", `"arms.*.steps": [0, 10, 100]`, `"loads.client.*": [1]`, `s.yaml:17:3: the factor "loads.client.*" sets values of different types: `},
 	{"quick without its factor", "factors: {rate: [500]}", "factors: {steps: [500]}", `s.yaml:21:13: the short form has levels for "steps", which is no factor of the spec`},
 	{"alias", "blocks: 7", "blocks: &n 7", `s.yaml:4:9: "blocks" must be a single value, not an anchor or an alias`},
+	{"baseline without a subject", "gates:", "baseline: {steps: 1}\ngates:", `s.yaml:18:11: the baseline has no "subject"`},
+	{"baseline with a setting that it has not", "gates:", "baseline: {subject: kernelmesh, stips: 1}\ngates:", `s.yaml:18:33: there is no key "stips" in the baseline; did you mean "steps"?`},
+	{"unknown store", "gates:", "baseline: {subject: store, store: snapshto}\ngates:", `s.yaml:18:1: store: there is no store "snapshto"; it can be one of naive, pooled, sized, snapshot, value`},
+	{"no loads, and a subject that needs them", goodSpec, "name: a\nquestion: b\nbaseline: {subject: kernelmesh}\n", `s.yaml:1:1: the spec has no "applications"`},
+	{"no loads, and a baseline that needs them", goodSpec, "name: a\nquestion: b\narms: {c: {subject: store, store: value}}\n", `s.yaml:1:1: the spec has no "applications"`},
 	{"second document", "gates:", "---\ngates:", `s.yaml:19:1: a spec is one document; this is a second`},
 	{"not keys", goodSpec, "- a\n- b\n", `s.yaml:1:1: a spec must be keys with values, not a list`},
 	{"empty", goodSpec, "# nothing\n", `s.yaml: the spec is empty`},
@@ -177,6 +239,9 @@ func TestWrongSpecs(t *testing.T) {
 			}
 			if code := fault.CodeOf(err); code != fault.Usage {
 				t.Errorf("exit code %d", code)
+			}
+			if strings.Contains(c.want, " must be at ") && fault.MendOf(err) == "" {
+				t.Errorf("there is no mend for %v", err)
 			}
 			if got := err.Error(); got != c.want && (!strings.HasSuffix(c.want, ": ") || !strings.HasPrefix(got, c.want)) {
 				t.Errorf("\n got %s\nwant %s", got, c.want)

@@ -31,6 +31,7 @@ type Spec struct {
 	Applications map[string]*Part
 	Loads        map[string]*Part
 	Arms         map[string]*Part // beside record.Direct and record.AA, which every experiment has
+	Baseline     *Part            // the subject that these two run; null: none
 	Factors      []Factor
 	Gates        Options
 	Quick        *Quick // what --quick changes
@@ -117,10 +118,47 @@ func (s *Spec) AllArms() []string {
 	return append([]string{record.Direct, record.AA}, slices.Sorted(maps.Keys(s.Arms))...)
 }
 
+// Subject is what an arm weighs; null where it weighs none.
+func (s *Spec) Subject(arm string) *Part {
+	if arm == record.Direct || arm == record.AA {
+		return s.Baseline
+	}
+	return s.Arms[arm]
+}
+
+// Subjects are those of all arms.
+func (s *Spec) Subjects() []*Part {
+	all := slices.Collect(maps.Values(s.Arms))
+	if s.Baseline != nil {
+		all = append(all, s.Baseline)
+	}
+	return all
+}
+
+// worksByItself says whether all arms do measured work without any load.
+func (s *Spec) worksByItself() bool {
+	return s.Baseline != nil && !slices.ContainsFunc(s.Subjects(), func(p *Part) bool { return !p.Kind.Works })
+}
+
+// BaselineName is what reports call the baseline, where it is a subject: by the setting that its kind is told apart by.
+func (s *Spec) BaselineName() string {
+	switch b := s.Baseline; {
+	case b == nil:
+		return ""
+	case b.Options[b.Kind.label] != "":
+		return b.Options[b.Kind.label]
+	default:
+		return b.Kind.Name
+	}
+}
+
 // At is the spec with every factor set to its value in l.
 func (s *Spec) At(l Level) *Spec {
 	c := *s
 	c.Applications, c.Loads, c.Arms = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms)
+	if s.Baseline != nil {
+		c.Baseline = s.Baseline.clone()
+	}
 	for _, f := range s.Factors {
 		for _, p := range f.paths {
 			if t, ok := c.target(p); ok {
@@ -134,16 +172,34 @@ func (s *Spec) At(l Level) *Spec {
 func cloneParts(parts map[string]*Part) map[string]*Part {
 	c := make(map[string]*Part, len(parts))
 	for name, p := range parts {
-		q := *p
-		q.Options, q.Limits = p.Options.clone(), p.Limits.clone()
-		c[name] = &q
+		c[name] = p.clone()
 	}
 	return c
 }
 
-// sections are the three groups of parts, by their keys in a spec.
+func (p *Part) clone() *Part {
+	q := *p
+	q.Options, q.Limits = p.Options.clone(), p.Limits.clone()
+	return &q
+}
+
+// sections are the groups of parts, by their keys in a spec. The baseline is one part, without a name beside its key.
 func (s *Spec) sections() []section {
-	return []section{{"applications", s.Applications}, {"loads", s.Loads}, {"arms", s.Arms}}
+	all := []section{{"applications", s.Applications}, {"loads", s.Loads}, {"arms", s.Arms}}
+	if s.Baseline != nil {
+		all = append(all, section{baselineKey, map[string]*Part{"": s.Baseline}})
+	}
+	return all
+}
+
+const baselineKey = "baseline"
+
+// path is where a part stands in a spec.
+func (sec section) path(name string) string {
+	if name == "" {
+		return sec.name
+	}
+	return sec.name + "." + name
 }
 
 type section struct {
@@ -163,11 +219,11 @@ func (s *Spec) targets() []target {
 	for _, sec := range s.sections() {
 		for _, name := range slices.Sorted(maps.Keys(sec.parts)) {
 			p := sec.parts[name]
-			at := sec.name + "." + name + "."
+			at := sec.path(name) + "."
 			for _, k := range p.Kind.Knobs {
 				all = append(all, target{at + k.Name, k, p.Options})
 			}
-			if sec.name != "arms" {
+			if sec.name == "applications" || sec.name == "loads" {
 				all = append(all, target{at + countKnob.Name, countKnob, p.Options})
 			}
 			for _, k := range limitKnobs {
@@ -276,7 +332,7 @@ func (s *Spec) checkParts() (path string, err error) {
 					check = p.Kind.check(p.Options)
 				}
 				if check != nil {
-					return sec.name + "." + name, check
+					return sec.path(name), check
 				}
 			}
 		}
@@ -312,7 +368,7 @@ func (s *Spec) Apply(o Overrides) error {
 			continue
 		}
 		if _, err := n.knob.Canonical(strconv.Itoa(n.value)); err != nil {
-			return fault.New(fault.Usage, n.flag, "", "%q %s", n.knob.Name, err)
+			return fault.New(fault.Usage, n.flag, n.knob.mend(), "%q %s", n.knob.Name, err)
 		}
 		*n.into = n.value
 	}
@@ -406,9 +462,10 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Warmup       string              `json:"warmup"`
 		Duration     string              `json:"duration"`
 		SampleHz     int                 `json:"sampling"`
-		Applications map[string]any      `json:"applications"`
-		Loads        map[string]any      `json:"loads"`
+		Applications map[string]any      `json:"applications,omitempty"`
+		Loads        map[string]any      `json:"loads,omitempty"`
 		Arms         map[string]any      `json:"arms,omitempty"`
+		Baseline     map[string]any      `json:"baseline,omitempty"`
 		Factors      map[string][]string `json:"factors,omitempty"`
 		Gates        Options             `json:"gates"`
 		Quick        *quick              `json:"quick,omitempty"`
@@ -416,6 +473,9 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Name: s.Name, Question: s.Question, Needs: s.Needs, Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
 		SampleHz: s.SampleHz, Applications: partsJSON(s.Applications, "kind"), Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
 		Gates: s.Gates,
+	}
+	if s.Baseline != nil {
+		out.Baseline = s.Baseline.json("subject")
 	}
 	for _, f := range s.Factors {
 		if out.Factors == nil {
@@ -432,17 +492,21 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 func partsJSON(parts map[string]*Part, kindKey string) map[string]any {
 	out := map[string]any{}
 	for name, p := range parts {
-		m := map[string]any{kindKey: p.Kind.Name}
-		if p.To != "" {
-			m["to"] = p.To
-		}
-		for k, v := range p.Options {
-			m[k] = v
-		}
-		if len(p.Limits) > 0 {
-			m["limits"] = p.Limits
-		}
-		out[name] = m
+		out[name] = p.json(kindKey)
 	}
 	return out
+}
+
+func (p *Part) json(kindKey string) map[string]any {
+	m := map[string]any{kindKey: p.Kind.Name}
+	if p.To != "" {
+		m["to"] = p.To
+	}
+	for k, v := range p.Options {
+		m[k] = v
+	}
+	if len(p.Limits) > 0 {
+		m["limits"] = p.Limits
+	}
+	return m
 }

@@ -98,7 +98,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 			t.Validity.Failed += "; " + mend
 		}
 	default:
-		m := &measurement{spec: x.spec, loads: t.Loads, ledger: t.Ledger, further: t.Further, tree: path.Dir(x.work.Path()), subject: x.ready, start: x.readyIn.Seconds()}
+		m := &measurement{spec: x.spec, loads: t.Loads, work: t.Work, ledger: t.Ledger, further: t.Further, tree: path.Dir(x.work.Path()), subject: x.ready, start: x.readyIn.Seconds()}
 		m.setRoles(x.roles)
 		t.Metrics, t.Counts = m.values(), m.counts()
 		t.Validity.Reasons = m.judge()
@@ -129,10 +129,17 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 			return fmt.Errorf("starting the load %s: %w", name, err)
 		}
 	}
+	works := x.subject != nil && x.spec.Subject(x.arm).Kind.Works
+	if works {
+		if err := x.subject.conn.Send(role.Start, s); err != nil {
+			return fmt.Errorf("starting the work of %s: %w", x.arm, err)
+		}
+	}
 	if err := sleepUntil(ctx, s.Begin+s.Warmup); err != nil {
 		return err
 	}
 	lap("warm-up")
+	others := placement.Others(x.machine.Cgroups)
 	w, err := x.machine.OpenWindow()
 	if err != nil {
 		return fmt.Errorf("opening the window: %w", err)
@@ -144,6 +151,9 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 	lap("measured")
+	if others = append(others, placement.Others(x.machine.Cgroups)...); len(others) > 0 {
+		t.Ledger.Warnings = append(t.Ledger.Warnings, ledger.Warning{Code: record.OtherRun, Message: OtherRun(others)})
+	}
 
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
 		var r load.Result
@@ -153,11 +163,22 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 		}
 		t.Loads[name] = r
 	}
+	if works {
+		t.Work = &load.Result{}
+		if err := x.subject.wait(ctx, x.subject.result, "result", resultTimeout, t.Work); err != nil {
+			return err
+		}
+	}
 	lap("drain")
 	if err := x.readAfter(ctx, t); err != nil {
 		return err
 	}
 	return context.Cause(ctx) // an application or the subject may have died and taken nobody with it
+}
+
+// OtherRun says that other processes have runs of tare under way on this machine.
+func OtherRun(pids []int) string {
+	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other", pids[0])
 }
 
 // setUp makes the groups and starts the processes: applications, then the subject, which must know where they are, then loads,
@@ -172,7 +193,7 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 	if err := inParallel(x.spec.Applications, func(name string, p *Part) error { return x.startApp(ctx, name, p) }); err != nil {
 		return err
 	}
-	if arm := x.spec.Arms[x.arm]; arm != nil {
+	if arm := x.spec.Subject(x.arm); arm != nil {
 		if err := x.startSubject(ctx, arm); err != nil {
 			return err
 		}
@@ -238,13 +259,13 @@ func (x *trial) startSubject(ctx context.Context, arm *Part) error {
 	if err != nil {
 		return err
 	}
-	services := x.serviceCount(arm.Options, knobServices)
-	place := subject.Place{Self: x.machine.Self, CgroupDir: x.work.V2Dir(), Options: subjectOptions(arm.Options, services)}
-	if place.CgroupDir == "" {
-		return fault.New(fault.Machine, arm.Kind.Name, "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified", "it attaches to a cgroup v2 directory, and no v2 hierarchy is mounted")
-	}
+	place := subject.Place{Self: x.machine.Self, CgroupDir: x.work.V2Dir(), Options: arm.Options}
 	if arm.Kind.Serves {
-		place.ServicesFile = filepath.Join(x.dir, servicesFile)
+		if place.CgroupDir == "" {
+			return fault.New(fault.Machine, arm.Kind.Name, "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified", "it attaches to a cgroup v2 directory, and no v2 hierarchy is mounted")
+		}
+		services := x.serviceCount(arm.Options, knobServices)
+		place.Options, place.ServicesFile = subjectOptions(arm.Options, services), filepath.Join(x.dir, servicesFile)
 		if err := x.writeServices(place.ServicesFile, services); err != nil {
 			return err
 		}
@@ -276,7 +297,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *Part) error {
 	h := fnv.New64a()
 	h.Write([]byte(name)) // copies of a load must not start their requests at the same moments
 	at := site{address: x.apps[part.To], seed: rand.New(rand.NewPCG(x.seed, h.Sum64())).Uint64()}
-	if arm := x.spec.Arms[x.arm]; arm != nil && arm.Kind.Serves {
+	if arm := x.spec.Subject(x.arm); arm != nil && arm.Kind.Serves {
 		at.address, at.rewritten = x.serviceAddress(part.To), true
 	}
 	p, err := x.start(ctx, path.Join(workGroup, name), "load", name, part.Limits, append([]string{x.machine.Self}, part.Kind.argv(part.Options, at)...))
@@ -348,7 +369,7 @@ func (m *measurement) setRoles(roles map[string]string) {
 }
 
 // trim leaves in the ledger what a trial's record must hold: the groups of the trial and those at the top, the programs that ran or
-// are the subject's, and the maps that these use. A machine can have thousands of each, and a run thousands of trials.
+// are the subject's, and the maps that these use, without those of a large pool. A machine can have thousands of each, and a run thousands of trials.
 func (m *measurement) trim() {
 	for _, l := range m.ledgers() {
 		m.trimOne(l)
@@ -382,5 +403,20 @@ func (m *measurement) trimOne(l *ledger.Ledger) {
 		}
 		return false
 	})
+	for i := range l.Maps {
+		outer := &l.Maps[i]
+		if len(outer.Inner) <= maxInnerKept {
+			continue
+		}
+		for _, id := range outer.Inner {
+			delete(keep, id)
+		}
+		l.Warnings = append(l.Warnings, ledger.Warning{Code: "inner-maps", Message: fmt.Sprintf(
+			"map %d (%s) holds %d maps, which are left out of the record; the metrics of the trial count them", outer.ID, outer.Name, len(outer.Inner))})
+		outer.Inner = []uint32{}
+	}
 	l.Maps = slices.DeleteFunc(l.Maps, func(mp ledger.Map) bool { return !keep[mp.ID] })
 }
+
+// maxInnerKept is how many maps inside one map of maps a record lists: a pool has ten thousand, which are alike.
+const maxInnerKept = 64

@@ -6,6 +6,7 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"syscall"
 )
 
 // Code is a process exit code of the tare command.
@@ -68,8 +69,15 @@ func CodeOf(err error) Code {
 	return Internal
 }
 
-// MendOf is the mend of the outermost Error in the chain that has one.
+// MendOf is the mend of the outermost Error in the chain that has one. Whatever wants to open a file can find that there are too many:
+// then only one thing helps, whatever else the place that found it would advise.
 func MendOf(err error) string {
+	switch {
+	case errors.Is(err, syscall.EMFILE):
+		return "raise the limit of open files: ulimit -n 65536"
+	case errors.Is(err, syscall.ENFILE):
+		return "raise the machine's limit of open files: sysctl fs.file-max"
+	}
 	for err != nil {
 		var e *Error
 		if !errors.As(err, &e) {

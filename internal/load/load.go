@@ -55,6 +55,9 @@ type Result struct {
 	// steady shows in them. None from a generator that does not tell.
 	Slices []Slice `json:"slices,omitempty"`
 
+	// Counts are what the work took, by name, from a generator that counts it (package subject/storebench).
+	Counts map[string]float64 `json:"counts,omitempty"`
+
 	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
 	CPUs       float64 `json:"cpus"`        // what it could have used: its limit or affinity, in CPUs
 }

@@ -240,6 +240,28 @@ func Clean(l *cgroup.Layout) (Report, error) {
 	return r, errors.Join(errs...)
 }
 
+// Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this process. A pid of another
+// PID namespace may be nobody's here, or somebody else's.
+func Others(l *cgroup.Layout) []int {
+	self, err := proc.FS{}.Process(os.Getpid())
+	if err != nil {
+		return nil
+	}
+	hs := hierarchies(l)
+	var pids []int
+	for _, h := range hs {
+		entries, _ := os.ReadDir(h.Mount) // what cannot be read has no runs that we could know of
+		for _, e := range entries {
+			o, ok := parseTreeName(e.Name())
+			if ok && e.IsDir() && o != (owner{self.PID, self.Start}) && !slices.Contains(pids, o.pid) && o.alive(hs, e.Name()) {
+				pids = append(pids, o.pid)
+			}
+		}
+	}
+	slices.Sort(pids)
+	return pids
+}
+
 // comm is the name of a process for the report. Whoever runs it chooses its bytes, and the report is for a terminal.
 func comm(pid int) string {
 	name, _ := proc.FS{}.Comm(pid)

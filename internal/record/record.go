@@ -36,7 +36,8 @@ type Run struct {
 	ID          string          `json:"id"`
 	Experiment  string          `json:"experiment"`
 	Question    string          `json:"question"`
-	Spec        json.RawMessage `json:"spec"` // as resolved, with every default filled in
+	Spec        json.RawMessage `json:"spec"`               // as resolved, with every default filled in
+	Baseline    string          `json:"baseline,omitempty"` // what the arms Direct and AA run, where that is a subject
 	Seed        uint64          `json:"seed"`
 	Blocks      int             `json:"blocks"`
 	Plan        []PlannedTrial  `json:"plan"`
@@ -80,6 +81,7 @@ type Trial struct {
 	Started  time.Time                 `json:"started"`
 	Ended    time.Time                 `json:"ended"`
 	Loads    map[string]load.Result    `json:"loads"`             // by the name that the spec gives the load
+	Work     *load.Result              `json:"work,omitempty"`    // of a subject that works by itself
 	Ledger   *ledger.Ledger            `json:"ledger"`            // of the measured window; null when the trial failed before it
 	Further  map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
 	Subject  json.RawMessage           `json:"subject,omitempty"` // what the subject said of itself when it was ready
@@ -97,6 +99,9 @@ type Count struct {
 
 // Interrupted is Validity.Failed of the trial that was under way when the run was interrupted: it says nothing about the machine.
 const Interrupted = "interrupted"
+
+// OtherRun is the code of the ledger's warning that another run of tare was under way during the trial.
+const OtherRun = "other-run"
 
 // Validity says whether the trial measured what it meant to.
 type Validity struct {

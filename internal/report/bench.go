@@ -41,7 +41,7 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 		}
 		metrics, err := analysis.Metrics(t)
 		if err != nil {
-			return fmt.Errorf("reading the histograms of trial %d: %w", t.Index, err)
+			return fmt.Errorf("reading the histograms of trial %d: %w", t.Index+1, err)
 		}
 		names := slices.DeleteFunc(slices.Sorted(maps.Keys(metrics)), func(m string) bool { return m == "" || word(m) != m })
 		if len(names) == 0 {

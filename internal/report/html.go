@@ -27,6 +27,7 @@ var pageStyle string
 var pageSource string
 
 var page = template.Must(template.New("report").Funcs(template.FuncMap{
+	"lower": func(s string) string { return strings.Replace(s, "At ", "at ", 1) },
 	"clean": clean, "level": analysis.Level, "label": quantity.Label,
 	"value": func(s string) string { v, _, _ := strings.Cut(s, " ["); return v },
 	"interval": func(s string) string {
@@ -63,13 +64,20 @@ func HTML(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Tria
 // htmlPage is what the template shows. Every string is as it stands in the record; the template escapes.
 type htmlPage struct {
 	Experiment, Question string
-	Answers              []string
+	Baseline             string // what the other arms are compared with
+	Answers              []htmlAnswer
+	Banner               string // what stands above everything: that the run is invalid or partial
 	State                string // valid, invalid, partial
 	Validity             string
 	InvalidReasons       []string
 	Started              string
 
+	Limits    []limitTable
+	Stairs    []stairTable
+	Waits     []waitTable
+	Ran       bool // it is known where the programs ran
 	Sections  []htmlSection
+	Folded    bool // there are tables for several levels
 	Arms      []string
 	Curves    []curveTable
 	Sweep     bool // a factor is a number at three levels or more
@@ -94,6 +102,18 @@ type htmlPage struct {
 	Script template.JS
 }
 
+// htmlAnswer is one answer: what it says first, and what stands behind it.
+type htmlAnswer struct{ Lead, Rest string }
+
+// split parts an answer after its first sentence.
+func split(answer string) htmlAnswer {
+	lead, rest, more := strings.Cut(answer, ". ")
+	if more {
+		lead += "."
+	}
+	return htmlAnswer{lead, rest}
+}
+
 type fact struct{ Name, Value string }
 
 // htmlSection and htmlRow are section and row with names that a template can see.
@@ -112,7 +132,7 @@ type htmlRow struct {
 func htmlSections(s *analysis.Summary) []htmlSection {
 	var all []htmlSection
 	for _, sec := range sections(s) {
-		h := htmlSection{Title: sec.title}
+		h := htmlSection{Title: strings.Replace(sec.title, "At *.", "At ", 1)}
 		for _, r := range sec.rows {
 			h.Rows = append(h.Rows, htmlRow{r.metric, r.arm, r.value, r.difference, r.visible, r.metric != "", r.muted})
 		}
@@ -124,9 +144,10 @@ func htmlSections(s *analysis.Summary) []htmlSection {
 func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) *htmlPage {
 	d := newChartData(s, trials)
 	p := &htmlPage{
-		Experiment: s.Experiment, Question: s.Question, InvalidReasons: s.InvalidReasons, Started: started(run),
-		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "", Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(),
-		Notes: notes(s), Warnings: s.Warnings, Excluded: excluded(s), Gates: gates(run.Spec), Intervals: intervals(s), SelfCost: selfCost(s),
+		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons), Started: started(run),
+		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
+		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(),
+		Notes: notes(s), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec), Intervals: intervals(s), SelfCost: selfCost(s),
 		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir, Version: run.Version,
 		Style: template.CSS(pageStyle), // our own file
 	}
@@ -142,10 +163,20 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		p.State = "partial"
 	}
 	for _, a := range s.Answers {
-		p.Answers = append(p.Answers, a.Answer)
+		text := []string{a.Answer}
+		d.unstar(text)
+		p.Answers = append(p.Answers, split(text[0]))
 	}
-	if !s.Valid {
-		p.Answers = []string{"No answer: the run is invalid."} // the reasons stand below it, one by one
+	switch {
+	case !s.Valid:
+		p.Answers = []htmlAnswer{{Lead: "No answer: the run is invalid."}} // the reasons stand below it, one by one
+		p.Banner = "This run is invalid. Its numbers are shown to find out why, not to be quoted."
+	case s.Partial:
+		p.Banner = fmt.Sprintf("This run is partial: %d of %d planned trials were done.", s.Trials.Done, s.Trials.Planned)
+	}
+	p.Folded = len(p.Sections) > 1
+	for _, texts := range [][]string{p.InvalidReasons, p.Warnings, p.Notes, p.Excluded, p.Models, p.Unplaced} {
+		d.unstar(texts)
 	}
 	p.TrialHead, p.Trials = d.trialRows()
 	script, style, ok := web.Bundle()

@@ -30,14 +30,23 @@ type chartData struct {
 	Metrics   []chartMetric   `json:"metrics"` // in the order of the tables
 	Estimates []chartEstimate `json:"estimates"`
 	Curves    []chartCurve    `json:"curves"`
-	Factor    string          `json:"factor"` // the factor with the most levels, where it is a number with three or more
+	Factor    string          `json:"factor"` // the factor with the most levels, where it is a number with two or more
 	Models    []chartModel    `json:"models"`
-	CPU       []chartPart     `json:"cpu"`
-	CPUSum    []chartCPU      `json:"cpuSum"`
-	Memory    []chartPart     `json:"memory"`
-	Trials    []chartTrial    `json:"trials"`
+
+	FactorName string       `json:"factorName"`
+	Limits     []chartLimit `json:"limits"`
+	LimitParts []chartPart  `json:"limitParts"`
+	Ran        []chartPart  `json:"ran"`
+	Stairs     []chartStair `json:"stairs"`
+	Usable     *float64     `json:"usable"` // seconds of waiting for a CPU; null where nothing waited
+
+	CPU    []chartPart  `json:"cpu"`
+	CPUSum []chartCPU   `json:"cpuSum"`
+	Memory []chartPart  `json:"memory"`
+	Trials []chartTrial `json:"trials"`
 
 	memory   []memoryTable // for the tables alone
+	waited   []waitTable
 	unplaced []string
 }
 
@@ -49,6 +58,7 @@ type chartArm struct {
 
 type chartLevel struct {
 	Name    string             `json:"name"`
+	Rest    string             `json:"rest"`    // its name without the swept factor
 	Numbers map[string]float64 `json:"numbers"` // the factors that are numbers
 
 	factors map[string]string
@@ -127,7 +137,7 @@ type chartCPU struct {
 }
 
 type chartTrial struct {
-	Index  int                `json:"index"`
+	Index  int                `json:"index"` // from 1, as the progress of the run counts
 	Block  int                `json:"block"`
 	Arm    int                `json:"arm"`
 	Level  int                `json:"level"`
@@ -154,6 +164,7 @@ type dataMaker struct {
 func newChartData(s *analysis.Summary, trials []record.Trial) *chartData {
 	m := &dataMaker{chartData: &chartData{
 		Arms: []chartArm{}, Levels: []chartLevel{}, Metrics: []chartMetric{}, Estimates: []chartEstimate{}, Curves: []chartCurve{}, Models: []chartModel{},
+		Limits: []chartLimit{}, LimitParts: []chartPart{}, Ran: []chartPart{}, Stairs: []chartStair{},
 		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{}, // no null for JavaScript to stumble over
 	}, s: s, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
 	m.names()
@@ -163,6 +174,12 @@ func newChartData(s *analysis.Summary, trials []record.Trial) *chartData {
 	m.cpu()
 	m.memoryParts()
 	m.inTime()
+	m.rest()
+	m.limits()
+	m.ran()
+	m.upAndDown()
+	m.waits()
+	m.waited = m.waitTables()
 	return m.chartData
 }
 
@@ -185,7 +202,7 @@ func (m *dataMaker) names() {
 			return
 		}
 		m.levels[levelKey(f)] = len(m.Levels)
-		l := chartLevel{Name: clean(analysis.Level(f)), Numbers: map[string]float64{}, factors: f}
+		l := chartLevel{Name: clean(levelName(f)), Numbers: map[string]float64{}, factors: f}
 		for name, v := range f {
 			if x, ok := levelNumber(v); ok {
 				l.Numbers[name] = x
@@ -213,7 +230,7 @@ func (m *dataMaker) names() {
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(arms), analysis.CompareArms) {
 		m.arms[name] = len(m.Arms)
-		m.Arms = append(m.Arms, chartArm{clean(name), name == record.Direct, name == record.AA})
+		m.Arms = append(m.Arms, chartArm{clean(m.s.ArmName(name)), name == record.Direct, name == record.AA})
 	}
 	m.Factor = m.sweptFactor()
 }
@@ -421,6 +438,7 @@ func (m *dataMaker) against(p *curvePoint, a chartArm, arm, level int, differenc
 
 func (m *dataMaker) models() {
 	captions := models(m.s)
+	m.unstar(captions)
 	for _, x := range m.s.Models {
 		arm, known := m.arms[x.Arm]
 		metric, has := m.metric[x.Metric]
@@ -431,7 +449,7 @@ func (m *dataMaker) models() {
 		for _, t := range x.Terms[1:] {
 			c.Slopes[t.Name] = t.Value
 		}
-		lead := fmt.Sprintf("%s of %s: ", quantity.Label(x.Metric), x.Arm)
+		lead := fmt.Sprintf("%s of %s: ", quantity.Label(x.Metric), m.s.ArmName(x.Arm))
 		for _, text := range captions {
 			if strings.Contains(text, lead) {
 				c.Caption = clean(text)
@@ -713,7 +731,7 @@ func (m *dataMaker) inTime() {
 	}
 	for _, t := range m.trials {
 		p := m.place(t)
-		c := chartTrial{Index: t.Index, Block: t.Block, Arm: p.arm, Level: p.level, At: t.Started.Sub(first).Seconds(),
+		c := chartTrial{Index: t.Index + 1, Block: t.Block + 1, Arm: p.arm, Level: p.level, At: t.Started.Sub(first).Seconds(),
 			Valid: t.Validity.Valid && t.Validity.Failed == "", Values: map[string]float64{}, Texts: map[string]string{}}
 		if !c.Valid {
 			c.Why = clean(cmp.Or(t.Validity.Failed, "invalid"))

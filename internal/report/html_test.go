@@ -176,11 +176,61 @@ func TestHTMLBudgetCloses(t *testing.T) {
 	}
 }
 
+// What an experiment asks stands in tables of its own; what is not known is a dash, never 0.
+func TestHTMLAnswerTables(t *testing.T) {
+	run, trials := analysistest.Quickstart(plain)
+	for i := range trials {
+		m := trials[i].Metrics
+		trials[i].Factors = map[string]string{"*.services": "10"}
+		m["limited_cpus"], m["limit_cpus"] = 0.26, 0.25
+		if trials[i].Arm == "kernelmesh" {
+			m["limited_bpf_cpus"] = 0.2
+			trials[i].Counts = map[string]record.Count{"bpf_limited_task_share": {In: 60, Of: 100}, "bpf_limited_softirq_share": {In: 20, Of: 100}, "bpf_limited_inside_share": {In: 80, Of: 100}}
+		}
+		m["sched_delay_max_seconds"] = 0.01 * float64(i+1)
+	}
+	trials[len(trials)-1].Validity.Valid = false // whose wait is the longest, and does not count
+	for i := range run.Plan {
+		run.Plan[i].Factors = trials[i].Factors
+	}
+	page, _ := htmlOf(t, run, trials, report.HTMLOptions{NoCharts: true})
+	table := func(label string) string {
+		_, table, _ := strings.Cut(page, `aria-label="`+label+`"`)
+		table, _, _ = strings.Cut(table, "</table>")
+		return prose("<p " + table)
+	}
+	limit := table("The CPU limit")
+	for _, want := range []string{
+		"direct, services 10 0.250 CPU 0.260 CPU [0.260, 0.260] - - - - -",
+		"kernelmesh, services 10 0.250 CPU 0.260 CPU [0.260, 0.260] - 0.200 CPU [0.200, 0.200] 0.150 CPU 0.0500 CPU 0.0600 CPU",
+	} {
+		if !strings.Contains(limit, want) {
+			t.Errorf("no %q in\n%s", want, limit)
+		}
+	}
+	longest := 0.0
+	for _, x := range trials {
+		if x.Validity.Valid && x.Arm == "kernelmesh" {
+			longest = max(longest, x.Metrics["sched_delay_max_seconds"])
+		}
+	}
+	waits, want := table("Waits for a CPU"), " "+quantity.Value(longest, quantity.Seconds)
+	if !strings.Contains(waits, "kernelmesh, services 10 - - ") || !strings.HasSuffix(waits, want) {
+		t.Errorf("want no quantiles and the longest wait of all valid trials,%s, in\n%s", want, waits)
+	}
+	if strings.Contains(prose(page), "*.services 10") {
+		t.Error("a level has a star in front")
+	}
+}
+
 func FuzzHTML(f *testing.F) {
 	f.Add("quickstart", "kernelmesh", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6, `{"gates":{"lag":"1s"}}`)
 	f.Add("", "", "", "", "", 0.0, -1.0, ``)
 	f.Add("</script>", "<!--", "<script>", "\n", "_per_", 1e300, math.Inf(1), `{"gates":[]}`)
 	f.Add("\u2028\xff", "aa", "a", "1e309", "x_bytes", math.NaN(), 1e-320, `{"gates":{"a":{"b":[1]}}}`)
+	f.Add("mine", "kernelmesh", "*.services", "10", "map_after_bytes", 1e6, 1e3, `{}`)
+	f.Add("mine", "kernelmesh", "client.count", "4", "limited_cpus", 0.2, -0.1, `{}`)
+	f.Add("mine", "kernelmesh", "steps", "-1", "sched_delay_max_seconds", -1.0, 0.3, `{}`)
 	f.Fuzz(func(t *testing.T, experiment, arm, factor, level, metric string, base, value float64, spec string) {
 		run := record.Run{Schema: record.RunSchema, Experiment: experiment, Question: arm, Command: []string{metric, level}, Spec: json.RawMessage(spec)}
 		var trials []record.Trial

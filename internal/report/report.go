@@ -4,6 +4,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -39,7 +40,13 @@ type row struct {
 	muted                                   bool // nothing was resolved
 }
 
-var header = row{"", "arm", "value", "difference to " + record.Direct, "smallest visible", false}
+// header is the row above all others.
+func header(s *analysis.Summary) row {
+	return row{"", "arm", "value", "difference to " + baseline(s), "smallest visible", false}
+}
+
+// baseline is what the others are compared with.
+func baseline(s *analysis.Summary) string { return cmp.Or(s.Baseline, record.Direct) }
 
 func (r row) cells() []string { return []string{r.metric, r.arm, r.value, r.difference, r.visible} }
 
@@ -83,7 +90,7 @@ func titleOf(e analysis.Estimate) string {
 
 // families are the beginnings of metrics' names in the order in which people ask for them. What is not among them comes after, and
 // how late the load generator was, which is about the measurement and not about the subject, last.
-var families = []string{"bpf_", "cpu_", "latency_", "connect_", "throughput_", "error_", "map_", "memory_"}
+var families = []string{"flush_", "lookup_", "bpf_", "cpu_", "latency_", "connect_", "throughput_", "error_", "map_", "memory_"}
 
 func rank(metric string) int {
 	for i, f := range families {
@@ -98,7 +105,7 @@ func rank(metric string) int {
 }
 
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {
-	r := row{metric: quantity.Label(e.Metric), arm: e.Arm, value: quantity.Value(e.Value, e.Unit)}
+	r := row{metric: quantity.Label(e.Metric), arm: s.ArmName(e.Arm), value: quantity.Value(e.Value, e.Unit)}
 	if e.Lo != nil && e.Hi != nil {
 		r.value = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
 	}
@@ -119,8 +126,19 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	}
 	if v, ok := s.Visible(e.Metric, e.Factors); ok {
 		r.visible = quantity.Rough(v, e.Unit)
+		if v == 0 && baselineIsZero(s, e) {
+			r.visible = "-" // the baseline has none of it: nothing was seen that could hide a difference, which is no figure
+		}
 	}
 	return r
+}
+
+// baselineIsZero says whether the metric is 0 without a subject, as the run time of its programs is.
+func baselineIsZero(s *analysis.Summary, e analysis.Estimate) bool {
+	i := slices.IndexFunc(s.Estimates, func(b analysis.Estimate) bool {
+		return b.Arm == record.Direct && b.Metric == e.Metric && maps.Equal(b.Factors, e.Factors)
+	})
+	return i >= 0 && s.Estimates[i].Value == 0
 }
 
 // percent is a ratio as the change that it means: 1.14 is +14 %.
@@ -139,7 +157,7 @@ func percent(ratio float64) string {
 func notes(s *analysis.Summary) []string {
 	var all []string
 	for _, e := range s.Estimates {
-		name := quantity.Label(e.Metric) + " of " + e.Arm
+		name := quantity.Label(e.Metric) + " of " + s.ArmName(e.Arm)
 		if len(e.Factors) > 0 {
 			name += " at " + analysis.Level(e.Factors)
 		}
@@ -221,7 +239,7 @@ func models(s *analysis.Summary) []string {
 		if !matters {
 			continue
 		}
-		line := fmt.Sprintf("%s of %s: %s; R2 %.3f", quantity.Label(m.Metric), m.Arm, strings.Join(terms, ", "), m.R2)
+		line := fmt.Sprintf("%s of %s: %s; R2 %.3f", quantity.Label(m.Metric), s.ArmName(m.Arm), strings.Join(terms, ", "), m.R2)
 		if m.HeldoutError != nil {
 			line += fmt.Sprintf(", held-out error %.2g %%", 100**m.HeldoutError)
 		}
@@ -263,7 +281,7 @@ func excluded(s *analysis.Summary) []string {
 			all = append(all, fmt.Sprintf("and %d more: see %s", len(s.Trials.Excluded)-i, record.TrialsFile))
 			break
 		}
-		line := fmt.Sprintf("trial %d (block %d, %s", x.Index, x.Block, x.Arm)
+		line := fmt.Sprintf("trial %d (block %d, %s", x.Index+1, x.Block+1, x.Arm) // from 1, as the progress of the run counts
 		if len(x.Factors) > 0 {
 			line += ", " + analysis.Level(x.Factors)
 		}

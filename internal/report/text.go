@@ -60,7 +60,7 @@ func (t *text) write(s *analysis.Summary, run record.Run) {
 		if sec.title != "" {
 			t.line(t.bold(clean(sec.title)))
 		}
-		t.table(sec.rows)
+		t.table(header(s), sec.rows)
 		t.line("")
 	}
 	for _, n := range notes(s) {
@@ -119,8 +119,8 @@ func (t *text) wrap(lead, prose string) {
 	t.line(line)
 }
 
-func (t *text) table(rows []row) {
-	rows = append([]row{header}, rows...)
+func (t *text) table(head row, rows []row) {
+	rows = append([]row{head}, rows...)
 	var widths [5]int
 	for _, r := range rows {
 		for i, c := range r.cells() {

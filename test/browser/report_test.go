@@ -369,3 +369,210 @@ func keepFile(t *testing.T, name string, data []byte) {
 		}
 	}
 }
+
+// ask makes the made run one of another experiment: it has the factor of the given name at the levels of the made rates, and metrics of
+// its own for each trial.
+func ask(experiment, factor string, metrics func(t *record.Trial, level float64)) func(*record.Run, []record.Trial) {
+	return func(run *record.Run, trials []record.Trial) {
+		run.Experiment = experiment
+		for i := range run.Plan {
+			run.Plan[i].Factors = map[string]string{factor: run.Plan[i].Factors["rate"]}
+		}
+		for i := range trials {
+			t := &trials[i]
+			var level float64
+			fmt.Sscan(t.Factors["rate"], &level)
+			t.Factors = map[string]string{factor: t.Factors["rate"]}
+			metrics(t, level)
+		}
+	}
+}
+
+// What an experiment asks is drawn before everything else, from what it measured and not by its name.
+func TestAnswersAreDrawn(t *testing.T) {
+	two, three := truth, truth
+	two.Rates, three.Rates = []string{"1", "4"}, []string{"1", "1000", "10000"}
+	for _, c := range []struct {
+		name, figure string
+		truth        analysistest.Truth
+		alter        func(*record.Run, []record.Trial)
+		plots        int
+		marks        string // selects the marks to count
+		count        int
+		says         []string // in the figure, and what a chart says to a screen reader
+	}{
+		{"a CPU limit", "limits", two, ask("mine", "client.count", func(t *record.Trial, _ float64) {
+			bpf := 0.0
+			if t.Arm == "kernelmesh" {
+				bpf = 0.2
+				t.Counts = map[string]record.Count{"bpf_limited_task_share": {In: 60, Of: 100}, "bpf_limited_softirq_share": {In: 20, Of: 100}, "bpf_limited_inside_share": {In: 80, Of: 100}}
+			}
+			t.Metrics["limited_cpus"], t.Metrics["limit_cpus"], t.Metrics["limited_bpf_cpus"], t.Metrics["limited_throttled_share"] = 0.26, 0.25, bpf, 1
+		}), 2, "[aria-label='bar'] rect", 2 * (1 + 3), []string{"limit 0.25 CPU", "throttled 100 %", "eBPF in softirq"}},
+		{"a limit without samples", "limits", two, ask("mine", "client.count", func(t *record.Trial, _ float64) {
+			t.Metrics["limited_cpus"], t.Metrics["limit_cpus"] = 0.26, 0.25
+		}), 2, "[aria-label='bar'] rect", 2 * 2, []string{"not split: the samples do not say"}},
+		{"up and down", "stairs", three, ask("mine", "*.services", func(t *record.Trial, level float64) {
+			bytes := 0.0
+			if t.Arm == "kernelmesh" {
+				bytes = 1e4 + 200*level
+			}
+			t.Metrics["map_before_bytes"], t.Metrics["map_bytes"], t.Metrics["map_after_bytes"] = bytes, bytes, bytes/2
+			if level != 1000 { // a level that nobody read
+				t.Metrics["memory_kernel_bytes"] = bytes
+			}
+		}), 2, "[aria-label='dot'] path, [aria-label='dot'] circle", 9 + 2, []string{"10,000", "after they went", "services (logarithmic)"}},
+		{"waits", "waits", three, ask("mine", "steps", func(t *record.Trial, level float64) {
+			wait := 30e-6
+			if t.Arm == "kernelmesh" {
+				wait = 1e-5 * level
+			}
+			t.Metrics["sched_delay_p50_seconds"], t.Metrics["sched_delay_p99_seconds"], t.Metrics["sched_delay_max_seconds"] = wait, 2*wait, 20*wait
+		}), 3, "[aria-label='dot'] path, [aria-label='dot'] circle", 6 + 6 + 2*3*8, []string{"usable up to 1 s", "longest of each trial", "10,000"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := page(t, c.truth, c.alter)
+			b := chromium.Page(t, 1280, 900)
+			b.Open(path)
+			if got := charts(b); len(got) == 0 || got[0] != c.figure {
+				t.Fatalf("figures %q, want %q first", got, c.figure)
+			}
+			figure := `document.querySelector("figure[data-chart='` + c.figure + `']")`
+			var plots, marks int
+			var text string
+			b.Eval(figure+`.querySelectorAll("svg[data-chart]").length`, &plots)
+			b.Eval(`[...`+figure+`.querySelectorAll("svg[data-chart]")].flatMap(s => [...s.querySelectorAll("`+c.marks+`")]).length`, &marks)
+			b.Eval(figure+`.textContent`, &text)
+			if plots != c.plots {
+				t.Errorf("%d plots, want %d", plots, c.plots)
+			}
+			if marks != c.count {
+				t.Errorf("%d marks, want %d: no value may be missing, and none be made up", marks, c.count)
+			}
+			for _, want := range c.says {
+				if !strings.Contains(text, want) {
+					t.Errorf("the figure does not say %q: %s", want, text)
+				}
+			}
+			// By keyboard each value is reached, in one tip at a time.
+			b.Eval(figure+`.querySelector("svg[data-chart]").focus()`, nil)
+			seen := map[string]bool{}
+			for range 3 {
+				b.Press("ArrowRight", 39)
+				var shown string
+				if b.Eval(tip, &shown); shown == "" || strings.Contains(shown, "|") {
+					t.Errorf("the keyboard shows %q", shown)
+				}
+				seen[shown] = true
+			}
+			if len(seen) < 2 {
+				t.Errorf("three steps show %v", seen)
+			}
+			keep(t, b, strings.ReplaceAll(c.name, " ", "-")+".png")
+			// Paper does not scroll: with all tables unfolded nothing is wider than it.
+			b.Media("print", "light")
+			b.Do("Emulation.setDeviceMetricsOverride", map[string]any{"width": 700, "height": 1000, "deviceScaleFactor": 1, "mobile": false}, nil)
+			b.Eval(`dispatchEvent(new Event("beforeprint"))`, nil)
+			var wide int
+			if b.Eval(`document.documentElement.scrollWidth`, &wide); wide > 700 {
+				t.Errorf("on paper of 700 pixels the page is %d wide", wide)
+			}
+			quiet(t, b, path)
+		})
+	}
+}
+
+// A level without a value is a gap in the line of its arm, in the sweep too: nobody measured what a line through it would show.
+func TestGaps(t *testing.T) {
+	sweep := truth
+	sweep.Rates = []string{"100", "1000", "2000", "10000"}
+	path := page(t, sweep, func(_ *record.Run, trials []record.Trial) {
+		for i := range trials {
+			if trials[i].Arm == "kernelmesh" && trials[i].Factors["rate"] == "1000" {
+				delete(trials[i].Metrics, "throughput_per_second")
+			}
+		}
+	})
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	var lines []string
+	b.Eval(`[...document.querySelectorAll("svg[data-chart='throughput per second against rate'] [aria-label='line'] path")].map(p => p.getAttribute("d"))`, &lines)
+	whole, broken := 0, 0
+	for _, d := range lines {
+		switch strings.Count(d, "M") {
+		case 1:
+			whole++
+		case 2:
+			broken++
+		}
+	}
+	if whole != 1 || broken != 1 {
+		t.Errorf("lines %q: want that of direct whole and that of kernelmesh with a gap", lines)
+	}
+	quiet(t, b, path)
+}
+
+// Changes of a hundred times and of a few per cent stand on one axis; where changes are alike it stays in per cent.
+func TestChangesOfAllSizes(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		times float64
+		want  string
+	}{{"alike", 1.1, "change from direct (%)"}, {"far apart", 300, "change from direct, logarithmic"}} {
+		path := page(t, truth, func(_ *record.Run, trials []record.Trial) {
+			for i := range trials {
+				trials[i].Metrics["flush_p50_seconds"] = 1e-3 * (1 + 0.01*float64(i%5))
+				if trials[i].Arm == "kernelmesh" {
+					trials[i].Metrics["flush_p50_seconds"] *= c.times
+				}
+			}
+		})
+		b := chromium.Page(t, 1280, 900)
+		b.Open(path)
+		var text string
+		if b.Eval(`document.querySelector("figure[data-chart='differences']").textContent`, &text); !strings.Contains(text, c.want) {
+			t.Errorf("%s: no %q in %s", c.name, c.want, text)
+		}
+		quiet(t, b, path)
+	}
+}
+
+// Who opens the page of a run that is invalid or partial sees that before anything else, on a small screen too.
+func TestStateStandsFirst(t *testing.T) {
+	for state, alter := range map[string]func(*record.Run, []record.Trial){
+		"invalid": func(_ *record.Run, trials []record.Trial) {
+			for i := range trials {
+				if i%2 == 0 {
+					trials[i].Validity = record.Validity{Reasons: []record.Reason{{Gate: "held", Message: "it was not held"}}}
+				}
+			}
+		},
+		"partial": func(run *record.Run, _ []record.Trial) {
+			for range 3 {
+				run.Plan = append(run.Plan, run.Plan[0])
+			}
+		},
+		"valid": nil,
+	} {
+		path := page(t, truth, alter)
+		b := chromium.Page(t, 400, 800)
+		b.Open(path)
+		var first string
+		b.Eval(`document.querySelector("main").innerText.trim().split("\n")[0]`, &first)
+		if said := strings.Contains(strings.ToLower(first), state); said != (state != "valid") {
+			t.Errorf("%s: the page begins with %q", state, first)
+		}
+		if state == "invalid" {
+			var stars int
+			b.Eval(`[...document.querySelectorAll("figure[data-chart='trials'] .legend li")].filter(l => l.textContent.endsWith("left out")).length`, &stars)
+			if stars != 1 {
+				t.Error("trials that are left out are in no legend")
+			}
+		}
+		var wide int
+		if b.Eval(`document.documentElement.scrollWidth`, &wide); wide > 400 {
+			t.Errorf("%s: the page is %d pixels wide in a window of 400", state, wide)
+		}
+		quiet(t, b, path)
+	}
+}

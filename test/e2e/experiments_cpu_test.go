@@ -3,7 +3,6 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,11 +17,11 @@ import (
 	"tare/internal/record"
 )
 
-// needsQuiet skips what takes minutes of a machine that does nothing else, unless it was asked for.
-func needsQuiet(t *testing.T) {
+// needsTime skips what does not fit into the time of make test, or needs a machine that nobody else uses meanwhile.
+func needsTime(t *testing.T) {
 	t.Helper()
-	if os.Getenv("TARE_EXPERIMENTS") == "" {
-		t.Skip("needs minutes of a machine that does nothing else: make experiments runs it")
+	if os.Getenv("TARE_QUIET") == "" {
+		t.Skip("needs a minute of a machine that nobody else uses: make experiments runs it")
 	}
 }
 
@@ -30,7 +29,6 @@ func needsQuiet(t *testing.T) {
 // does something else at the same time, must say why; the test is then skipped, for it could check nothing.
 func quickly(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	t.Helper()
-	needsQuiet(t)
 	dir := filepath.Join(t.TempDir(), "out")
 	o := command{args: []string{"run", name, "--quick", "--out", dir}, timeout: 5 * time.Minute}.start(t).wait(t)
 	if o.code != 0 && o.code != int(fault.Invalid) {
@@ -64,29 +62,39 @@ func quickly(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	return c, s
 }
 
-// runCounts holds the runs of the connect program, by the kernel's statistics, against the connections that the loads say they opened.
+// runCounts holds the runs of the connect program, by the kernel's statistics, against the connections that the loads say they opened. The
+// edges of the two windows are some milliseconds apart, and more on a machine that is full: hence rates, and their ratio over all trials.
 func runCounts(t *testing.T, c *record.Contents) {
 	t.Helper()
+	var ratios []float64
 	for _, tr := range c.Trials {
 		if !tr.Validity.Valid {
 			continue
 		}
-		runs, opened := uint64(0), int64(0)
+		runs, opened := 0.0, 0.0
 		for _, p := range tr.Ledger.Programs {
 			if p.Name == "km_connect4" && p.RunCount != nil {
-				runs += *p.RunCount
+				runs += float64(*p.RunCount) / tr.Ledger.Window.Seconds
 			}
 		}
 		for _, l := range tr.Loads {
-			opened += l.Opened
+			opened += float64(l.Opened) / l.Seconds
 		}
-		if tr.Arm == record.Direct || tr.Arm == record.AA {
-			opened = 0 // nothing is attached
+		switch {
+		case tr.Arm == record.Direct || tr.Arm == record.AA:
+			if runs > 0 {
+				t.Errorf("trial %d, %s: the program ran, and nothing is attached", tr.Index, tr.Arm)
+			}
+		case opened > 0:
+			ratios = append(ratios, runs/opened)
 		}
-		// The edges of the two windows are some milliseconds apart.
-		if d := math.Abs(float64(runs) - float64(opened)); d > 0.03*float64(opened)+20 {
-			t.Errorf("trial %d, %s: %d runs of the program for %d connections", tr.Index, tr.Arm, runs, opened)
-		}
+	}
+	if len(ratios) == 0 {
+		return // the run is invalid, and says so
+	}
+	slices.Sort(ratios)
+	if m := ratios[len(ratios)/2]; m < 0.95 || m > 1.05 {
+		t.Errorf("%.3f runs of the program for each connection, over %d trials: %.3f", m, len(ratios), ratios)
 	}
 }
 
@@ -98,21 +106,23 @@ func TestCPULimit(t *testing.T) {
 	c, s := quickly(t, "ebpf-cpu-limit")
 	seen := files()
 	runCounts(t, c)
-	compared := 0
+	var ratios []float64
 	for _, tr := range c.Trials {
 		got, ok := tr.Metrics["limited_cpus"]
 		want, watched := seen[tr.Index]
 		if !ok || !watched || !tr.Validity.Valid {
 			continue
 		}
-		compared++
-		// A span of ours is not theirs, and of three periods of 100 ms it can hold one more or less.
-		if math.Abs(got-want) > 0.4*want {
-			t.Errorf("trial %d: the ledger has %.3f CPU of the limited groups, their files %.3f", tr.Index, got, want)
-		}
+		ratios = append(ratios, got/want)
 	}
-	if compared < len(c.Trials)/2 {
-		t.Errorf("only %d of %d trials could be compared with the files", compared, len(c.Trials))
+	if len(ratios) < len(c.Trials)/2 {
+		t.Fatalf("only %d of %d trials could be compared with the files", len(ratios), len(c.Trials))
+	}
+	// A span of ours is not theirs: of four periods of 100 ms it can hold one more or less, and an edge can come late. Over the trials that cancels.
+	slices.Sort(ratios)
+	t.Logf("CPU of the limited groups, ledger to files: %.3f at the median of %d trials, %.3f to %.3f", ratios[len(ratios)/2], len(ratios), ratios[0], ratios[len(ratios)-1])
+	if m := ratios[len(ratios)/2]; m < 0.9 || m > 1.1 {
+		t.Errorf("the ledger has %.3f of the CPU time that the files have of the limited groups", m)
 	}
 	if s == nil {
 		return
@@ -211,6 +221,7 @@ func usageSeconds(text string) float64 {
 func TestSaturation(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
+	needsTime(t)
 	c, s := quickly(t, "ebpf-saturation")
 	runCounts(t, c)
 	for _, tr := range c.Trials {

@@ -18,6 +18,7 @@ import (
 
 // TestStress: at the verifier's limit the programs take most of a machine that stays usable, and a waiting task is held up by about one run.
 func TestStress(t *testing.T) {
+	needsTime(t)
 	needsRoot(t)
 	leavesNothing(t)
 	_, s := quickly(t, "ebpf-stress")

@@ -101,13 +101,14 @@ func TestWeighToAFullDisk(t *testing.T) {
 		t.Skipf("needs /dev/full: %v", err)
 	}
 	defer full.Close()
-	for _, args := range [][]string{{"weigh", "--for", "100ms", "--json"}, {"weigh", "--for", "100ms"}, {"doctor"}, {"doctor", "--json"}, {"list"}} {
+	for _, args := range [][]string{{"weigh", "--for", "100ms", "--json"}, {"weigh", "--for", "100ms"}, {"doctor"}, {"doctor", "--json"}, {"list"}, {"list", "quickstart"}, {"clean"}, {"subject"}, {"--help"}, {"--version"}} {
 		cmd := exec.Command(bin, args...)
 		cmd.Stdout = full
 		var stderr strings.Builder
 		cmd.Stderr = &stderr
-		if err := cmd.Run(); err == nil || !strings.Contains(stderr.String(), "no space left") {
-			t.Errorf("tare %s: %v: %s", strings.Join(args, " "), err, stderr.String())
+		err := cmd.Run()
+		if cmd.ProcessState.ExitCode() != 3 || !strings.Contains(stderr.String(), "no space left") || !strings.Contains(stderr.String(), "\n      make room") {
+			t.Errorf("tare %s: want exit code 3 with the mend: %v: %s", strings.Join(args, " "), err, stderr.String())
 		}
 	}
 }
@@ -116,7 +117,9 @@ func TestWeighWrongUse(t *testing.T) {
 	leavesNothing(t)
 	for _, c := range []struct{ args, want string }{
 		{"weigh --for 1ms", "a window lasts from 100ms"},
-		{"weigh --for 1", "invalid argument"},
+		{"weigh --for 1", "tare weigh --for: must be a duration with its unit, such as 300ms or 2s, not \"1\""},
+		{"weigh --hz abc", "tare weigh --hz: must be a whole number, not \"abc\""},
+		{"run quickstart --seed -1", "tare run --seed: must be a whole number, 0 or more, not \"-1\""},
 		{"weigh --hz -3", "samples per second"},
 		{"weigh now", "unexpected argument"},
 		{"doctor all", "unexpected argument"},

@@ -6,12 +6,12 @@ import { scaleOf, short } from "./units";
 // Each function draws one figure into an element, at a width in pixels. Values that the tables do not show are not computed here.
 
 export interface Figure { box: HTMLElement; width: number }
-type Draw = (d: Data, f: Figure) => void;
+export type Draw = (d: Data, f: Figure) => void;
 
-const tip = (extra: Plot.TipOptions = {}): Plot.TipOptions => ({ fill: "var(--paper)", stroke: "var(--line)", fontSize: 12, lineHeight: 1.35, lineWidth: 30, ...extra });
+export const tip = (extra: Plot.TipOptions = {}): Plot.TipOptions => ({ fill: "var(--paper)", stroke: "var(--line)", fontSize: 12, lineHeight: 1.35, lineWidth: 30, ...extra });
 
 /** place puts one plot into the figure, with a title above it and a name for those who do not see it. */
-function place(f: Figure, plot: Element, name: string, title?: string, unit?: string, rows = false): void {
+export function place(f: Figure, plot: Element, name: string, title?: string, unit?: string, rows = false): void {
   const box = document.createElement("div");
   box.className = "plot";
   if (title) {
@@ -33,7 +33,7 @@ function place(f: Figure, plot: Element, name: string, title?: string, unit?: st
   f.box.append(box);
 }
 
-function grid(f: Figure, most: 1 | 2 | 3, least: number): Figure {
+export function grid(f: Figure, most: 1 | 2 | 3, least: number): Figure {
   const box = document.createElement("div");
   box.className = "plots" + (most === 1 ? " one" : most === 2 ? " two" : "");
   f.box.append(box);
@@ -43,7 +43,9 @@ function grid(f: Figure, most: 1 | 2 | 3, least: number): Figure {
   return { box, width: Math.floor((f.width - gap * (columns - 1)) / columns) };
 }
 
-function legend(f: Figure, items: { name: string; mark: Plot.Markish; line?: boolean }[]): void {
+export interface LegendItem { name: string; mark: Plot.Markish; line?: boolean }
+
+export function legend(f: Figure, items: LegendItem[]): void {
   const list = document.createElement("ul");
   list.className = "legend";
   for (const { name, mark, line } of items) {
@@ -57,68 +59,127 @@ function legend(f: Figure, items: { name: string; mark: Plot.Markish; line?: boo
   f.box.append(list);
 }
 
-const middle = [{ x: 0.5, y: 0.5 }];
-const armLegend = (f: Figure, all: Look[], lines = false, band = false): void =>
+export const middle = [{ x: 0.5, y: 0.5 }];
+export const armLegend = (f: Figure, all: Look[], lines = false, band = false, more: LegendItem[] = []): void =>
   legend(f, [...all.map((l) => ({
     name: l.name, line: lines,
     mark: [
       lines ? Plot.ruleY([0.5], { stroke: l.colour, strokeDasharray: l.dash, strokeWidth: 1.75 }) : null,
       Plot.dot(middle, { x: "x", y: "y", symbol: l.symbol as Plot.SymbolType, stroke: l.colour, fill: hollow(l) ? "var(--paper)" : l.colour, r: 4 }),
     ] as Plot.Markish,
-  })), ...(band ? [{ name: "A/A band", mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: "var(--band)", fillOpacity: 0.28 }) }] : [])]);
+  })), ...(band ? [{ name: "A/A band", mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: "var(--band)", fillOpacity: 0.28 }) }] : []), ...more]);
 
 // A cross has no inside to be filled.
 const hollow = (l: Look): boolean => l.symbol === "times";
 
 /** dots draws points by arm with that arm's symbol; one mark for each arm, since a symbol is a constant there. */
-function dots<T>(all: Look[], data: T[], arm: (x: T) => number, options: Plot.DotOptions, filled?: (x: T) => boolean): Plot.Markish[] {
+export function dots<T>(all: Look[], data: T[], arm: (x: T) => number, options: Plot.DotOptions, filled?: (x: T) => boolean): Plot.Markish[] {
   return all.map((l, i) =>
     Plot.dot(data.filter((x) => arm(x) === i), {
       ...options, symbol: l.symbol as Plot.SymbolType, stroke: l.colour, strokeWidth: 1.6,
       fill: hollow(l) ? "none" : filled ? (((x: T) => (filled(x) ? l.colour : "var(--paper)")) as Plot.ChannelValueSpec) : l.colour,
     }));
 }
-const paint: Plot.ScaleOptions = { type: "identity" } as Plot.ScaleOptions;
+export const paint: Plot.ScaleOptions = { type: "identity" } as Plot.ScaleOptions;
 
-const range = <T>(data: T[], of: (x: T) => (number | null | undefined)[]): number[] => data.flatMap(of).filter((v): v is number => v != null);
+export const range = <T>(data: T[], of: (x: T) => (number | null | undefined)[]): number[] => data.flatMap(of).filter((v): v is number => v != null);
+
+const counted = (v: number): string => (Number.isInteger(v) ? v.toLocaleString("en-US") : short(v));
+
+/** levelAxis is the axis of the swept factor: a tick at each level that was run, logarithmic where they span a factor of ten. */
+export function levelAxis(name: string, xs: number[], width: number): { x: Plot.ScaleOptions; log: boolean; mark: Plot.Markish } {
+  const distinct = [...new Set(xs)].sort((a, b) => a - b);
+  const [lo, hi] = [distinct[0], distinct[distinct.length - 1]];
+  const log = lo > 0 && hi / lo >= 10;
+  const at = (v: number) => (log ? Math.log(v / lo) / Math.log(hi / lo) : (v - lo) / (hi - lo || 1)) * (width - 118);
+  const ticks: number[] = []; // the last level always, the others where there is room
+  for (const v of [...distinct].reverse()) if (ticks.every((t) => at(t) - at(v) > 4 * (counted(t).length + counted(v).length) - 8)) ticks.push(v);
+  return {
+    log, x: { type: log ? "log" : "linear", domain: lo === hi ? [lo - 1, hi + 1] : [lo, hi], axis: null, insetLeft: 20, insetRight: 20 },
+    // With texts of its own: a logarithmic scale would leave out labels that are no round numbers.
+    mark: Plot.axisX(ticks, { text: (v: number) => counted(v), label: log ? `${name} (logarithmic)` : name, labelAnchor: "center", labelArrow: "none" } as Plot.AxisXOptions),
+  };
+}
 
 const mostLevels = 6; // of which each has marks of its own
 
-/** Change from the baseline in per cent: a row for each metric, arm and level; the A/A twin's own interval behind it. */
+// The axis of changes: linear in per cent, or logarithmic in how many times where changes differ by far.
+function changeAxis(ratios: number[], width: number): { to: (change: number | null) => number; options: Plot.ScaleOptions; zero: number } {
+  const sane = ratios.filter((r) => r > 1e-5);
+  const [lo, hi] = [Math.min(1, ...sane), Math.max(1, ...sane)];
+  if (hi < 4 && lo > 0.02) {
+    return {
+      to: (c) => (c == null ? NaN : 100 * c), zero: 0,
+      options: { label: "change from direct (%)", grid: true, nice: true, labelAnchor: "center", labelArrow: "none", tickFormat: (v: number) => (v > 0 ? "+" : "") + short(v), ticks: Math.max(3, Math.floor(width / 90)) },
+    };
+  }
+  const [from, to] = [lo / 1.4, hi * 1.4];
+  const decades = Math.log10(to / from);
+  const all = [1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 1, 2, 5, 10, 100, 1e3, 1e4, 1e5, 1e6].filter((v) => v >= from && v <= to);
+  const room = (v: number) => (Math.log10(v / from) / decades) * width * 0.6;
+  const ticks = [1];
+  for (const v of [...all.filter((x) => [1e-3, 0.01, 0.1, 10, 100, 1e3, 1e4, 1e5, 1e6].includes(x)), ...all]) if (ticks.every((t) => Math.abs(room(t) - room(v)) > 58)) ticks.push(v);
+  return {
+    to: (c) => (c == null ? NaN : Math.max(1 + c, from)), zero: 1,
+    options: {
+      type: "log", domain: [from, to], label: "change from direct, logarithmic", grid: true, labelAnchor: "center", labelArrow: "none", ticks,
+      tickFormat: (r: number) => (r === 1 ? "0" : r >= 10 ? `${counted(r)} times` : `${r > 1 ? "+" : ""}${short(100 * (r - 1))} %`),
+    },
+  };
+}
+
+/** Change from the baseline: a row for each metric and arm, with the A/A twin's own interval behind it. In a sweep, a plot for the first
+ * and the last level, of the metrics in which some arm differs; the sweep and the tables have the others. */
 export const differences: Draw = (d, f) => {
   const all = looks(d);
   const others = d.arms.some((a) => !a.baseline && !a.twin);
   const many = d.levels.length > 1;
-  const estimates = d.estimates.filter((e) => e.change != null && e.changeLo != null && !d.metrics[e.metric].lag);
-  const key = (e: { metric: number; level: number }) => d.metrics[e.metric].label + (many ? ` at ${d.levels[e.level].name}` : "");
-  const levels = new Set(d.levels.map((_, i) => i).filter((i) => d.levels.length <= mostLevels || i === 0 || i === d.levels.length - 1));
-  const shown = estimates.filter((e) => levels.has(e.level) && !d.arms[e.arm].baseline && (!d.arms[e.arm].twin || !others)).sort((a, b) => a.metric - b.metric || a.level - b.level || a.arm - b.arm);
+  const estimates = d.estimates.filter((e) => e.change != null && e.changeLo != null && !d.metrics[e.metric].lag && !d.arms[e.arm].baseline && (!d.arms[e.arm].twin || !others));
+  const have = [...new Set(estimates.map((e) => e.level))].sort((a, b) => a - b);
+  const levels = have.length > 2 ? [have[0], have[have.length - 1]] : have;
+  const differs = (e: (typeof estimates)[number]) => !many || estimates.some((x) => x.level === e.level && x.metric === e.metric && x.resolved);
+  const shown = estimates.filter((e) => levels.includes(e.level) && differs(e)).sort((a, b) => a.metric - b.metric || a.arm - b.arm);
   if (shown.length === 0) return;
-  const twins = estimates.filter((e) => d.arms[e.arm].twin);
-  const percent = (v: number | null) => (v == null ? NaN : 100 * v);
-  const row = (e: (typeof shown)[number]) => key(e) + "\u0000" + e.arm;
-  const rows = shown.map(row);
-  const back = shown.flatMap((s) => twins.filter((t) => t.metric === s.metric && t.level === s.level).map((t) => ({ row: row(s), t })));
+  const twins = d.estimates.filter((e) => d.arms[e.arm].twin && e.changeLo != null);
+  const ratio = (v: number | null) => (v == null ? null : 1 + v);
+  const axis = changeAxis(range(shown, (e) => [ratio(e.change), ratio(e.changeLo), ratio(e.changeHi)]), f.width);
+  const key = (e: { metric: number }) => d.metrics[e.metric].label;
   const left = Math.min(Math.max(...shown.map((e) => key(e).length)) * 6.6 + 16, f.width * 0.45);
   armLegend(f, all.filter((_, i) => shown.some((e) => e.arm === i)), false, true);
-  const plot = Plot.plot({
-    width: f.width, height: 46 + 28 * rows.length, marginLeft: left, marginRight: 24, marginTop: 8, marginBottom: 38,
-    x: { label: "change from direct (%)", grid: true, nice: true, labelAnchor: "center", labelArrow: "none", tickFormat: (v: number) => (v > 0 ? "+" : "") + short(v) },
-    y: { domain: rows, label: null, tickFormat: (r: string) => r.split("\u0000")[0], tickSize: 0 },
-    color: paint,
-    marks: [
-      Plot.barX(back, { x1: (b) => percent(b.t.changeLo), x2: (b) => percent(b.t.changeHi), y: "row", fill: "var(--band)", fillOpacity: 0.28, insetTop: 5, insetBottom: 5, className: "backdrop" }),
-      Plot.ruleX([0], { stroke: "currentColor" }),
-      Plot.ruleY(shown, { y: row, x1: (e) => percent(e.changeLo), x2: (e) => percent(e.changeHi), stroke: (e) => all[e.arm].colour, strokeWidth: 1.75 }),
-      ...dots(all, shown, (e) => e.arm, { x: (e) => percent(e.change), y: row, r: 4.5 }, (e) => e.resolved),
-      Plot.tip(shown, Plot.pointer(tip({
-        x: (e) => percent(e.change), y: row, channels: {},
-        title: (e) => `${key(e)}\n${all[e.arm].name}: ${e.text}\n${e.verdict}\n${e.resolved ? "resolved" : "not resolved"}`,
-      } as Plot.TipOptions))),
-    ],
-  });
-  place(f, plot, "Change from the baseline in per cent", undefined, undefined, true);
+  for (const level of levels) {
+    const list = shown.filter((e) => e.level === level);
+    if (list.length === 0) continue;
+    const row = (e: (typeof list)[number]) => key(e) + "\u0000" + e.arm;
+    const first = new Set(list.filter((e, i) => i === 0 || list[i - 1].metric !== e.metric).map(row));
+    const back = list.flatMap((s) => twins.filter((t) => t.metric === s.metric && t.level === s.level).map((t) => ({ row: row(s), t })));
+    const plot = Plot.plot({
+      width: f.width, height: 50 + (list.length > 1.5 * first.size ? 20 : 28) * list.length, marginLeft: left, marginRight: 30, marginTop: 8, marginBottom: 38,
+      x: axis.options,
+      y: { domain: list.map(row), label: null, tickFormat: (r: string) => (first.has(r) ? r.split("\u0000")[0] : ""), tickSize: 0 },
+      color: paint,
+      marks: [
+        Plot.barX(back, { x1: (b) => axis.to(b.t.changeLo), x2: (b) => axis.to(b.t.changeHi), y: "row", fill: "var(--band)", fillOpacity: 0.28, insetTop: 3, insetBottom: 3, clip: true, className: "backdrop" }),
+        Plot.ruleX([axis.zero], { stroke: "currentColor" }),
+        Plot.ruleY(list, { y: row, x1: (e) => axis.to(e.changeLo), x2: (e) => axis.to(e.changeHi), stroke: (e) => all[e.arm].colour, strokeWidth: 1.75 }),
+        ...dots(all, list, (e) => e.arm, { x: (e) => axis.to(e.change), y: row, r: 4.5 }, (e) => e.resolved),
+        Plot.tip(list, Plot.pointer(tip({
+          x: (e) => axis.to(e.change), y: row, channels: {},
+          title: (e) => `${key(e)}${where(d, e.level)}\n${all[e.arm].name}: ${e.text}\n${e.verdict}\n${e.resolved ? "resolved" : "not resolved"}`,
+        } as Plot.TipOptions))),
+      ],
+    });
+    place(f, plot, `Change from the baseline in per cent${where(d, level)}`, d.levels[level].name || undefined, undefined, true);
+    const same = [...new Set(estimates.filter((e) => e.level === level && !differs(e)).map(key))];
+    if (same.length > 0) hint(f, `Resolved in no arm${where(d, level)}, and not drawn: ${same.join(", ")}.`);
+  }
 };
+
+export function hint(f: Figure, text: string): void {
+  const p = document.createElement("p");
+  p.className = "hint";
+  p.textContent = text;
+  f.box.append(p);
+}
 
 /** Values by arm, a small plot for each metric. */
 export const values: Draw = (d, f) => {
@@ -196,7 +257,7 @@ export const latency: Draw = (d, f) => {
   }
 };
 
-const where = (d: Data, level: number): string => (d.levels[level].name ? ` at ${d.levels[level].name}` : "");
+export const where = (d: Data, level: number): string => (d.levels[level].name ? ` at ${d.levels[level].name}` : "");
 
 export const latencyDifference: Draw = (d, f) => {
   const all = looks(d);
@@ -236,7 +297,14 @@ export const latencyDifference: Draw = (d, f) => {
   }
 };
 
-/** Each metric against the factor, with the model where there is one. The other factors' levels are lines of their own. */
+// What a sweep shows whether or not an arm differs in it: without them a factor cannot be judged.
+const always = /^(bpf_cpu_share|cpu_busy_share|throughput_|latency_p50|latency_p99_)/;
+// What the charts of an answer show already.
+const shownAbove = (d: Data, m: Metric): boolean => (d.usable != null && m.name.startsWith("sched_delay_")) || (d.limits.length > 0 && /^limit(ed)?_/.test(m.name)) ||
+  (d.stairs.length > 0 && /^(map|memory_kernel|memory_hard)(_before|_after)?_bytes$/.test(m.name));
+
+/** Each metric against the factor, with the model where there is one. The other factors' levels are lines of their own. Metrics in which
+ * no arm differs are folded. */
 export const sweep: Draw = (d, f) => {
   const all = looks(d);
   const factor = d.factor;
@@ -245,55 +313,78 @@ export const sweep: Draw = (d, f) => {
   const arms = all.map((_, i) => i).filter((i) => !others || !d.arms[i].twin);
   const beside = (k: number) => 6 * (k - (arms.length - 1) / 2); // pixels, so that no arm hides another
   armLegend(f, arms.map((i) => all[i]), true);
-  const g = grid(f, 2, 340);
-  const rest = (level: number) => d.levels[level].name.split(", ").filter((p) => !p.startsWith(factor + " ")).join(", ");
+  const open = grid(f, 2, 340);
+  const fold = document.createElement("details");
+  fold.className = "long";
+  const summary = document.createElement("summary");
+  const folded = grid({ box: fold, width: f.width }, 2, 340);
+  const names: string[] = [];
   for (const [i, m] of d.metrics.entries()) {
-    const list = d.estimates.filter((e) => e.metric === i && arms.includes(e.arm)).map((e) => ({ ...e, x: d.levels[e.level].numbers[factor], rest: rest(e.level) })).sort((a, b) => a.x - b.x);
+    const list = d.estimates.filter((e) => e.metric === i && arms.includes(e.arm)).map((e) => ({ ...e, x: d.levels[e.level].numbers[factor], rest: d.levels[e.level].rest })).sort((a, b) => a.x - b.x);
     if (m.lag || list.length < 3 || list.every((e) => e.value === list[0].value)) continue;
+    const models = d.models.filter((x) => x.metric === i && arms.includes(x.arm));
+    const tells = always.test(m.name) || (!shownAbove(d, m) && (list.some((e) => e.resolved) || models.some((x) => x.caption)));
+    const g = tells ? open : folded;
+    if (!tells) names.push(m.label);
+    // A wide range stands on a logarithmic axis, which has no 0: what is 0 is said beside it.
+    const positive = range(list, (e) => [e.value]).filter((v) => v > 0);
+    const wide = list.every((e) => e.value >= 0) && positive.length > 1 && Math.max(...positive) > 50 * Math.min(...positive) && models.length === 0;
+    const floor = Math.min(...positive) / 2;
+    const zeros = wide ? [...new Set(list.filter((e) => e.value === 0).map((e) => all[e.arm].name))] : [];
     const s = scaleOf(m.unit, range(list, (e) => [e.value, e.hi]));
-    const by = (v: number | null) => (v == null ? NaN : v / s.factor);
+    const by = (v: number | null) => (v == null || (wide && v <= 0) ? NaN : v / s.factor);
+    const low = (v: number | null) => (v == null ? NaN : wide ? Math.max(v, floor) / s.factor : v / s.factor);
     const xs = range(list, (e) => [e.x]);
-    const log = Math.min(...xs) > 0 && Math.max(...xs) / Math.min(...xs) > 30;
-    const models = d.models.filter((x) => x.metric === i && arms.includes(x.arm)).flatMap((x) =>
+    const axis = levelAxis(d.factorName, xs, g.width);
+    const [lo, hi] = [Math.min(...xs), Math.max(...xs)];
+    const lines = models.flatMap((x) =>
       [...new Set(list.map((e) => e.rest))].map((r) => {
         const at = list.find((e) => e.rest === r)!;
         const fixed = x.fixed + Object.entries(x.slopes).reduce((sum, [name, slope]) => (name === factor ? sum : sum + slope * (d.levels[at.level].numbers[name] ?? 0)), 0);
-        const [lo, hi] = [Math.min(...xs), Math.max(...xs)];
-        const steps = Array.from({ length: 41 }, (_, k) => (log ? lo * (hi / lo) ** (k / 40) : lo + ((hi - lo) * k) / 40));
+        const steps = Array.from({ length: 41 }, (_, k) => (axis.log ? lo * (hi / lo) ** (k / 40) : lo + ((hi - lo) * k) / 40));
         return { model: x, line: steps.map((v) => ({ x: v, y: fixed + (x.slopes[factor] ?? 0) * v })) };
       }));
-    const modelled = new Set(models.map((x) => x.model.arm));
-    const text = models.find((x) => x.model.caption && !d.arms[x.model.arm].baseline)?.model.caption;
+    const modelled = new Set(lines.map((x) => x.model.arm));
+    const text = lines.find((x) => x.model.caption && !d.arms[x.model.arm].baseline)?.model.caption;
+    // A level without a value is a gap in the line.
+    const distinct = [...new Set(xs)].sort((a, b) => a - b);
+    const joined = arms.filter((a) => !modelled.has(a)).flatMap((a) => [...new Set(list.map((e) => e.rest))].flatMap((r) =>
+      distinct.map((x) => ({ arm: a, rest: r, x, y: by(list.find((e) => e.arm === a && e.rest === r && e.x === x)?.value ?? null) }))));
     const plot = Plot.plot({
-      width: g.width, height: 230, marginLeft: 56, marginRight: 16, marginTop: 10, marginBottom: 38,
-      x: { type: log ? "log" : "linear", label: factor, labelAnchor: "center", labelArrow: "none", ticks: log ? 4 : 6, tickFormat: short, nice: !log, insetLeft: 8, insetRight: 8 },
-      y: { label: null, grid: true, nice: true, tickFormat: short, zero: list.every((e) => e.value >= 0) && Math.min(...range(list, (e) => [e.value])) < 0.6 * Math.max(...range(list, (e) => [e.value])) }, color: paint,
+      width: g.width, height: 230, marginLeft: 60, marginRight: 18, marginTop: 10, marginBottom: 38,
+      x: axis.x,
+      y: {
+        label: null, grid: true, nice: true, tickFormat: short,
+        ...(wide ? { type: "log" as const, ticks: 4 } : { zero: list.every((e) => e.value >= 0) && Math.min(...range(list, (e) => [e.value])) < 0.6 * Math.max(...range(list, (e) => [e.value])) }),
+      }, color: paint,
       marks: [
-        ...models.map((x) => Plot.line(x.line, { x: "x", y: (p) => by(p.y), stroke: all[x.model.arm].colour, strokeWidth: 1.5, strokeOpacity: 0.8, strokeDasharray: x.model.linear ? "none" : "6 4" })),
-        Plot.line(list.filter((e) => !modelled.has(e.arm)), { x: "x", y: (e) => by(e.value), z: (e) => `${e.arm} ${e.rest}`, stroke: (e) => all[e.arm].colour, strokeWidth: 1, strokeOpacity: 0.4 }),
-        ...arms.map((a, k) => Plot.ruleX(list.filter((e) => e.arm === a), { x: "x", y1: (e) => by(e.lo), y2: (e) => by(e.hi), stroke: all[a].colour, strokeWidth: 1.75, dx: beside(k) })),
-        ...arms.flatMap((a, k) => dots(all, list.filter((e) => e.arm === a), (e) => e.arm, { x: "x", y: (e) => by(e.value), r: 4, dx: beside(k) })),
+        axis.mark,
+        ...lines.map((x) => Plot.line(x.line, { x: "x", y: (p) => by(p.y), stroke: all[x.model.arm].colour, strokeWidth: 1.5, strokeOpacity: 0.8, strokeDasharray: x.model.linear ? "none" : "6 4" })),
+        Plot.line(joined, { x: "x", y: "y", z: (p) => `${p.arm} ${p.rest}`, stroke: (p) => all[p.arm].colour, strokeWidth: 1, strokeOpacity: 0.4 }),
+        ...arms.map((a, k) => Plot.ruleX(list.filter((e) => e.arm === a), { x: "x", y1: (e) => low(e.lo), y2: (e) => by(e.hi), stroke: all[a].colour, strokeWidth: 1.75, dx: beside(k) })),
+        ...arms.flatMap((a, k) => dots(all, list.filter((e) => e.arm === a), (e) => e.arm, { x: "x", y: (e) => by(e.value), r: 4, dx: beside(k) }, (e) => d.arms[e.arm].baseline || e.resolved || !e.verdict)),
         Plot.tip(list, Plot.pointer(tip({ x: "x", y: (e) => by(e.value), title: (e) => `${m.label} of ${all[e.arm].name}\nat ${d.levels[e.level].name}: ${e.text}${e.verdict ? "\nto direct " + e.verdict : ""}` } as Plot.TipOptions))),
       ],
     });
-    place(g, plot, `${m.label} against ${factor}`, m.label, s.name);
-    if (text) {
-      const p = document.createElement("p");
-      p.className = "hint";
-      p.textContent = text;
-      g.box.lastElementChild!.append(p);
-    }
+    place(g, plot, `${m.label} against ${d.factorName}`, m.label, wide ? `${s.name}${s.name ? ", " : ""}logarithmic${zeros.length > 0 ? `; 0 in ${zeros.join(", ")}` : ""}` : s.name);
+    if (text) hint({ box: g.box.lastElementChild as HTMLElement, width: g.width }, text);
   }
+  if (names.length > 0) {
+    summary.textContent = `${names.length} more, drawn above or in which no arm differs`;
+    fold.prepend(summary);
+    f.box.append(fold);
+  }
+  if (open.box.childElementCount === 0) open.box.remove();
 };
 
-function partLegend(f: Figure, parts: Part[]): void {
-  legend(f, [...new Set(parts.map((p) => p.part))].map((name) => ({ name, mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: fillOf(name), stroke: "var(--ink)", strokeOpacity: 0.35 }) })));
+export function partLegend(f: Figure, parts: Part[], more: LegendItem[] = []): void {
+  legend(f, [...[...new Set(parts.map((p) => p.part))].map((name) => ({ name, mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: fillOf(name), stroke: "var(--ink)", strokeOpacity: 0.35 }) })), ...more]);
 }
 
 interface Stacked extends Part { from: number; to: number; row: string }
 
 /** stack puts the parts of each bar one after the other, in their order; a negative part takes no room. */
-function stack(d: Data, parts: Part[]): Stacked[] {
+export function stack(d: Data, parts: Part[]): Stacked[] {
   const ends = new Map<string, number>();
   return parts.map((p) => {
     const row = d.arms[p.arm].name;
@@ -312,19 +403,20 @@ function bars(d: Data, f: Figure, parts: Part[], name: (level: number) => string
   const shownLevels = levels.length <= mostLevels ? levels : [levels[0], levels[Math.floor(levels.length / 2)], levels[levels.length - 1]];
   const s = scaleOf(unit, stack(d, parts).map((p) => p.to));
   const most = Math.max(...stack(d, parts).map((p) => p.to)) / s.factor;
+  const g = grid(f, levels.length === 1 ? 1 : 2, 400);
   for (const level of shownLevels) {
     const list = stack(d, parts.filter((p) => p.level === level));
     const groups = [...new Set(list.map((p) => p.group))];
     const arms = d.arms.map((a) => a.name).filter((a) => list.some((p) => p.row === a));
     const ends = groups.flatMap((g) => arms.flatMap((a) => {
       const of = list.filter((p) => p.group === g && p.row === a);
-      if (of.length === 0) return [];
+      if (of.length === 0) return [{ group: g, row: a, to: 0, text: "none" }]; // no such groups, which is not 0 bytes
       const to = Math.max(...of.map((p) => p.to)) / s.factor;
       return [{ group: g, row: a, to, text: note(of[0].arm, level, g, `${Number(to.toPrecision(3))} ${s.name}`) }];
     }));
     const plot = Plot.plot({
-      width: f.width, height: 56 + groups.length * (arms.length * 23 + 30), marginLeft: 92, marginRight: 110, marginTop: 22, marginBottom: 34,
-      x: { label: unit === "part" ? "part of the machine's capacity (%)" : s.name, domain: [0, most], nice: true, grid: true, labelAnchor: "center", labelArrow: "none", tickFormat: short },
+      width: g.width, height: 56 + groups.length * (arms.length * 23 + 30), marginLeft: 96, marginRight: 118, marginTop: 22, marginBottom: 34,
+      x: { label: unit === "part" ? "part of the machine's capacity (%)" : s.name, domain: [0, most], nice: true, grid: true, labelAnchor: "center", labelArrow: "none", tickFormat: short, ticks: Math.max(3, Math.floor(g.width / 110)) },
       y: { domain: arms, label: null, tickSize: 0, padding: 0.22 }, fy: { domain: groups, label: null, axis: null, padding: 0.26 }, color: paint,
       marks: [
         Plot.barX(list, { fy: "group", y: "row", x1: (p) => p.from / s.factor, x2: (p) => p.to / s.factor, fill: (p) => fillOf(p.part), stroke: "var(--paper)", strokeWidth: 0.75 }),
@@ -334,8 +426,7 @@ function bars(d: Data, f: Figure, parts: Part[], name: (level: number) => string
         Plot.tip(list, Plot.pointer(tip({ fy: "group", y: "row", x: (p: Stacked) => (p.from + p.to) / 2 / s.factor, title: (p: Stacked) => `${p.part} in ${p.row}${where(d, level)}\n${p.text}`, maxRadius: 60 } as Plot.TipOptions))),
       ],
     });
-    const one: Figure = { box: f.box, width: f.width };
-    place(one, plot, name(level), levels.length > 1 ? d.levels[level].name : undefined, undefined, true);
+    place(g, plot, name(level), levels.length > 1 ? d.levels[level].name : undefined, undefined, true);
   }
 }
 
@@ -372,7 +463,7 @@ export const trials: Draw = (d, f) => {
     const after = sorted.find((t) => t.at > of[of.length - 1].at);
     return { block: b, from: at(of[0]), to: after ? at(after) : minutes ? end / 60 : end };
   });
-  armLegend(f, all);
+  armLegend(f, all, false, false, list.some((t) => !t.valid) ? [{ name: "left out", mark: Plot.dot(middle, { x: "x", y: "y", symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75, r: 5.5 }) }] : []);
   const g = grid(f, 2, 380);
   for (const m of metrics) {
     const have = list.filter((t) => t.values[m.name] != null);
@@ -380,7 +471,9 @@ export const trials: Draw = (d, f) => {
     for (const t of have) {
       const k = `${t.arm} ${t.level}`;
       if (typical.has(k)) continue;
-      const vs = have.filter((u) => u.arm === t.arm && u.level === t.level && u.valid).map((u) => u.values[m.name]).sort((a, b) => a - b);
+      const alike = have.filter((u) => u.arm === t.arm && u.level === t.level);
+      const vs = (alike.some((u) => u.valid) ? alike.filter((u) => u.valid) : alike) // where none is valid they are still seen beside each other
+        .map((u) => u.values[m.name]).sort((a, b) => a - b);
       typical.set(k, vs[Math.floor(vs.length / 2)] ?? NaN);
     }
     const s = relative ? { factor: 1, name: "% from the median of its arm and level" } : scaleOf(m.unit, have.map((t) => t.values[m.name]));
@@ -394,7 +487,9 @@ export const trials: Draw = (d, f) => {
         Plot.rectX(blocks.filter((b) => b.block % 2 === 1), { x1: "from", x2: "to", fill: "currentColor", fillOpacity: 0.05, className: "backdrop" }),
         relative ? Plot.ruleY([0], { stroke: "currentColor", strokeOpacity: 0.5 }) : null,
         ...dots(all, have.filter((t) => t.valid && Number.isFinite(y(t))), (t) => t.arm, { x: at, y, r: 3.4 }),
-        Plot.dot(have.filter((t) => !t.valid), { x: at, y, symbol: "times", stroke: "var(--bad)", strokeWidth: 2, r: 5 }),
+        Plot.dot(have.filter((t) => !t.valid), { x: at, y, symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75, r: 5.5 }),
+        // One without a value stands on the frame: it has a time and a reason, and no height.
+        Plot.dot(list.filter((t) => !t.valid && t.values[m.name] == null), { x: at, frameAnchor: "bottom", symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75, r: 5.5, title: (t: (typeof list)[number]) => `trial ${t.index}, block ${t.block}: ${all[t.arm].name}${where(d, t.level)}\nleft out: ${t.why}` }),
         Plot.tip(have.filter((t) => Number.isFinite(y(t))), Plot.pointer(tip({ x: at, y, title } as Plot.TipOptions))),
       ],
     });

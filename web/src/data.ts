@@ -1,7 +1,7 @@
 // The data that Go writes into the page; internal/report/html_data.go says what each field means. Seconds, bytes, parts of one.
 
 export interface Arm { name: string; baseline: boolean; twin: boolean }
-export interface Level { name: string; numbers: Record<string, number> }
+export interface Level { name: string; rest: string; numbers: Record<string, number> }
 export interface Metric { name: string; label: string; unit: string; lag: boolean }
 export interface Estimate {
   metric: number; arm: number; level: number; value: number; lo: number | null; hi: number | null; text: string;
@@ -21,7 +21,10 @@ export interface Trial {
   index: number; block: number; arm: number; level: number; at: number; valid: boolean; why: string;
   values: Record<string, number>; texts: Record<string, string>;
 }
+export interface Limit { arm: number; level: number; limit: number | null; used: number; lo: number | null; hi: number | null; text: string; throttled: string }
+export interface Stair { arm: number; level: number; kind: string; step: string; value: number; lo: number | null; hi: number | null; text: string }
 export interface Data {
   arms: Arm[]; levels: Level[]; metrics: Metric[]; estimates: Estimate[]; curves: Curve[]; factor: string; models: Model[];
-  cpu: Part[]; cpuSum: CPUSum[]; memory: Part[]; trials: Trial[];
+  cpu: Part[]; factorName: string; limits: Limit[]; limitParts: Part[]; ran: Part[]; stairs: Stair[]; usable: number | null;
+  cpuSum: CPUSum[]; memory: Part[]; trials: Trial[];
 }

@@ -1,4 +1,5 @@
 import "./report.css";
+import * as answers from "./answers";
 import * as charts from "./charts";
 import type { Data } from "./data";
 import { keyboard } from "./keyboard";
@@ -6,6 +7,7 @@ import { hatches } from "./style";
 
 const figures: Record<string, (d: Data, f: charts.Figure) => void> = {
   differences: charts.differences, values: charts.values, latency: charts.latency, "latency-difference": charts.latencyDifference,
+  limits: answers.limits, waits: answers.waits, stairs: answers.stairs, ran: answers.ran,
   sweep: charts.sweep, cpu: charts.cpu, memory: charts.memory, trials: charts.trials,
 };
 

@@ -23,6 +23,10 @@ export const fills: Record<string, [colour: string, hatch: string]> = {
   "subject's eBPF programs": ["var(--c2)", "solid"], "other eBPF programs": ["var(--c5)", "grid"], "subject's processes": ["var(--c6)", "rising"],
   "kernel threads": ["var(--m1)", "solid"], "interrupts above no task": ["var(--m2)", "falling"], "root group": ["var(--m3)", "dots"],
   "other control groups": ["var(--m1)", "rising"], "tare itself": ["var(--c3)", "solid"], steal: ["var(--m2)", "grid"], unexplained: ["var(--m3)", "blank"],
+  "application, without eBPF": ["var(--c1)", "solid"], "eBPF in task context": ["var(--c2)", "solid"], "eBPF in softirq": ["var(--c6)", "falling"],
+  "eBPF, context not known": ["var(--c2)", "rising"], "not split: the samples do not say": ["var(--m3)", "blank"],
+  "tasks of the groups with a limit": ["var(--c2)", "solid"], "softirq above those tasks": ["var(--c6)", "falling"], "other groups, which pay for it": ["var(--m1)", "rising"],
+  "the clients' groups": ["var(--c2)", "solid"], "the servers' groups": ["var(--c4)", "dots"], elsewhere: ["var(--m3)", "blank"],
   anon: ["var(--c1)", "solid"], shmem: ["var(--c4)", "dots"], kernel: ["var(--c2)", "rising"], soft: ["var(--m3)", "blank"],
 };
 

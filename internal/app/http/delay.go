@@ -102,6 +102,7 @@ type waits struct {
 	from int64 // of the stalls
 
 	mu   sync.Mutex
+	came int64                   // requests, so far
 	rng  *rand.Rand              // nil without a distribution
 	seen *hdrhistogram.Histogram // nil where nobody wants it
 }
@@ -124,22 +125,22 @@ func (w *waits) stallsFrom() int64 {
 	return w.from
 }
 
-// due is when to answer a request that arrived at that time, in ns by pace.Now.
-func (w *waits) due(arrived int64) int64 {
+// due is when to answer a request that arrived at that time, in ns by pace.Now, and whether its wait is for the record.
+func (w *waits) due(arrived int64) (at int64, recorded bool) {
 	delay := w.o.Delay
-	if w.rng != nil {
+	if w.seen != nil {
 		w.mu.Lock()
-		q := w.rng.Float64()
+		w.came++
+		recorded = w.came > w.o.Skip
+		if w.rng != nil {
+			delay = w.o.Distribution.Quantile(w.rng.Float64())
+		}
 		w.mu.Unlock()
-		delay = w.o.Distribution.Quantile(q)
 	}
-	return w.o.Stall.end(w.from, arrived+int64(delay))
+	return w.o.Stall.end(w.from, arrived+int64(delay)), recorded
 }
 
 func (w *waits) record(arrived int64) {
-	if w.seen == nil {
-		return
-	}
 	waited := pace.Now() - arrived
 	w.mu.Lock()
 	defer w.mu.Unlock()

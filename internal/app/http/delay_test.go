@@ -84,7 +84,8 @@ func TestWaitsFollowTheirDistribution(t *testing.T) {
 	draw := func(seed uint64) (all []int64) {
 		w := newWaits(Options{Distribution: d, Seed: seed}, 0)
 		for range 4000 {
-			all = append(all, w.due(0))
+			at, _ := w.due(0)
+			all = append(all, at)
 		}
 		return all
 	}
@@ -104,5 +105,20 @@ func TestWaitsFollowTheirDistribution(t *testing.T) {
 	}
 	if math.Abs(float64(slow)-800) > 5*math.Sqrt(4000*0.2*0.8) {
 		t.Errorf("%d of 4000 waited the longer time, want about 800", slow)
+	}
+}
+
+// The waits of a load's warm-up are answered like all, and are not in the record.
+func TestWaitsSkipped(t *testing.T) {
+	d, err := ParseDistribution("constant:1ms")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWaits(Options{Distribution: d, Skip: 3}, 0)
+	for i := range 5 {
+		at, recorded := w.due(0)
+		if at != int64(time.Millisecond) || recorded != (i >= 3) {
+			t.Errorf("request %d: due %d, recorded %v", i, at, recorded)
+		}
 	}
 }

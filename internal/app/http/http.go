@@ -29,6 +29,7 @@ type Options struct {
 	Distribution *Distribution // of the delay; nil for always Delay
 	Seed         uint64        // of the distribution
 	Stall        Stall         // none when zero
+	Skip         int64         // requests at the beginning whose waits are left out of the record: those of a load's warm-up
 }
 
 // maxEcho bounds a body that is echoed, in bytes.
@@ -111,7 +112,7 @@ func handler(o Options, waits *waits) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		arrived := pace.Now()
-		due := waits.due(arrived)
+		due, recorded := waits.due(arrived)
 		answer := body
 		if r.ContentLength != 0 {
 			var err error
@@ -127,7 +128,9 @@ func handler(o Options, waits *waits) http.Handler {
 		if due > arrived && waitUntil(r.Context(), due) != nil {
 			return // the client has gone
 		}
-		waits.record(arrived)
+		if recorded {
+			waits.record(arrived)
+		}
 		w.Header()["Content-Type"] = contentType
 		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
 		_, _ = w.Write(answer) // the client's going is the client's business

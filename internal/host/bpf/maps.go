@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -49,6 +50,13 @@ const (
 // maxInner is how many entries of one map of maps are looked at. A service mesh has thousands of inner maps at most; a map of a million
 // entries would cost a second to walk.
 const maxInner = 16384
+
+// maxInnerTime bounds the same by time: before Linux 6.8 each look-up in a map of maps waits for an RCU grace period of some milliseconds
+// (maybe_wait_bpf_programs in kernel/bpf/syscall.c), and a ledger must not.
+const maxInnerTime = 200 * time.Millisecond
+
+// errSlow is that the time was up before the end of the map.
+var errSlow = errors.New("this kernel takes long over each look-up in a map of maps: the rest was not looked at")
 
 const openReadOnly = 1 << 3 // BPF_F_RDONLY
 
@@ -145,7 +153,11 @@ func innerMaps(fd int, m *Map) ([]uint32, error) {
 		}
 	}
 	key, next, value := make([]byte, m.KeySize), make([]byte, m.KeySize), make([]byte, 4)
+	until := time.Now().Add(maxInnerTime)
 	for i := uint32(0); i < min(m.MaxEntries, maxInner); i++ {
+		if i%16 == 15 && time.Now().After(until) {
+			return ids, errSlow
+		}
 		if m.typ == mapArrayOfMaps {
 			binary.LittleEndian.PutUint32(key, i)
 		} else {

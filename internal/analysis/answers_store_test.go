@@ -1,0 +1,115 @@
+package analysis
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"tare/internal/record"
+)
+
+// storeRun is a run whose baseline is a subject: each arm has the metrics that values gives, a little apart from block to block.
+func storeRun(t *testing.T, experiment, baseline string, levels []map[string]string, arms []string, values func(arm string, level map[string]string) map[string]float64) *Summary {
+	t.Helper()
+	run := record.Run{Schema: record.RunSchema, Experiment: experiment, Question: "Which?", Baseline: baseline, Blocks: 8}
+	var trials []record.Trial
+	for block := range run.Blocks {
+		for _, level := range levels {
+			for i, arm := range append([]string{record.Direct, record.AA}, arms...) {
+				p := record.PlannedTrial{Index: len(trials), Block: block, Arm: arm, Factors: level}
+				m := values(arm, level)
+				for name := range m {
+					if strings.HasSuffix(name, "_seconds") {
+						m[name] *= 1 + 0.01*float64((block*7+i*3)%5-2)
+					}
+				}
+				trials = append(trials, record.Trial{PlannedTrial: p, Metrics: m, Validity: record.Validity{Valid: true}})
+				run.Plan = append(run.Plan, p)
+			}
+		}
+	}
+	s, err := Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.Valid {
+		t.Fatalf("invalid: %v", s.InvalidReasons)
+	}
+	return s
+}
+
+func TestFlushAnswers(t *testing.T) {
+	levels := []map[string]string{{"*.operation": "insert"}, {"*.operation": "delete"}}
+	s := storeRun(t, "config-flush", "pooled", levels, []string{"naive", "quick", "same"}, func(arm string, level map[string]string) map[string]float64 {
+		m := map[string]float64{"flush_seconds": 100e-6, "records_per_flush": 45, "map_updates_per_flush": 71, "syscalls_per_flush": 71, "grace_periods_per_flush": 0, "bytes_per_flush": 88_400}
+		switch arm {
+		case "naive":
+			m["flush_seconds"], m["grace_periods_per_flush"] = 0.45, 45
+		case "quick":
+			m["flush_seconds"] = map[string]float64{"insert": 2e-6, "delete": 4e-6}[level["*.operation"]]
+		}
+		return m
+	})
+	if len(s.Answers) != 3 {
+		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
+	}
+	for i, wants := range [][]string{
+		{"quick has the shortest flushes at every level.", "Against pooled, naive is 4,500 times slower.", "Against pooled, quick is 25 to 50 times faster.", "same is not resolved from pooled at any level."},
+		{"At operation delete: pooled (baseline) takes ", "(45 records, 71 map updates, 71 system calls, 88.4 kB). naive takes", "4,500 times as long (45 records", "45 grace periods, 88.4 kB, 9.9 ms for each grace period)",
+			"same takes", "for a flush, which is not resolved from pooled ("},
+		{"At operation insert: ", "quick takes 2.0", "50 times faster"},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(s.Answers[i].Answer, want) {
+				t.Errorf("answer %d lacks %q:\n%s", i, want, s.Answers[i].Answer)
+			}
+		}
+	}
+	if e := s.Answers[1].Evidence; len(e) < 4 || e[0] != "flush_seconds direct" {
+		t.Errorf("evidence %v", e)
+	}
+	if s.ArmName(record.Direct) != "pooled (baseline)" || s.ArmName(record.AA) != "pooled (again)" || s.ArmName("naive") != "naive" {
+		t.Error("arms are called otherwise")
+	}
+}
+
+func TestScaleAnswers(t *testing.T) {
+	var levels []map[string]string
+	for _, n := range []int{1, 100, 1000} {
+		levels = append(levels, map[string]string{"*.services": fmt.Sprint(n)})
+	}
+	s := storeRun(t, "config-scale", "sized", levels, []string{"less", "mixed"}, func(arm string, level map[string]string) map[string]float64 {
+		n := 0.0
+		fmt.Sscan(level["*.services"], &n)
+		m := map[string]float64{"lookup_seconds": 600e-9, "lookup_first_seconds": 9e-6, "map_bytes": 20e6 + 1000*n, "memory_hard_bytes": 40e6, "store_open_seconds": 0.02, "store_fill_seconds": 1e-4 * n}
+		switch {
+		case arm == "less":
+			m["lookup_seconds"] = 130e-9
+		case arm == "mixed" && n > 10:
+			m["lookup_seconds"] = 900e-9
+		}
+		return m
+	})
+	if len(s.Answers) != 3 {
+		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
+	}
+	for i, wants := range [][]string{
+		{"sized (baseline): a lookup takes 600 ns", "at services 1 and", "With services 1000 its maps have 21.0 MB (20.0 MB and 1.00 kB for each service)", "takes these services in 100 ms", "The first for a service after others, with what the processor has forgotten, takes 9.0"},
+		{"less: a lookup takes 129 ns", "less than sized at every level"},
+		{"mixed: a lookup", "more than sized at 2 of 3 levels"},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(s.Answers[i].Answer, want) {
+				t.Errorf("answer %d lacks %q:\n%s", i, want, s.Answers[i].Answer)
+			}
+		}
+	}
+}
+
+func TestFactor(t *testing.T) {
+	for x, want := range map[float64]string{1.44: "1.4", 9.94: "9.9", 27.4: "27", 999: "999", 1000: "1,000", 6320: "6,300", 12_345: "12,300"} {
+		if got := factor(x); got != want {
+			t.Errorf("factor(%g) = %s, want %s", x, got, want)
+		}
+	}
+}

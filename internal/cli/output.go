@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+)
+
+// stdout is standard output as the commands see it. What cannot be written is a fault with its mend, and the first is kept, for not
+// every command looks at what became of each line. A reader that has gone, as that of 'tare run ... | head', is no fault: what was
+// begun goes on to its end and is taken down in order, and only its words are lost.
+type stdout struct {
+	file *os.File
+	gone bool
+	err  error
+}
+
+func (o *stdout) Write(p []byte) (int, error) {
+	if o.gone {
+		return len(p), nil
+	}
+	n, err := o.file.Write(p)
+	switch {
+	case err == nil:
+		return n, nil
+	case errors.Is(err, unix.EPIPE):
+		o.gone = true
+		return len(p), nil
+	}
+	err = fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else", "what was found cannot be written")
+	if o.err == nil {
+		o.err = err
+	}
+	return n, err
+}
+
+// unheard says whether the reader of w has gone: what runs only to say something may then end.
+func unheard(w io.Writer) bool {
+	o, ok := w.(*stdout)
+	return ok && o.gone
+}
+
+// fileOf is the file behind w; nil where there is none.
+func fileOf(w io.Writer) *os.File {
+	switch w := w.(type) {
+	case *os.File:
+		return w
+	case *stdout:
+		return w.file
+	}
+	return nil
+}
+
+// counted is a number of things in words: 1 service, 2 services.
+func counted(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

@@ -1,0 +1,33 @@
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+)
+
+func TestMendOf(t *testing.T) {
+	const files = "raise the limit of open files: ulimit -n 65536"
+	inner := New(Usage, "a", "inner mend", "wrong")
+	for _, c := range []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"no error", nil, ""},
+		{"no mend", errors.New("x"), ""},
+		{"a mend", inner, "inner mend"},
+		{"the outermost", Wrap(inner, Machine, "", "outer mend", "more"), "outer mend"},
+		{"an outer one without", fmt.Errorf("doing: %w", Wrap(inner, Machine, "", "", "more")), "inner mend"},
+		{"open files, whatever else is said", Wrap(&os.PathError{Op: "open", Path: "/x", Err: syscall.EMFILE}, Machine, "/x", "name another directory", "cannot write"), files},
+		{"open files, without a fault", fmt.Errorf("reading: %w", syscall.EMFILE), files},
+		{"open files, joined", errors.Join(inner, os.NewSyscallError("pipe2", syscall.EMFILE)), files},
+		{"the machine's open files", Wrap(syscall.ENFILE, Machine, "", "other", "x"), "raise the machine's limit of open files: sysctl fs.file-max"},
+	} {
+		if got := MendOf(c.err); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package storebench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+
+	"tare/internal/role"
+	"tare/internal/version"
+)
+
+// Ready is the data of the ready message: what the store put into the kernel.
+type Ready struct {
+	Version  string   `json:"version"`
+	Store    string   `json:"store"`
+	Atomic   string   `json:"atomic"` // how much of a change programs see at once
+	Programs []Object `json:"programs"`
+	Maps     []Object `json:"maps"`
+}
+
+// Object names one map or program in the kernel.
+type Object struct {
+	ID   uint32 `json:"id"`
+	Name string `json:"name"`
+}
+
+// Ready describes the store as it is.
+func (b *Bench) Ready() (Ready, error) {
+	r := Ready{Version: version.Version, Store: b.o.Store, Atomic: b.design.Atomic.String(), Programs: []Object{}}
+	all := b.store.Maps()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		info, err := all[name].Info()
+		if err != nil {
+			return r, fmt.Errorf("reading map %s: %w", name, err)
+		}
+		id, _ := info.ID()
+		r.Maps = append(r.Maps, Object{uint32(id), name})
+	}
+	return r, nil
+}
+
+// Run plays the part of a subject that works in the role protocol on conn: opens and fills the store, says ready, waits for the start, works,
+// sends the result, and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
+	b, err := New(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	ready, err := b.Ready()
+	if err != nil {
+		return err
+	}
+	if err := conn.Send(role.Ready, ready); err != nil {
+		return err
+	}
+	var s role.Schedule
+	if err := conn.Expect(role.Start, &s, nil); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan struct{})
+	go func() { // ends with the parent's end of the pipe, for which we wait below
+		defer close(ended)
+		defer cancel()
+		for {
+			if _, err := conn.Receive(); err != nil {
+				return
+			}
+		}
+	}()
+	r, err := b.Run(ctx, s)
+	if err != nil {
+		select {
+		case <-ended:
+			return nil
+		default:
+			return err
+		}
+	}
+	if err := conn.Send(role.Result, r); err != nil {
+		return err
+	}
+	<-ended
+	return nil
+}

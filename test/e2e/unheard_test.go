@@ -1,0 +1,166 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"tare/internal/record"
+)
+
+// deaf gives a pipe whose reader has gone.
+func deaf(t *testing.T) *os.File {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+// A run whose words nobody hears any more ('tare run ... | head') goes on to its end, and leaves nothing but its directory.
+func TestRunUnheard(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	dir := filepath.Join(t.TempDir(), "out")
+	cmd := exec.Command(bin, "run", specFile(t, shortSpec), "--out", dir)
+	cmd.Stdout, cmd.Stderr = deaf(t), deaf(t)
+	if err := cmd.Run(); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Trials) != 6 || c.Partial {
+		t.Errorf("%d trials, partial %v", len(c.Trials), c.Partial)
+	}
+	if _, err := os.Stat(filepath.Join(dir, record.ReportFile)); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(strings.Join(c.Run.Command, " "), "--out") {
+		t.Errorf("the command that runs it again writes over it: %q", c.Run.Command)
+	}
+}
+
+// Commands that only print end in peace when nobody reads.
+func TestUnheard(t *testing.T) {
+	leavesNothing(t)
+	for _, args := range [][]string{{"list"}, {"list", "quickstart"}, {"doctor", "--json"}, {"--help"}, {"weigh", "--for", "100ms"}} {
+		if args[0] == "weigh" && os.Geteuid() != 0 {
+			continue
+		}
+		var stderr strings.Builder
+		cmd := exec.Command(bin, args...)
+		cmd.Stdout, cmd.Stderr = deaf(t), &stderr
+		if err := cmd.Run(); err != nil || stderr.String() != "" {
+			t.Errorf("tare %s: %v: %s", strings.Join(args, " "), err, stderr.String())
+		}
+	}
+}
+
+// A signal at any moment of the beginning ends a run in order or before it has begun, and leaves nothing. The first signal of one that was
+// started to outlive its terminal is not that of the terminal.
+func TestSignalledAtTheBeginning(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	for i := range 40 {
+		s := []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM}[i%2]
+		dir := filepath.Join(t.TempDir(), "out")
+		p := command{args: []string{"run", specFile(t, shortSpec), "--blocks", "100", "--out", dir}}.start(t)
+		moment := time.Duration(i) * 2 * time.Millisecond
+		time.Sleep(moment)
+		p.signal(t, s)
+		o := p.wait(t)
+		_, err := os.Stat(dir)
+		begun := err == nil
+		if o.code == -1 && (begun || moment > 20*time.Millisecond) || o.code == 0 || begun && o.code != 4 {
+			t.Errorf("%s after %v, begun %v: %s", s, moment, begun, o)
+		}
+	}
+	cmd := exec.Command("nohup", bin, "weigh", "--for", "600ms")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Skipf("needs nohup: %v", err)
+	}
+	time.Sleep(300 * time.Millisecond)
+	_ = cmd.Process.Signal(syscall.SIGHUP) // it may have ended already
+	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "Weighed for 60") {
+		t.Errorf("with nohup: %v: %s", err, out.String())
+	}
+}
+
+// Two runs at once disturb each other, and both say so: to whoever looks on, and in their records.
+func TestTwoRunsAtOnce(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	const warning = "another run of tare is under way on this machine (process %d)"
+	first, second := filepath.Join(t.TempDir(), "out"), filepath.Join(t.TempDir(), "out")
+	p := command{args: []string{"run", specFile(t, shortSpec), "--blocks", "100", "--out", first}}.start(t)
+	whileItRuns(t, p, func() bool {
+		lines, _ := os.ReadFile(filepath.Join(first, record.TrialsFile))
+		return strings.Count(string(lines), "\n") >= 1
+	})
+	q := command{args: []string{"run", specFile(t, shortSpec), "--out", second}}.start(t)
+	o := q.wait(t)
+	p.signal(t, syscall.SIGINT)
+	of := p.wait(t)
+	for _, run := range []struct {
+		name, dir string
+		o         output
+		other     int
+	}{{"first", first, of, q.pid}, {"second", second, o, p.pid}} {
+		if n := strings.Count(run.o.stderr, "warning: "+fmt.Sprintf(warning, run.other)); n != 1 {
+			t.Errorf("the %s warned %d times: %s", run.name, n, run.o)
+		}
+		if !strings.Contains(run.o.stdout, "another run of tare was under way on this machine in ") {
+			t.Errorf("the report of the %s: %s", run.name, run.o)
+		}
+		c, err := record.Read(run.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		warned := 0
+		for _, trial := range c.Trials {
+			if trial.Ledger != nil && strings.Contains(fmt.Sprint(trial.Ledger.Warnings), record.OtherRun) {
+				warned++
+			}
+		}
+		if warned == 0 {
+			t.Errorf("no trial of the %s run has the warning", run.name)
+		}
+	}
+	alone := tare(t, "run", specFile(t, shortSpec), "--blocks", "1", "--out", filepath.Join(t.TempDir(), "out"))
+	if strings.Contains(alone.stderr+alone.stdout, "another run") {
+		t.Errorf("alone: %s", alone)
+	}
+}
+
+// Too few descriptors are said to be that, wherever they run out.
+func TestTooFewOpenFiles(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	said := 0
+	for _, n := range []int{12, 16, 20} {
+		cmd := exec.Command("sh", "-c", fmt.Sprintf("ulimit -n %d; exec \"$@\"", n), "sh", bin, "run", specFile(t, shortSpec), "--blocks", "1", "--out", filepath.Join(t.TempDir(), "out"))
+		out, _ := cmd.CombinedOutput()
+		if !strings.Contains(string(out), "too many open files") {
+			continue
+		}
+		said++
+		if !strings.Contains(string(out), "raise the limit of open files: ulimit -n") {
+			t.Errorf("with %d files: %s", n, out)
+		}
+	}
+	if said == 0 {
+		t.Error("there were enough descriptors each time: the test says nothing")
+	}
+}
