@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -109,19 +110,19 @@ func TestCPULimit(t *testing.T) {
 	var ratios []float64
 	for _, tr := range c.Trials {
 		got, ok := tr.Metrics["limited_cpus"]
-		want, watched := seen[tr.Index]
-		if !ok || !watched || !tr.Validity.Valid {
+		if !ok || !tr.Validity.Valid {
 			continue
 		}
-		ratios = append(ratios, got/want)
+		if want, watched := seen[tr.Index].cpus(tr.Ledger.Window.Start, tr.Ledger.Window.End); watched {
+			ratios = append(ratios, got/want)
+		}
 	}
 	if len(ratios) < len(c.Trials)/2 {
 		t.Fatalf("only %d of %d trials could be compared with the files", len(ratios), len(c.Trials))
 	}
-	// A span of ours is not theirs: of four periods of 100 ms it can hold one more or less, and an edge can come late. Over the trials that cancels.
 	slices.Sort(ratios)
 	t.Logf("CPU of the limited groups, ledger to files: %.3f at the median of %d trials, %.3f to %.3f", ratios[len(ratios)/2], len(ratios), ratios[0], ratios[len(ratios)-1])
-	if m := ratios[len(ratios)/2]; m < 0.9 || m > 1.1 {
+	if m := ratios[len(ratios)/2]; m < 0.95 || m > 1.05 {
 		t.Errorf("the ledger has %.3f of the CPU time that the files have of the limited groups", m)
 	}
 	if s == nil {
@@ -139,20 +140,43 @@ func TestCPULimit(t *testing.T) {
 	}
 }
 
-// watchUsage follows the CPU time of the groups of a part, by their own files, until the function that it returns is called. That gives, by
-// trial, the CPUs that they used together over the busiest third of a second.
-func watchUsage(t *testing.T, part string) func() map[int]float64 {
-	t.Helper()
-	type point struct {
-		at   time.Time
-		used float64 // seconds
+// usagePoint is the CPU time that groups had used, in seconds, at an instant.
+type usagePoint struct {
+	at   time.Time
+	used float64
+}
+
+// usage is what the files of the groups of one trial said, in order of time.
+type usage []usagePoint
+
+// at gives the CPU time used until an instant, from the readings on either side of it, which must be near.
+func (u usage) at(when time.Time) (float64, bool) {
+	i, _ := slices.BinarySearchFunc(u, when, func(p usagePoint, t time.Time) int { return p.at.Compare(t) })
+	if i == 0 || i == len(u) || u[i].at.Sub(u[i-1].at) > 40*time.Millisecond {
+		return 0, false
 	}
-	points := map[int][]point{}
+	before, after := u[i-1], u[i]
+	part := when.Sub(before.at).Seconds() / after.at.Sub(before.at).Seconds()
+	return before.used + part*(after.used-before.used), true
+}
+
+// cpus gives the CPUs used on average between two instants.
+func (u usage) cpus(from, to time.Time) (float64, bool) {
+	a, early := u.at(from)
+	b, late := u.at(to)
+	return (b - a) / to.Sub(from).Seconds(), early && late
+}
+
+// watchUsage follows the CPU time of the groups of a part, by their own files, until the function that it returns is called. That gives what
+// was read, by trial.
+func watchUsage(t *testing.T, part string) func() map[int]usage {
+	t.Helper()
+	points := map[int]usage{}
 	stop, done := make(chan struct{}), make(chan struct{})
 	trial := regexp.MustCompile(`/tare-trial-([0-9]+)-p`)
 	look := func() {
 		sum := map[int]float64{}
-		now := time.Now()
+		from := time.Now()
 		for _, pattern := range []string{"/sys/fs/cgroup/cpuacct/tare-trial-*/work/" + part + "*/cpuacct.usage", "/sys/fs/cgroup/tare-trial-*/work/" + part + "*/cpu.stat"} {
 			found, _ := filepath.Glob(pattern)
 			for _, f := range found {
@@ -164,8 +188,12 @@ func watchUsage(t *testing.T, part string) func() map[int]float64 {
 				sum[index] += usageSeconds(string(text))
 			}
 		}
+		took := time.Since(from)
+		if took > 5*time.Millisecond {
+			return // held up between the files: they do not belong together
+		}
 		for index, used := range sum {
-			points[index] = append(points[index], point{now, used})
+			points[index] = append(points[index], usagePoint{from.Add(took / 2), used})
 		}
 	}
 	go func() {
@@ -174,32 +202,16 @@ func watchUsage(t *testing.T, part string) func() map[int]float64 {
 			select {
 			case <-stop:
 				return
-			case <-time.After(20 * time.Millisecond):
+			case <-time.After(10 * time.Millisecond):
 				look()
 			}
 		}
 	}()
-	end := func() { close(stop); <-done }
-	ended := false
-	t.Cleanup(func() {
-		if !ended {
-			end()
-		}
-	})
-	return func() map[int]float64 {
-		ended = true
+	end := sync.OnceFunc(func() { close(stop); <-done })
+	t.Cleanup(end)
+	return func() map[int]usage {
 		end()
-		most := map[int]float64{}
-		for index, ps := range points {
-			for i := range ps {
-				for _, later := range ps[i:] {
-					if span := later.at.Sub(ps[i].at).Seconds(); span >= 0.3 && span < 0.4 {
-						most[index] = max(most[index], (later.used-ps[i].used)/span)
-					}
-				}
-			}
-		}
-		return most
+		return points
 	}
 }
 
