@@ -34,9 +34,14 @@ var wordings = map[string]wording{
 func Level(level map[string]string) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(level)) {
-		parts = append(parts, strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")+" "+level[name]) // what is set in all arms needs no path
+		parts = append(parts, FactorName(name)+" "+level[name])
 	}
 	return strings.Join(parts, ", ")
+}
+
+// FactorName is a factor as people call it: what is set in all arms ("arms.*.services") needs no path.
+func FactorName(name string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")
 }
 
 // Find is the estimate of one metric of one arm at one level; nil where there is none.

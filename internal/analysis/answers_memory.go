@@ -48,9 +48,6 @@ func term(t Term, unit string) string {
 	return written(t.Value, t.Lo, t.Hi, unit)
 }
 
-// level is Level without the path of a factor that is set in all arms.
-func level(at factors) string { return strings.NewReplacer("arms.*.", "", "*.", "").Replace(Level(at)) }
-
 // say gives a value of the arm with its interval; "unknown" where the run does not have it.
 func (w *words) say(metric, arm string) string {
 	e := w.find(metric, arm)
@@ -100,7 +97,7 @@ func stressAnswers(s *Summary, t *table) []Answer {
 		verdict = "No, it does not stay usable"
 	}
 	most.add("%s, in this sense: a task that wanted a CPU, and had no part in the programs, waited %s at the longest (%s), and up to %s counts as usable. All trials ended by themselves.",
-		verdict, quantity.Value(longest, quantity.Seconds), level(most.at), quantity.Value(usableDelay, quantity.Seconds))
+		verdict, quantity.Value(longest, quantity.Seconds), Level(most.at), quantity.Value(usableDelay, quantity.Seconds))
 	if s.Trials.Failed > 0 {
 		most.text[0] = strings.Replace(most.text[0], "All trials ended by themselves.", fmt.Sprintf("%d of %d trials failed.", s.Trials.Failed, s.Trials.Done), 1)
 	}
@@ -120,13 +117,9 @@ func (t *table) longestWait(arms ...string) (longest float64) {
 
 // stress words one level.
 func (w *words) stress(t *table, longest float64) {
-	w.add("At %s:", level(w.at))
+	w.add("At %s:", Level(w.at))
 	run := w.find("bpf_run_seconds", w.arm)
-	if run != nil {
-		w.add("one run takes %s.", said(run))
-	}
-	w.add("The programs take %s of the machine's CPU time, which is busy to %s.", w.say("bpf_cpu_share", w.arm), w.say("cpu_busy_share", w.arm))
-	text := fmt.Sprintf("A task that wants a CPU waits %s at the median", w.say("sched_delay_p50_seconds", w.arm))
+	text := fmt.Sprintf("a task that wants a CPU waits %s at the median", w.say("sched_delay_p50_seconds", w.arm))
 	if p99 := w.find("sched_delay_p99_seconds", w.arm); p99 != nil {
 		text += fmt.Sprintf(", %s at the 99th percentile", said(p99))
 	}
@@ -138,6 +131,10 @@ func (w *words) stress(t *table, longest float64) {
 		text += fmt.Sprintf(" (with the CPUs as busy but without the programs: %s and %s)", w.say("sched_delay_p50_seconds", record.Direct), quantity.Value(slices.Max(base), quantity.Seconds))
 	}
 	w.add("%s.", text)
+	if run != nil {
+		w.add("One run takes %s.", said(run))
+	}
+	w.add("The programs take %s of the machine's CPU time, which is busy to %s.", w.say("bpf_cpu_share", w.arm), w.say("cpu_busy_share", w.arm))
 	work, base := w.find("throughput_per_second", w.arm), w.find("throughput_per_second", record.Direct)
 	switch {
 	case work == nil || base == nil || work.Difference == nil:
@@ -188,7 +185,7 @@ func (w *words) mapModel(t *table) {
 		w.add("%s; %s at the most.", text, w.say("map_bytes", w.arm))
 		return
 	}
-	w.add("%s: each map counted once, %s at %s.", w.arm, w.say("map_bytes", w.arm), level(top))
+	w.add("%s: each map counted once, %s at %s.", w.arm, w.say("map_bytes", w.arm), Level(top))
 }
 
 // otherCounts: what lists of programs with the memory of their maps come to.
@@ -227,7 +224,7 @@ func (w *words) charged() {
 		w.add("%s of the bytes are charged to the data plane's own control group, whoever uses them.", quantity.Value(share.Value, quantity.Part))
 	}
 	if kernel != nil && hard != nil {
-		w.add("At %s that group holds %s of kernel memory, and %s of hard memory in all: the rest is the process itself.", level(w.at), said(kernel), said(hard))
+		w.add("At %s that group holds %s of kernel memory, and %s of hard memory in all: the rest is the process itself.", Level(w.at), said(kernel), said(hard))
 	}
 }
 
@@ -244,7 +241,7 @@ func (w *words) downAgain(t *table) {
 	w.add("%s.", load)
 	text := fmt.Sprintf("When the services go again, the maps say %s", said(after))
 	if first := w.s.Find("map_bytes", w.arm, t.levels[0]); first != nil && !maps.Equal(t.levels[0], w.at) {
-		text += fmt.Sprintf(" (a fresh start at %s: %s)", level(t.levels[0]), said(first))
+		text += fmt.Sprintf(" (a fresh start at %s: %s)", Level(t.levels[0]), said(first))
 	}
 	kBefore, kAfter := w.find("memory_kernel_before_bytes", w.arm), w.find("memory_kernel_after_bytes", w.arm)
 	if kBefore != nil && kAfter != nil {

@@ -74,7 +74,7 @@ func TestStressAnswers(t *testing.T) {
 				t.Fatalf("%+v", s.Answers)
 			}
 			wants(t, s.Answers[0].Answer, c.mention, "All trials ended by themselves.")
-			wants(t, s.Answers[2].Answer, "At steps 8388608: one run takes 80.0 ms.", "The programs take 97.0 % of the machine's CPU time", "40.0 ms at the median", "without the programs: 30.0 us and", "Throughput goes from 1000", " of it.")
+			wants(t, s.Answers[2].Answer, "At steps 8388608: a task that wants a CPU waits 40.0 ms", "One run takes 80.0 ms.", "The programs take 97.0 % of the machine's CPU time", "40.0 ms at the median", "without the programs: 30.0 us and", "Throughput goes from 1000", " of it.")
 			wants(t, s.Answers[1].Answer, "the difference is not resolved")
 		})
 	}

@@ -43,7 +43,7 @@ func flushAnswers(s *Summary, t *table) []Answer {
 		if w.find("flush_seconds", record.Direct) == nil {
 			continue
 		}
-		w.add("At %s: %s.", level(at), w.flush(record.Direct))
+		w.add("At %s: %s.", Level(at), w.flush(record.Direct))
 		for _, arm := range t.subjects() {
 			if w.find("flush_seconds", arm) != nil {
 				w.add("%s.", w.flush(arm))
@@ -194,7 +194,7 @@ func (w *words) lookups(t *table) {
 			continue
 		}
 		if i == 0 || i == len(t.levels)-1 {
-			ends = append(ends, said(e)+" at "+level(at))
+			ends = append(ends, said(e)+" at "+Level(at))
 		}
 		if d := e.Difference; w.arm != record.Direct && d != nil {
 			n++
@@ -221,13 +221,13 @@ func (w *words) lookups(t *table) {
 	}
 	w.add("%s.", text)
 	if e := w.find("lookup_first_seconds", w.arm); e != nil {
-		w.add("The first for a service after others, with what the processor has forgotten, takes %s at %s.", said(e), level(w.at))
+		w.add("The first for a service after others, with what the processor has forgotten, takes %s at %s.", said(e), Level(w.at))
 	}
 }
 
 // holds: memory and start-up at the last level, and what a service adds.
 func (w *words) holds(t *table) {
-	text := fmt.Sprintf("With %s its maps have %s", level(w.at), w.say("map_bytes", w.arm))
+	text := fmt.Sprintf("With %s its maps have %s", Level(w.at), w.say("map_bytes", w.arm))
 	for _, m := range w.s.Models {
 		if m.Metric == "map_bytes" && m.Arm == w.arm && len(m.Terms) == 2 && m.Terms[1].Value >= 1 {
 			text += fmt.Sprintf(" (%s and %s for each service)", term(m.Terms[0], quantity.Bytes), term(m.Terms[1], quantity.Bytes))

@@ -285,13 +285,10 @@ func (d *chartData) stairTables() []stairTable {
 	return all
 }
 
-// factorName is a factor as the page has it: one of all arms ("*.services") needs no star in front.
-func factorName(name string) string { return strings.TrimPrefix(name, "*.") }
-
 func levelName(factors map[string]string) string {
 	named := map[string]string{}
 	for name, v := range factors {
-		if short := factorName(name); factors[short] == "" {
+		if short := analysis.FactorName(name); factors[short] == "" {
 			name = short
 		}
 		named[name] = v
@@ -304,7 +301,7 @@ func (d *chartData) unstar(texts []string) {
 	names := map[string]string{}
 	for _, l := range d.Levels {
 		for name := range l.factors {
-			if short := factorName(name); short != name && short != "" {
+			if short := analysis.FactorName(name); short != name && short != "" {
 				names[name] = short
 			}
 		}
@@ -323,5 +320,5 @@ func (m *dataMaker) rest() {
 		delete(others, m.Factor)
 		m.Levels[i].Rest = clean(levelName(others))
 	}
-	m.FactorName = clean(factorName(m.Factor))
+	m.FactorName = clean(analysis.FactorName(m.Factor))
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -233,8 +234,8 @@ func models(s *analysis.Summary) []string {
 				continue
 			}
 			r := m.ValidRange[t.Name]
-			terms = append(terms, text+" per unit of "+t.Name)
-			where = append(where, fmt.Sprintf("%s %.6g to %.6g", t.Name, r[0], r[1]))
+			terms = append(terms, text+" per unit of "+analysis.FactorName(t.Name))
+			where = append(where, fmt.Sprintf("%s %s to %s", analysis.FactorName(t.Name), asSet(r[0]), asSet(r[1])))
 		}
 		if !matters {
 			continue
@@ -252,6 +253,9 @@ func models(s *analysis.Summary) []string {
 	return all
 }
 
+// asSet is a level as it was set: whole numbers without an exponent.
+func asSet(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
+
 // validity says in one sentence what the numbers rest on.
 func validity(s *analysis.Summary) string {
 	state := "valid"
@@ -267,6 +271,9 @@ func validity(s *analysis.Summary) string {
 	}
 	if s.Trials.Invalid > 0 {
 		text += fmt.Sprintf(", %d invalid", s.Trials.Invalid)
+	}
+	if s.Blocks == 1 {
+		return text + "; 1 complete block"
 	}
 	return text + fmt.Sprintf("; %d complete blocks", s.Blocks)
 }
