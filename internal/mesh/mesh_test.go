@@ -310,6 +310,37 @@ func TestRBAC(t *testing.T) {
 	}
 }
 
+// TestRulesDoNotMultiply: lists that come to 10^12 rules are refused before they are multiplied; by then this process would be out of memory.
+func TestRulesDoNotMultiply(t *testing.T) {
+	var prefixes, others []netip.Prefix
+	var ports []uint16
+	var ranges []PortRange
+	for i := range 1000 {
+		prefixes = append(prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32))
+		others = append(others, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)}), 32))
+		ports = append(ports, uint16(1+i))
+		ranges = append(ranges, PortRange{uint16(1 + i), uint16(1 + i)})
+	}
+	policy := Principal{Sources: prefixes, Destinations: prefixes, SourcePorts: ranges, DestinationPorts: ranges}
+	for _, c := range []struct {
+		name  string
+		chain Chain
+		fits  bool
+	}{
+		{"a match", Chain{Match: Match{Destinations: prefixes, Sources: prefixes, SourcePorts: ports}}, false},
+		{"a policy that allows", Chain{RBAC: []RBAC{{Policies: []Principal{policy, policy}}}}, false},
+		{"a policy that denies", Chain{RBAC: []RBAC{{Deny: true, Policies: []Principal{policy, policy}}}}, false},
+		// Only the last list has nothing in common with the match.
+		{"a policy that is of no connection", Chain{Match: Match{DestinationPort: 2000}, RBAC: []RBAC{{Policies: []Principal{policy}}}}, true},
+		{"a policy that is of few", Chain{Match: Match{Sources: others[:2]}, RBAC: []RBAC{{Policies: []Principal{{Sources: append(prefixes, others[0])}}}}}, true},
+	} {
+		l := &Listener{Name: "l", Chains: []Chain{c.chain}}
+		if rules, err := l.Rules(); (err == nil) != c.fits || len(rules) > MaxRules {
+			t.Errorf("%s: %d rules, %v", c.name, len(rules), err)
+		}
+	}
+}
+
 func TestFind(t *testing.T) {
 	at := netip.MustParseAddrPort
 	listener := func(name, address string, clusters ...WeightedCluster) *Listener {

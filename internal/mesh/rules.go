@@ -34,13 +34,16 @@ func (l *Listener) Rules() ([]Rule, error) {
 	var out []Rule
 	var all []matched
 	for i := range l.Chains {
-		for _, r := range l.Chains[i].Match.rules() {
+		// Before they are multiplied: who configures us must not be able to make us run out of memory.
+		m := &l.Chains[i].Match
+		if len(all)+combinations(len(m.Destinations), len(m.Sources), len(m.SourcePorts)) > MaxRules {
+			return nil, l.tooMany()
+		}
+		for _, r := range m.rules() {
 			all = append(all, matched{rule: r, chain: i})
 		}
 	}
-	if len(all) <= MaxRules { // else it is too many anyway
-		all = ends(all, len(l.Chains))
-	}
+	all = ends(all, len(l.Chains))
 	if l.Default != nil {
 		all = append(all, matched{rule: Rule{}, chain: len(l.Chains)})
 	}
@@ -49,12 +52,26 @@ func (l *Listener) Rules() ([]Rule, error) {
 		if err != nil {
 			return nil, fmt.Errorf("listener %s: %w", l.Name, err)
 		}
-		out = append(out, rules...)
-	}
-	if len(out) > MaxRules {
-		return nil, fmt.Errorf("listener %s: its filter chains and RBAC policies come to %d rules; a listener can have %d", l.Name, len(out), MaxRules)
+		if out = append(out, rules...); len(out) > MaxRules {
+			return nil, l.tooMany()
+		}
 	}
 	return out, nil
+}
+
+func (l *Listener) tooMany() error {
+	return fmt.Errorf("listener %s: its filter chains and RBAC policies come to more than the %d rules that a listener can have", l.Name, MaxRules)
+}
+
+// combinations is how many there are of one of each list, where an empty list is one for any: the number itself up to MaxRules, above it only that it is.
+func combinations(lengths ...int) int {
+	n := 1
+	for _, length := range lengths {
+		if n *= max(1, min(length, MaxRules+1)); n > MaxRules {
+			return n
+		}
+	}
+	return n
 }
 
 // matched is what a chain matches.
@@ -147,15 +164,15 @@ func moreSpecial(a, b Rule) int {
 // bits is how many bits of an address a prefix decides. No prefix and one of all addresses are the same, as in Envoy.
 func bits(p netip.Prefix) int { return max(0, p.Bits()) }
 
-// rules is what becomes of connections that m matches.
+// rules is what becomes of connections that m matches. Where they are more than MaxRules, not all are made.
 func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 	m.Chain = chain
 	allowed, last := []Rule{m}, m
 	allows := 0
 	for _, r := range c.RBAC {
 		if r.Deny {
-			for _, p := range r.Policies {
-				for _, d := range p.within(m) {
+			for i := 0; i < len(r.Policies) && len(out) <= MaxRules; i++ {
+				for _, d := range r.Policies[i].within(m) {
 					d.Chain = Denied
 					out = append(out, d)
 				}
@@ -166,8 +183,8 @@ func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 			return nil, fmt.Errorf("filter chain %s: more than one RBAC filter that allows: give one with the policies of all", c.Name)
 		}
 		allowed = nil
-		for _, p := range r.Policies {
-			allowed = append(allowed, p.within(m)...)
+		for i := 0; i < len(r.Policies) && len(allowed) <= MaxRules; i++ {
+			allowed = append(allowed, r.Policies[i].within(m)...)
 		}
 	}
 	out = append(out, allowed...)
@@ -178,16 +195,36 @@ func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 	return out, nil
 }
 
-// within is what a policy matches of what m does.
+// within is what a policy matches of what m does: at most one rule more than a listener can have.
 func (p *Principal) within(m Rule) (out []Rule) {
-	for _, d := range orAny(p.Destinations) {
-		for _, s := range orAny(p.Sources) {
-			for _, sp := range orAnyPort(p.SourcePorts) {
-				for _, dp := range orAnyPort(p.DestinationPorts) {
-					r := m
-					ok := narrow(&r.Destination, d) && narrow(&r.Source, s) && r.SourcePorts.narrow(sp) && r.DestinationPorts.narrow(dp)
-					if ok {
-						out = append(out, r)
+	// Each list by itself first: what is left of them is multiplied.
+	prefixes := func(of netip.Prefix, by []netip.Prefix) (both []netip.Prefix) {
+		for _, b := range orAny(by) {
+			if one := of; narrow(&one, b) {
+				both = append(both, one)
+			}
+		}
+		return both
+	}
+	ports := func(of PortRange, by []PortRange) (both []PortRange) {
+		for _, b := range orAnyPort(by) {
+			if one := of; one.narrow(b) {
+				both = append(both, one)
+			}
+		}
+		return both
+	}
+	destinations, sources := prefixes(m.Destination, p.Destinations), prefixes(m.Source, p.Sources)
+	sourcePorts, destinationPorts := ports(m.SourcePorts, p.SourcePorts), ports(m.DestinationPorts, p.DestinationPorts)
+	if min(len(destinations), len(sources), len(sourcePorts), len(destinationPorts)) == 0 {
+		return nil
+	}
+	for _, m.Destination = range destinations {
+		for _, m.Source = range sources {
+			for _, m.SourcePorts = range sourcePorts {
+				for _, m.DestinationPorts = range destinationPorts {
+					if out = append(out, m); len(out) > MaxRules {
+						return out
 					}
 				}
 			}

@@ -18,12 +18,14 @@ import (
 // Store keeps a configuration. One goroutine at a time may use it, apart from Close.
 type Store interface {
 	// Apply makes a change. How much of it programs see at once is the design's promise (Design.Atomic). A change that is wrong for this store
-	// or does not fit is a *fault.Error of code Usage, whose Where is the resource's name, and then nothing of it is applied. Names
-	// that are removed and are not there are no error.
+	// or does not fit is a *fault.Error of code Usage, whose Where is the resource's name, and then nothing of it is applied. Room and
+	// addresses that a change frees count for the same change. Names that are removed and are not there are no error; a name that is both
+	// given and removed is removed.
 	Apply(ctx context.Context, change mesh.Change) (Work, error)
 	// Maps are the maps that its programs use, by the names that they have in the design's header. They stay the store's.
 	Maps() map[string]*ebpf.Map
-	// Cluster is the number by which programs and counters know a cluster; it stays the same as long as the cluster is there.
+	// Cluster is the number by which programs and counters know a cluster; it stays the same as long as the cluster is there. Numbers are below
+	// Options.ClusterNumbers. One that a change gives back is no other cluster's before the next change.
 	Cluster(name string) (id uint32, ok bool)
 	// Close gives everything back but what is pinned.
 	Close() error
@@ -61,6 +63,9 @@ type Options struct {
 	Variant string
 }
 
+// NoCluster is what programs get in place of a number where no cluster was chosen, or one that does not exist.
+const NoCluster = 1<<32 - 1
+
 // What the maps hold, where nothing else is asked for.
 const (
 	DefaultMaxClusters  = 8192
@@ -81,6 +86,9 @@ func (o Options) WithDefaults() Options {
 	}
 	return o
 }
+
+// ClusterNumbers is above all numbers of clusters: a table of something by cluster has so many rows.
+func (o Options) ClusterNumbers() uint32 { return 2*o.WithDefaults().MaxClusters + 1 }
 
 // Atomic is how much of a change programs see at once.
 type Atomic uint8

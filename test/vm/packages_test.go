@@ -20,7 +20,10 @@ import (
 )
 
 // kernelPackages are the packages that read or change the kernel.
-var kernelPackages = []string{"./internal/host/...", "./internal/meter/...", "./internal/placement/...", "./internal/subject/..."}
+var kernelPackages = []string{
+	"./internal/host/...", "./internal/meter/...", "./internal/placement/...", "./internal/subject/...",
+	"./internal/store/mapinmap", "./internal/store/sized", "./internal/store/snapshot", "./internal/store/value",
+}
 
 // The tests of those packages run again inside, where the kernel is older and control groups are v2. They run as `go test -short`:
 // what only a real processor can show is skipped there.

@@ -4,7 +4,8 @@
  *
  *	static __always_inline enum verdict store_find(const struct question *q, struct answer *a);
  *
- * which answers one question, and fills in *a for ACCEPT. Programs run inside one RCU read-side section, so what they have found does
+ * which answers one question, and fills in *a for ACCEPT; for any verdict a->cluster. All of *q and *a must have been written before: they
+ * are handed to global functions, which need Linux 5.12. Programs run inside one RCU read-side section, so what they have found does
  * not go away under them; whether it is whole is the store's promise.
  *
  * Addresses are in one form, 16 bytes, IPv4 as IPv4-mapped IPv6 (::ffff:a.b.c.d).
@@ -35,9 +36,12 @@ struct question {
 	__u64 random;
 };
 
+/* No cluster was chosen, or the one that was does not exist. */
+#define STORE_NO_CLUSTER 0xffffffff
+
 struct answer {
 	struct address endpoint;
-	__u32 cluster;         /* its number, stable while the cluster is there */
+	__u32 cluster;         /* its number, stable while the cluster is there; also where it has no endpoint: REFUSE */
 	__u32 max_connections; /* of the cluster; 0: no limit */
 	__u32 verdict;         /* filled in by who asks */
 	__u64 generation;      /* of the configuration, where the store has one; else 0 */

@@ -19,7 +19,16 @@ func TestNaiveConformance(t *testing.T) {
 	storetest.Conformance(t, Naive)
 }
 
-func TestPooledConformance(t *testing.T) { storetest.Conformance(t, Pooled) }
+// TestPooledConformance in a short run is an outline of the variant that begins with few maps: an emulated processor makes fifty a second.
+func TestPooledConformance(t *testing.T) {
+	if testing.Short() {
+		d := Pooled
+		d.Variants = []string{onDemand}
+		storetest.Outline(t, d)
+		return
+	}
+	storetest.Conformance(t, Pooled)
+}
 
 func BenchmarkNaive(b *testing.B)  { storetest.Benchmarks(b, Naive) }
 func BenchmarkPooled(b *testing.B) { storetest.Benchmarks(b, Pooled) }

@@ -12,6 +12,9 @@ import (
 
 // TestPool follows the pool through growth and back: how large it is, what of it is free, and how many maps the map of maps holds.
 func TestPool(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs more time than a short run has, for a thousand maps of each variant")
+	}
 	// Room for 8*5 + 256*4 + 8*43 = 1408 records.
 	o := store.Options{MaxClusters: 8, MaxListeners: 8, MaxEndpoints: 256}
 	for _, c := range []struct {

@@ -258,7 +258,7 @@ func (s *Store) setCluster(x *mesh.Cluster) (err error) {
 		}
 	}
 	if c.id == noID {
-		if s.idsFree == 0 {
+		if s.defined == s.g.options.MaxClusters {
 			return store.TooLarge(x.Name, "with it there are %d clusters; the store holds %d", s.defined+1, s.g.options.MaxClusters)
 		}
 		c.id = s.freeIDs[s.firstID]
@@ -575,33 +575,38 @@ func (s *Store) writeTarget(w, target words, x *mesh.Listener, chain int, free u
 }
 
 func writeRule(w words, r *mesh.Rule) {
-	sourceKind, sourceBits := writePrefix(w[ruleSource:], r.Source)
-	destinationKind, destinationBits := writePrefix(w[ruleDestination:], r.Destination)
-	w[ruleKinds] = sourceKind | sourceBits<<8 | destinationKind<<16 | destinationBits<<24
-	w[ruleKinds+1] = portWord(r.SourcePorts)
-	w[ruleKinds+2] = portWord(r.DestinationPorts)
+	source, sourceFamily := writePrefix(w[ruleSource:], r.Source)
+	destination, destinationFamily := writePrefix(w[ruleDestination:], r.Destination)
+	w[ruleRest] = source | destination<<16
+	w[rulePorts], w[rulePorts+1] = portWord(r.SourcePorts), portWord(r.DestinationPorts)
+	w[ruleFamilies] = sourceFamily*sourceOfIPv6 | destinationFamily*destinationOfIPv6
 }
 
-// writePrefix writes a prefix as two numbers, upper half first.
-func writePrefix(w words, p netip.Prefix) (kind, length uint32) {
+// writePrefix writes a prefix as two numbers, upper half first. How many lower bits of each do not matter is in rest; of6 is 1 for a prefix of
+// IPv6, which does not hold IPv4.
+func writePrefix(w words, p netip.Prefix) (rest, of6 uint32) {
 	if !p.IsValid() {
-		return 0, 0
+		return 64 | 64<<8, 0
 	}
-	kind = 2
+	length := uint32(p.Bits())
 	if p.Addr().Is4() {
-		kind = 1
+		length += 96
+	} else {
+		of6 = 1
 	}
 	ip := p.Addr().As16()
 	w.put64(0, binary.BigEndian.Uint64(ip[:8]))
 	w.put64(2, binary.BigEndian.Uint64(ip[8:]))
-	return kind, uint32(p.Bits())
+	upper := min(length, 64)
+	return 64 - upper | (64-(length-upper))<<8, of6
 }
 
+// portWord is the first port of a range, and how many more there are.
 func portWord(r mesh.PortRange) uint32 {
 	if r == (mesh.PortRange{}) {
 		r.To = 1<<16 - 1
 	}
-	return uint32(r.From) | uint32(r.To)<<16
+	return uint32(r.From) | uint32(r.To-r.From)<<16
 }
 
 // entry is one listener in a bucket.

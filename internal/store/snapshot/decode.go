@@ -148,7 +148,7 @@ func (d *decoder) branches(branches, leaves []uint32) error {
 func (d *decoder) allClusters(head words) error {
 	d.slot = make([]int32, d.g.slots())
 	names := map[string]bool{}
-	ids := make([]bool, d.g.options.MaxClusters)
+	ids := make([]bool, d.g.ids())
 	sum, defined := uint64(0), uint32(0)
 	for i := range d.slot {
 		d.slot[i] = -1

@@ -32,7 +32,7 @@ const (
 	maxLines  = 1 << 24 // as many as a root word can name
 
 	magic  = 0x65726174
-	format = 1
+	format = 2 // of all that is in lines: another is not taken over
 
 	branchLeaves  = 32
 	branchLines   = branchLeaves / lineWords
@@ -41,7 +41,7 @@ const (
 	bucketLines   = 4
 
 	denied  = 1<<32 - 1 // a target
-	noID    = 1<<32 - 1
+	noID    = store.NoCluster
 	any4    = 1 << 24 // of the root word
 	any6    = 1 << 25
 	genBits = 26 // where the generation begins
@@ -105,10 +105,14 @@ const (
 	listenerCheck  = 10
 	shareWords     = 4
 
-	ruleSource      = 0
-	ruleDestination = 4
-	ruleKinds       = 8
-	ruleTarget      = 11
+	ruleSource        = 0
+	ruleDestination   = 4
+	ruleRest          = 8
+	rulePorts         = 9
+	ruleTarget        = 11
+	ruleFamilies      = 13
+	sourceOfIPv6      = 1
+	destinationOfIPv6 = 2
 
 	nameLength = 0
 	nameCheck  = 1
@@ -169,6 +173,7 @@ func newGeometry(o store.Options) geometry {
 func (g *geometry) slotLines() uint32 { return directoryLines(g.slotLeaves) }
 func (g *geometry) rootLines() uint32 { return g.listeners() + directoryLines(g.bucketLeaves) }
 func (g *geometry) listeners() uint32 { return 1 + g.slotLines() } // from the root
+func (g *geometry) ids() uint32       { return 2 * g.options.MaxClusters }
 func (g *geometry) slots() uint32     { return g.slotLeaves * slotsPerLeaf }
 func (g *geometry) mask() uint32      { return g.bucketLeaves - 1 } // of buckets
 

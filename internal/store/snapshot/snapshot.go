@@ -90,9 +90,11 @@ type held struct {
 	defined   uint32
 	endpoints uint64
 	freeSlots []uint32 // the last one first
-	freeIDs   []uint32 // a ring; the one that was given back first comes first, so that numbers are not another's soon
-	firstID   int
-	idsFree   int
+	// A ring; the one that was given back first comes first, so that numbers are not another's soon. There are twice as many as clusters, so that none
+	// that a change gives back is another's in the same change.
+	freeIDs []uint32
+	firstID int
+	idsFree int
 }
 
 // tree is one of the two that the root has.
@@ -286,7 +288,7 @@ func (s *Store) hold(c *contents) {
 	s.stamp = c.generation
 	h.slotTree, h.bucketTree = newTree(c.slotBranches, c.slotLeaves), newTree(c.bucketBranches, c.bucketLeaves)
 	bySlot := make([]*cluster, s.g.slots())
-	ids := make([]bool, s.g.options.MaxClusters)
+	ids := make([]bool, s.g.ids())
 	for _, x := range c.clusters {
 		e := &cluster{name: x.name, slot: x.slot, id: x.id, at: piece{x.line, x.lines}, text: piece{x.endsAt, x.nameLines}, endpoints: x.endpoints}
 		h.clusters[x.name], bySlot[x.slot] = e, e

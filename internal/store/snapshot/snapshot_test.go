@@ -140,8 +140,8 @@ func version(i uint32) mesh.Change {
 	return mesh.Change{Clusters: []*mesh.Cluster{c}, Listeners: []*mesh.Listener{testListener("l", at(1), "a")}}
 }
 
-// overtake has slow programs ask while one version follows the other, and counts their answers, and those that are of no version.
-func overtake(t *testing.T, s *Store) (answers, wrong, overtaken int) {
+// overtake has slow programs ask while one version follows the other, until they are enough, and counts their answers, and those that are of no version.
+func overtake(t *testing.T, s *Store, enough func(answers, wrong int) bool) (answers, wrong, overtaken int) {
 	a, _ := slowAsker(t, s, 1<<18)
 	mustApply(t, s, version(1))
 	var stop atomic.Bool
@@ -167,12 +167,12 @@ func overtake(t *testing.T, s *Store) (answers, wrong, overtaken int) {
 			}
 		})
 	}
-	enough := func() bool {
+	done := func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return answers >= 300
+		return enough(answers, wrong)
 	}
-	for i := uint32(2); i < 1<<24 && !enough(); i++ {
+	for i := uint32(2); i < 1<<24 && !done(); i++ {
 		mustApply(t, s, version(i))
 		applied.Store(i)
 	}
@@ -184,7 +184,7 @@ func overtake(t *testing.T, s *Store) (answers, wrong, overtaken int) {
 // TestOvertaken has programs be overtaken by so many changes that all memory is written again and again, and looks whether each sees one version whole.
 func TestOvertaken(t *testing.T) {
 	s := open(t, small)
-	answers, wrong, overtaken := overtake(t, s)
+	answers, wrong, overtaken := overtake(t, s, func(answers, _ int) bool { return answers >= 300 })
 	if wrong > 0 || overtaken == 0 {
 		t.Errorf("of %d answers %d were of no version; %d programs were overtaken", answers, wrong, overtaken)
 	}
@@ -199,7 +199,8 @@ func TestHasty(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.grace = &instant{}
-	answers, wrong, _ := overtake(t, s)
+	// On a busy machine a writer that gets little time overtakes few.
+	answers, wrong, _ := overtake(t, s, func(answers, wrong int) bool { return answers >= 300 && wrong > 0 || answers >= 30_000 })
 	if wrong == 0 {
 		t.Errorf("nobody was waited for, and all of %d answers were right", answers)
 	}

@@ -18,7 +18,7 @@ import (
 type Answer struct {
 	Verdict        mesh.Verdict
 	Endpoint       netip.AddrPort // for Accept
-	Cluster        uint32
+	Cluster        uint32         // store.NoCluster where none was chosen
 	MaxConnections uint32
 	Generation     uint64
 }
@@ -111,6 +111,16 @@ func newAsker(program *ebpf.Program) *Asker {
 
 // Another is one more for the same program, for another goroutine. It must not be used after a is closed, nor be closed.
 func (a *Asker) Another() *Asker { return newAsker(a.program) }
+
+// Verified is how many instructions the kernel's verifier looked at when it took the program, along all ways through it. Kernels before 5.16 do
+// not say: then ok is false.
+func (a *Asker) Verified() (n uint32, ok bool) {
+	info, err := a.program.Info()
+	if err != nil {
+		return 0, false
+	}
+	return info.VerifiedInstructions()
+}
 
 // Close unloads the program.
 func (a *Asker) Close() error { return a.program.Close() }

@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/mesh"
+	"tare/internal/store"
 )
 
 // service is a listener at an address of its own for one cluster.
@@ -223,6 +224,61 @@ func (s *suite) refusals(t *testing.T) {
 	same("a full store changed for another")
 	add(everything(config))
 	same("all was taken away")
+}
+
+// numbers are of clusters: who gets which, and which programs are told.
+func (s *suite) numbers(t *testing.T) {
+	o := s.small()
+	o.MaxClusters = 4
+	st := s.open(t, o)
+	ask := NewAsker(t, s.design, st)
+	before := map[uint32]string{}
+	var change mesh.Change
+	for round := range 4 {
+		change.Clusters = nil
+		for i := range 4 {
+			change.Clusters = append(change.Clusters, little(4*round+i))
+		}
+		apply(t, st, change)
+		now := map[uint32]string{}
+		change.RemovedClusters = nil
+		for _, c := range change.Clusters {
+			id, ok := st.Cluster(c.Name)
+			if !ok || id >= o.ClusterNumbers() || before[id] != "" || now[id] != "" {
+				t.Fatalf("cluster %s has number %d (%v) of %d; it was that of %q, and is that of %q", c.Name, id, ok, o.ClusterNumbers(), before[id], now[id])
+			}
+			now[id] = c.Name
+			change.RemovedClusters = append(change.RemovedClusters, c.Name)
+		}
+		before = now
+	}
+
+	// What is both given and removed is removed; who has no endpoint, has one no more, or is not there, refuses.
+	for round, given := range []*mesh.Cluster{little(20), {Name: ClusterName(20)}, little(20), nil, {Name: ClusterName(20)}, nil} {
+		next := mesh.Change{Clusters: []*mesh.Cluster{little(21)}, RemovedClusters: []string{ClusterName(21)}, Listeners: []*mesh.Listener{service(0, ClusterName(20))}}
+		if round == 0 {
+			next.RemovedClusters = append(next.RemovedClusters, change.RemovedClusters...)
+		}
+		if given != nil {
+			next.Clusters = append(next.Clusters, given)
+		} else {
+			next.RemovedClusters = append(next.RemovedClusters, ClusterName(20))
+		}
+		apply(t, st, next)
+		if _, ok := st.Cluster(ClusterName(21)); ok {
+			t.Error("a cluster that was given and removed is there")
+		}
+		want := Answer{Verdict: mesh.Refuse, Cluster: store.NoCluster}
+		if given != nil {
+			want.Cluster, _ = st.Cluster(given.Name)
+			if len(given.Localities) > 0 {
+				want.Verdict = mesh.Accept
+			}
+		}
+		if got := ask.Ask(mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, 1); got.Verdict != want.Verdict || got.Cluster != want.Cluster {
+			t.Errorf("round %d: the store says %v of cluster %d, want %v of cluster %d", round, got.Verdict, got.Cluster, want.Verdict, want.Cluster)
+		}
+	}
 }
 
 // everything removes all.

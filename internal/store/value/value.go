@@ -242,7 +242,7 @@ func (s *values) remove(change *mesh.Change) error {
 		if c := s.clusters[name]; c != nil && c.there {
 			c.there = false
 			s.existing--
-			s.empty(c)
+			s.empty(c, 0)
 			s.release(c)
 		}
 	}
@@ -286,7 +286,7 @@ func (s *values) writeCluster(p *clusterPlan) (bool, error) {
 		c = s.name(p.Name)
 	}
 	if p.class < 0 {
-		s.empty(c)
+		s.empty(c, noEndpoints)
 		s.exist(c)
 		return true, nil
 	}
@@ -345,12 +345,15 @@ func (s *values) exist(c *cluster) {
 	}
 }
 
-// empty takes a cluster's endpoints away.
-func (s *values) empty(c *cluster) {
+// noEndpoints is what says of a cluster that it is there and has none.
+const noEndpoints = 1
+
+// empty takes a cluster's endpoints away, and says what is left.
+func (s *values) empty(c *cluster, word uint64) {
+	s.locate(c.id, word)
 	if c.place == nil {
 		return
 	}
-	s.locate(c.id, 0)
 	s.classes[c.place.class].give(c.place.slot)
 	s.endpoints -= c.n
 	c.place, c.n = nil, 0
@@ -612,7 +615,8 @@ func (c *class) give(slot uint32) {
 	c.free = append(c.free, slot)
 }
 
-// ids are the numbers of clusters; the one that was given back first is given out first, so that its epoch takes long to come round.
+// ids are the numbers of clusters. Those that nobody has had come first, then the one that was given back first, so that its epoch takes long to come
+// round, and none is given back and out in one change.
 type ids struct {
 	next, limit uint32
 	free        []uint32
@@ -620,16 +624,16 @@ type ids struct {
 }
 
 func (x *ids) take() uint32 {
-	if x.head < len(x.free) {
-		id := x.free[x.head]
-		if x.head++; x.head > len(x.free)/2 {
-			x.free = x.free[:copy(x.free, x.free[x.head:])]
-			x.head = 0
-		}
-		return id
+	if x.next < x.limit {
+		x.next++
+		return x.next - 1
 	}
-	x.next++
-	return x.next - 1
+	id := x.free[x.head]
+	if x.head++; x.head > len(x.free)/2 {
+		x.free = x.free[:copy(x.free, x.free[x.head:])]
+		x.head = 0
+	}
+	return id
 }
 
 func (x *ids) give(id uint32) { x.free = append(x.free, id) }

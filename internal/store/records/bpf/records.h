@@ -328,6 +328,7 @@ static __always_inline enum verdict rec_endpoint_of(const struct rec_cluster *c,
 	struct rec_slots *slots;
 	__u32 n, point, at;
 
+	a->cluster = c->id;
 	assignment = REC_MESSAGE(c->assignment.key);
 	if (!assignment)
 		return REFUSE;
@@ -354,7 +355,6 @@ static __always_inline enum verdict rec_endpoint_of(const struct rec_cluster *c,
 		return REFUSE;
 	__builtin_memcpy(a->endpoint.ip, address->ip, sizeof(a->endpoint.ip));
 	a->endpoint.port = bpf_htons(address->port);
-	a->cluster = c->id;
 	breakers = REC_MESSAGE(c->breakers.key);
 	if (breakers)
 		a->max_connections = breakers->max_connections;
@@ -373,6 +373,7 @@ static __always_inline enum verdict rec_find(const struct question *q, struct an
 	enum verdict verdict;
 	__u32 index;
 
+	a->cluster = STORE_NO_CLUSTER;
 	__builtin_memcpy(key.ip, q->to.ip, sizeof(key.ip));
 	key.port = bpf_ntohs(q->to.port);
 	key.protocol = q->protocol;

@@ -64,7 +64,8 @@ type Store struct {
 	clusters  map[string]*resource
 	listeners map[string]*resource
 	addresses map[[records.AddressSize]byte]*resource
-	ids       []uint32 // of clusters, given back
+	ids       []uint32 // of clusters, given back by changes before
+	givenBack []uint32 // by this one, which must not give them to others
 	nextID    uint32
 	endpoints int
 
@@ -162,6 +163,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 		return store.Work{}, err
 	}
 	s.kernel.Work = store.Work{}
+	s.ids, s.givenBack = append(s.ids, s.givenBack...), s.givenBack[:0]
 	err := s.prepare(change)
 	if err == nil {
 		err = s.execute()
@@ -548,7 +550,7 @@ func (s *Store) forget(r *resource) error {
 	if r.cluster {
 		delete(s.clusters, r.name)
 		s.endpoints -= r.endpoints
-		s.ids = append(s.ids, r.id)
+		s.givenBack = append(s.givenBack, r.id)
 	} else {
 		delete(s.listeners, r.name)
 	}
@@ -565,7 +567,7 @@ func (s *Store) drop(failed bool) {
 		if !r.present {
 			delete(s.clusters, name)
 			s.endpoints -= r.endpoints
-			s.ids = append(s.ids, r.id)
+			s.givenBack = append(s.givenBack, r.id)
 		}
 	}
 	for name, r := range s.listeners {
@@ -608,7 +610,7 @@ func (s *Store) takeOver() error {
 	taken := map[uint32]bool{}
 	for i := s.tops.Clusters.Iterate(); i.Next(&name, &top); {
 		keys, id, endpoints, ok := w.Cluster(top[:])
-		if !ok || taken[id] || id >= s.options.MaxClusters {
+		if !ok || taken[id] || id >= 2*s.options.MaxClusters {
 			key := slices.Clone(name[:])
 			broken = append(broken, func() error { return s.kernel.Delete(s.tops.Clusters.FD(), key) })
 			continue

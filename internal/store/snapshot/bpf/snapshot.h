@@ -75,15 +75,23 @@ struct ss_listener {
 
 #define SS_RULES 32
 
-/* Prefixes as two numbers, upper half first; the kind is 0 for any, 1 for IPv4, 2 for IPv6. */
+/*
+ * Prefixes as two numbers, upper half first, IPv4 mapped into IPv6, with how many lower bits of each do not matter: 64 and 64 where there is
+ * none. It is so that a rule is asked with few branches: verifiers look at all ways through 32 of them.
+ */
 struct ss_rule {
 	__u64 source[2];
 	__u64 destination[2];
-	__u8 source_kind, source_bits, destination_kind, destination_bits;
-	__u16 source_from, source_to; /* ports */
-	__u16 destination_from, destination_to;
+	__u8 source_rest[2], destination_rest[2];
+	__u16 source_port, source_ports; /* the first, and how many more; host byte order */
+	__u16 destination_port, destination_ports;
 	struct ss_target target;
+	__u32 families; /* SS_SOURCE_6, SS_DESTINATION_6 */
 };
+
+/* A prefix of IPv6 does not hold IPv4-mapped addresses, nor the source that is not known yet. */
+#define SS_SOURCE_6 1
+#define SS_DESTINATION_6 2
 
 /*
  * Tables are alias tables: a uniform entry, and one comparison, is a choice by weight in constant time. Below threshold (of 2^32) it is
@@ -97,7 +105,7 @@ struct ss_share {
 
 /* The first half line of a cluster; its endpoints follow. */
 struct ss_cluster {
-	__u32 id;
+	__u32 id; /* STORE_NO_CLUSTER where listeners name it and it does not exist */
 	__u32 max_connections;
 	__u32 count;
 	__u32 form; /* 0: endpoints are ss_endpoint4, 1: ss_endpoint6 */
@@ -172,8 +180,10 @@ static __always_inline __u32 ss_search(__u32 directory, __u64 seed, __u32 mask, 
 			if (b->entry[j].tag != tag)
 				continue;
 			at = ss_at(found);
-			if (at && at->key.ip[3] == key->ip[3] && at->key.port == key->port && at->key.ip[2] == key->ip[2] &&
-			    at->key.ip[1] == key->ip[1] && at->key.ip[0] == key->ip[0])
+			if (!at)
+				return 0;
+			if (!((at->key.ip[3] ^ key->ip[3]) | (at->key.ip[2] ^ key->ip[2]) | (at->key.ip[1] ^ key->ip[1]) |
+			      (at->key.ip[0] ^ key->ip[0]) | (at->key.port ^ key->port)))
 				return found;
 		}
 		line = b->more;
@@ -183,63 +193,66 @@ static __always_inline __u32 ss_search(__u32 directory, __u64 seed, __u32 mask, 
 	return 0;
 }
 
+/*
+ * The same for any address. Few connections come here. This and ss_rule are global functions, which verifiers look at once each, however
+ * many ways lead to them; what follows is looked at once too, as nothing is known of what they return.
+ */
+__attribute__((noinline)) __u32 ss_search_any(const struct ss_key *key, __u32 directory, __u64 seed, __u32 mask)
+{
+	return key ? ss_search(directory, seed, mask, key) : 0;
+}
+
 struct ss_address {
 	__u64 half[2];
-	__u32 kind;
 };
 
-static __always_inline void ss_read(const struct address *from, struct ss_address *a)
+static __always_inline struct ss_address ss_read(const struct address *from)
 {
-	a->half[0] = (__u64)bpf_ntohl(from->ip[0]) << 32 | bpf_ntohl(from->ip[1]);
-	a->half[1] = (__u64)bpf_ntohl(from->ip[2]) << 32 | bpf_ntohl(from->ip[3]);
-	if (!a->half[0] && a->half[1] >> 32 == 0xffff)
-		a->kind = 1;
-	else
-		a->kind = a->half[0] | a->half[1] ? 2 : 0; /* 0: not known */
+	return (struct ss_address){ { (__u64)bpf_ntohl(from->ip[0]) << 32 | bpf_ntohl(from->ip[1]), (__u64)bpf_ntohl(from->ip[2]) << 32 | bpf_ntohl(from->ip[3]) } };
 }
 
-static __always_inline bool ss_within(const struct ss_address *a, const __u64 *prefix, __u8 kind, __u8 bits)
+/* In which bits an address is not in a prefix. */
+static __always_inline __u64 ss_outside(const struct ss_address *a, const __u64 *prefix, const __u8 *rest)
 {
-	if (!kind)
-		return true;
-	if (kind != a->kind)
-		return false;
-	if (kind == 1)
-		return !((__u64)(__u32)(a->half[1] ^ prefix[1]) >> (32 - bits & 63));
-	if (!bits)
-		return true;
-	if (bits <= 64)
-		return !((a->half[0] ^ prefix[0]) >> (64 - bits & 63));
-	return a->half[0] == prefix[0] && !((a->half[1] ^ prefix[1]) >> (128 - bits & 63));
+	/* In two steps: a shift by 64 would be one by 0. */
+	return (a->half[0] ^ prefix[0]) >> (rest[0] >> 1) >> (rest[0] - (rest[0] >> 1)) |
+	       (a->half[1] ^ prefix[1]) >> (rest[1] >> 1) >> (rest[1] - (rest[1] >> 1));
 }
 
-/* What the first rule that matches says, else *target as it is. */
-static __always_inline void ss_decide(const struct question *q, __u32 line, __u32 rules, struct ss_target *target)
+/* The line of the first rule that matches, of those from a line on, or 0. */
+__attribute__((noinline)) __u32 ss_rule(const struct question *q, __u32 line, __u32 rules)
 {
-	__u16 source_port = bpf_ntohs(q->from.port), destination_port = bpf_ntohs(q->to.port);
 	struct ss_address source, destination;
+	__u16 source_port, destination_port;
+	__u32 families = 0;
 	__u64 i;
 
-	ss_read(&q->from, &source);
-	ss_read(&q->to, &destination);
+	if (!q)
+		return 0;
+	source_port = bpf_ntohs(q->from.port);
+	destination_port = bpf_ntohs(q->to.port);
+	source = ss_read(&q->from);
+	destination = ss_read(&q->to);
+	if (!source.half[0] && (!source.half[1] || source.half[1] >> 32 == 0xffff))
+		families |= SS_SOURCE_6;
+	if (!destination.half[0] && destination.half[1] >> 32 == 0xffff)
+		families |= SS_DESTINATION_6;
 #pragma clang loop unroll(disable)
 	for (i = 0; i < SS_RULES; i++) {
 		struct ss_rule *r;
 
 		if (i >= rules)
-			return;
-		r = ss_at(line + 1 + i);
+			return 0;
+		r = ss_at(line + i);
 		if (!r)
-			return;
-		if (source_port < r->source_from || source_port > r->source_to || destination_port < r->destination_from ||
-		    destination_port > r->destination_to)
+			return 0;
+		if ((__u16)(source_port - r->source_port) > r->source_ports || (__u16)(destination_port - r->destination_port) > r->destination_ports)
 			continue;
-		if (!ss_within(&destination, r->destination, r->destination_kind, r->destination_bits) ||
-		    !ss_within(&source, r->source, r->source_kind, r->source_bits))
-			continue;
-		*target = r->target;
-		return;
+		if (!((r->families & families) | ss_outside(&destination, r->destination, r->destination_rest) |
+		      ss_outside(&source, r->source, r->source_rest)))
+			return line + i;
 	}
+	return 0;
 }
 
 static __always_inline enum verdict ss_endpoint(__u32 line, __u32 random, struct answer *a)
@@ -248,10 +261,12 @@ static __always_inline enum verdict ss_endpoint(__u32 line, __u32 random, struct
 	__u64 choice;
 	__u32 at, form;
 
-	if (!c || !c->count)
+	if (!c)
 		return REFUSE;
 	a->cluster = c->id;
 	a->max_connections = c->max_connections;
+	if (!c->count)
+		return REFUSE;
 	a->endpoint.zero = 0;
 	choice = (__u64)random * c->count;
 	at = choice >> 32;
@@ -304,6 +319,7 @@ static __always_inline enum verdict store_find(const struct question *q, struct 
 	struct ss_line *n;
 	__u64 word, seed;
 
+	a->cluster = STORE_NO_CLUSTER;
 	if (!super)
 		return PASS;
 	word = *(volatile __u64 *)&super->root; /* once: all else follows from it */
@@ -329,7 +345,7 @@ static __always_inline enum verdict store_find(const struct question *q, struct 
 		key.ip[1] = 0;
 		key.ip[2] = four ? bpf_htonl(0xffff) : 0;
 		key.ip[3] = 0;
-		line = ss_search(directory, seed, mask, &key);
+		line = ss_search_any(&key, directory, seed, mask);
 	}
 	if (!line)
 		return PASS;
@@ -337,8 +353,17 @@ static __always_inline enum verdict store_find(const struct question *q, struct 
 	if (!l)
 		return PASS;
 	target = l->target;
-	if (l->rules)
-		ss_decide(q, line, l->rules, &target);
+	if (l->rules) {
+		__u32 matches = ss_rule(q, line + 1, l->rules);
+
+		if (matches) {
+			struct ss_rule *r = ss_at(matches);
+
+			if (!r)
+				return REFUSE;
+			target = r->target;
+		}
+	}
 	if (!target.count)
 		return REFUSE;
 	if (target.count == SS_DENY)

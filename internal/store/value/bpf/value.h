@@ -107,7 +107,7 @@ struct {
 	__type(value, __u32);
 } value_keys SEC(".maps");
 
-/* Where a cluster is, by its number: class + 1 in bits 28-31, slot below; 0: nowhere. Number 0 is none: there, how many listeners are for any address. */
+/* Where a cluster is, by its number: class + 1 in bits 28-31, slot below; 1: nowhere, it has no endpoints; 0: there is none. Number 0 is none: there, how many listeners are for any address. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -136,17 +136,22 @@ static __always_inline bool value_matches(const struct value_rule *r, const stru
 	return !differ && (__u16)(from - r->source_port) <= r->source_ports && (__u16)(to - r->destination_port) <= r->destination_ports;
 }
 
-/* Finds the first rule that matches, and chooses a cluster by the upper half of the random number. */
-#define VALUE_ROUTE(class, n_rules, n_choices)                                                                      \
-	static __always_inline int value_route_##class(__u32 slot, const struct value_key *key, const struct question *q, \
-						       __u32 families, struct value_choice *out)                    \
+/*
+ * Finds the first rule that matches, and chooses a cluster by the upper half of the random number. For short listeners it is inlined; for long
+ * ones, and value_try, they are global functions, which verifiers look at once each, however many ways lead to them.
+ */
+#define VALUE_ROUTE(linkage, class, n_rules, n_choices)                                                             \
+	linkage int value_route_##class(__u32 slot, const struct value_key *key, const struct question *q, __u32 families,\
+					struct value_choice *out)                                                   \
 	{                                                                                                           \
-		struct value_of_##class *v = bpf_map_lookup_elem(&value_##class, &slot);                               \
-		__u16 from = bpf_ntohs(q->from.port), to = bpf_ntohs(q->to.port);                                   \
+		struct value_of_##class *v = bpf_map_lookup_elem(&value_##class, &slot);                            \
 		int verdict = REFUSE;                                                                               \
+		__u16 from, to;                                                                                     \
                                                                                                                     \
-		if (!v)                                                                                             \
+		if (!v || !key || !q || !out)                                                                       \
 			return VALUE_STALE;                                                                         \
+		from = bpf_ntohs(q->from.port);                                                                     \
+		to = bpf_ntohs(q->to.port);                                                                         \
 		bpf_spin_lock(&v->lock);                                                                            \
 		if ((v->key.address.ip[0] ^ key->address.ip[0]) | (v->key.address.ip[1] ^ key->address.ip[1]) |     \
 		    (v->key.address.ip[2] ^ key->address.ip[2]) | (v->key.address.ip[3] ^ key->address.ip[3]) |     \
@@ -225,21 +230,24 @@ static __always_inline bool value_matches(const struct value_rule *r, const stru
 		return VALUE_STALE;                                                                                 \
 	}
 
-VALUE_ROUTE(short, VALUE_SHORT_RULES, VALUE_SHORT_CHOICES)
-VALUE_ROUTE(long, VALUE_LONG_RULES, VALUE_LONG_CHOICES)
+VALUE_ROUTE(static __always_inline, short, VALUE_SHORT_RULES, VALUE_SHORT_CHOICES)
+VALUE_ROUTE(__attribute__((noinline)), long, VALUE_LONG_RULES, VALUE_LONG_CHOICES)
 VALUE_CHOOSE(small, VALUE_SMALL_ENDPOINTS)
 VALUE_CHOOSE(medium, VALUE_MEDIUM_ENDPOINTS)
 VALUE_CHOOSE(large, VALUE_LARGE_ENDPOINTS)
 
-static __always_inline int value_try(const struct question *q, __u32 families, struct answer *a)
+__attribute__((noinline)) int value_try(const struct question *q, __u32 families, struct answer *a)
 {
-	struct value_key key = { .address = q->to, .protocol = q->protocol };
 	struct value_choice choice = {};
 	__u32 zero = 0, *where;
+	struct value_key key;
 	__u64 *place;
 	__u32 word;
 	int verdict;
 
+	if (!q || !a)
+		return REFUSE;
+	key = (struct value_key){ .address = q->to, .protocol = q->protocol };
 	where = bpf_map_lookup_elem(&value_keys, &key);
 	if (!where) {
 		place = bpf_map_lookup_elem(&value_places, &zero);
@@ -266,6 +274,8 @@ static __always_inline int value_try(const struct question *q, __u32 families, s
 	word = value_once(*place);
 	switch (VALUE_CLASS(word)) {
 	case 0:
+		if (word)
+			a->cluster = choice.cluster;
 		return REFUSE;
 	case 1:
 		return value_choose_small(VALUE_SLOT(word), &choice, q->random, a);
@@ -285,6 +295,7 @@ static __always_inline enum verdict store_find(const struct question *q, struct 
 	__u32 families = 0;
 	int verdict;
 
+	a->cluster = STORE_NO_CLUSTER;
 	if (value_is4(&q->to))
 		families |= VALUE_DESTINATION_6;
 	if (value_is4(&q->from) || !(q->from.ip[0] | q->from.ip[1] | q->from.ip[2] | q->from.ip[3]))
