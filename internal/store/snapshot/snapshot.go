@@ -34,7 +34,7 @@ var Design = store.Design{
 	Summary:  "copy on write in one mappable array; a change is one atomic store and no system call",
 	Atomic:   store.PerChange,
 	Survives: true,
-	Open:     func(o store.Options) (store.Store, error) { return Open(o) },
+	Open:     openStore,
 	Ask:      loadAsk,
 }
 
@@ -131,6 +131,15 @@ type listener struct {
 	key      key
 	at, text piece
 	uses     []*cluster
+}
+
+// openStore is Open for callers that know any store: nil where it fails.
+func openStore(o store.Options) (store.Store, error) {
+	s, err := Open(o)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // Open makes a store, or takes over the one that is pinned.

@@ -48,6 +48,7 @@ func Conformance(t *testing.T, d store.Design) {
 			t.Run("Numbers", s.numbers)
 			t.Run("Model", s.model)
 			t.Run("Refusals", long(s.refusals))
+			t.Run("NotOpened", s.notOpened)
 			t.Run("Large", long(s.large))
 			t.Run("Growth", long(s.growth))
 			t.Run("Returned", long(s.returned))
@@ -123,6 +124,26 @@ func (s *suite) open(t testing.TB, o store.Options) store.Store {
 		}
 	})
 	return opened
+}
+
+// notOpened: a store that cannot be pinned is none, and says why.
+func (s *suite) notOpened(t *testing.T) {
+	o := s.small()
+	o.PinDir = t.TempDir() // of no BPF file system
+	opened, err := s.design.Open(o)
+	if err == nil {
+		if s.design.Survives {
+			t.Error("it opens where nothing can be pinned")
+		}
+		err = opened.Close()
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	if opened != nil {
+		t.Errorf("there is an error, %v, and a store", err)
+	}
 }
 
 func apply(t testing.TB, s store.Store, change mesh.Change) store.Work {

@@ -35,7 +35,7 @@ func init() {
 		Name:    "value",
 		Summary: "one map value for each cluster and listener, replaced in place under a lock",
 		Atomic:  store.PerResource,
-		Open:    func(o store.Options) (store.Store, error) { return open(o) },
+		Open:    openStore,
 		Ask:     loadAsk,
 	})
 }
@@ -107,6 +107,15 @@ type cluster struct {
 type listener struct {
 	key   askValueKey
 	names []*cluster // one for each choice
+}
+
+// openStore is open for callers that know any store: nil where it fails.
+func openStore(o store.Options) (store.Store, error) {
+	s, err := open(o)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 func open(o store.Options) (*values, error) {
