@@ -21,13 +21,16 @@ type wording struct {
 
 // wordings is the registry, by the name of the experiment.
 var wordings = map[string]wording{
-	"quickstart":      {subject: "The data plane"},
-	"ebpf-cpu-limit":  {answer: limitAnswers},
-	"ebpf-saturation": {answer: saturationAnswers},
-	"ebpf-stress":     {answer: stressAnswers},
-	"ebpf-memory":     {answer: memoryAnswers},
-	"config-flush":    {answer: flushAnswers},
-	"config-scale":    {answer: scaleAnswers},
+	"quickstart":         {subject: "The data plane"},
+	"ebpf-cpu-limit":     {answer: limitAnswers},
+	"ebpf-saturation":    {answer: saturationAnswers},
+	"ebpf-stress":        {answer: stressAnswers},
+	"ebpf-memory":        {answer: memoryAnswers},
+	"config-flush":       {answer: flushAnswers},
+	"config-scale":       {answer: scaleAnswers},
+	"config-consistency": {answer: consistencyAnswers},
+	"config-path":        {answer: pathAnswers},
+	"config-push":        {answer: pushAnswers},
 }
 
 // Level writes one value of each factor: "connections 64, rate 1000".

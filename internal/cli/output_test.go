@@ -111,6 +111,10 @@ func TestWrongUseInWords(t *testing.T) {
 		{"run quickstart --seed -1", `tare run --seed: must be a whole number, 0 or more, not "-1"`, "see 'tare run --help'"},
 		{"load http --rate fast", `tare load http --rate: must be a number, not "fast"`, "requests per second"},
 		{"subject kernelmesh --steps -1", `tare subject kernelmesh --steps: must be a whole number, 0 or more, not "-1"`, "extra steps"},
+		{"subject kernelmesh --cgroup /x", "--services: one place is needed from which the services come", "--services or --xds"},
+		{"subject kernelmesh --cgroup /x --services s --xds h:1", "--services: one place is needed from which the services come", "--services or --xds"},
+		{"subject kernelmesh --services s", "--cgroup: a value is needed", "--help"},
+		{"subject kernelmesh --services s --cgroup /x --source here", `--source: "here" is not an address`, "auto, none"},
 		{"run quickstart --blocks 99999", `--blocks: "blocks" must be at most 10000, not 99999`, "at most 10000"},
 		{"report " + run + "/run.json", run + "/run.json: this is a file, not a run directory", "tare report " + run},
 	} {

@@ -147,7 +147,7 @@ func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (er
 	if err != nil {
 		return fmt.Errorf("finding the tare binary: %w", err)
 	}
-	m, err := meter.New(ctx, meter.Options{SampleHz: s.SampleHz})
+	m, err := meter.New(ctx, meter.Options{SampleHz: s.SampleHz, NoStatistics: !s.Statistics})
 	if err != nil {
 		return err
 	}

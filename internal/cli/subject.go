@@ -1,13 +1,16 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/signal"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/mattn/go-isatty"
@@ -60,30 +63,39 @@ func listSubjects(w io.Writer) error {
 func newKernelmesh() *cobra.Command {
 	var o kernelmesh.Options
 	var human bool
+	var source string
 	c := &cobra.Command{
-		Use:     "kernelmesh --services FILE --cgroup PATH",
-		Short:   "An eBPF service mesh data plane on the sockets of one control group, until interrupted; SIGHUP reads the services again",
-		Example: "  tare subject kernelmesh --services services.yaml --cgroup /sys/fs/cgroup/mygroup",
-		Args:    noArgs,
+		Use:   "kernelmesh (--services FILE | --xds ADDRESS) --cgroup PATH",
+		Short: "An eBPF service mesh data plane on the sockets of one control group, until interrupted; SIGHUP reads the services again",
+		Example: `  tare subject kernelmesh --services services.yaml --cgroup /sys/fs/cgroup/mygroup
+  tare subject kernelmesh --xds 127.0.0.1:18000 --fail closed --cgroup /sys/fs/cgroup/mygroup`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for flag, value := range map[string]string{"--services": o.ServicesFile, "--cgroup": o.CgroupDir} {
-				if value == "" {
-					return fault.New(fault.Usage, flag, "see 'tare subject kernelmesh --help'", "a value is needed")
-				}
+			switch {
+			case o.CgroupDir == "":
+				return fault.New(fault.Usage, "--cgroup", "see 'tare subject kernelmesh --help'", "a value is needed")
+			case (o.ServicesFile == "") == (o.XDS == ""):
+				return fault.New(fault.Usage, "--services", "give --services or --xds; see 'tare subject kernelmesh --help'", "one place is needed from which the services come")
+			}
+			var err error
+			if o.Sources, err = sources(source); err != nil {
+				return err
 			}
 			// The command's own context ends on SIGHUP, which here means: read the services again.
 			ctx, stop := signal.NotifyContext(context.WithoutCancel(cmd.Context()), os.Interrupt, unix.SIGTERM)
 			defer stop()
 			human = human || isatty.IsTerminal(os.Stdout.Fd())
 			conn := role.NewConn(os.Stdin, os.Stdout)
-			services, err := openFile(o.ServicesFile, "the services file")
-			switch {
-			case err != nil && human:
-				return err
-			case err != nil:
-				return reported(conn, err)
+			if o.XDS == "" {
+				services, err := openFile(o.ServicesFile, "the services file")
+				switch {
+				case err != nil && human:
+					return err
+				case err != nil:
+					return reported(conn, err)
+				}
+				services.Close() // the data plane reads it itself, and again on every signal
 			}
-			services.Close() // the data plane reads it itself, and again on every signal
 			if human {
 				return kernelmeshForPeople(ctx, o, cmd.OutOrStdout())
 			}
@@ -92,7 +104,13 @@ func newKernelmesh() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.ServicesFile, "services", "", "YAML file of services and their endpoints")
+	f.StringVar(&o.XDS, "xds", "", "control plane that says what the services are: HOST:PORT or unix:PATH")
 	f.StringVar(&o.CgroupDir, "cgroup", "", "cgroup v2 directory whose processes are served")
+	f.StringVar(&o.Store, "store", kernelmesh.DefaultStore, "where the configuration is kept: design, or design:variant")
+	f.StringVar(&o.Fail, "fail", kernelmesh.FailOpen, "open or closed: connections pass, or are refused, while nothing was ever heard from the control plane")
+	f.StringVar(&o.Peer, "peer", kernelmesh.PeerService, "service or endpoint: what applications see as the peer of a connection")
+	f.StringVar(&source, "source", "auto", "addresses that rules take as the source of sockets bound to none: auto (of the default routes), none, or IP[,IP]")
+	f.StringVar(&o.Work, "work", "", "what to do once told to start, by the role protocol: "+cmp.Or(strings.Join(kernelmesh.Works(), ", "), "nothing"))
 	f.Uint32Var(&o.Steps, "steps", 0, "extra steps of work in each run of the connect programs")
 	f.Uint32Var(&o.SockopsSteps, "sockops-steps", 0, "extra steps of work in each run of the sockops program")
 	f.Uint32Var(&o.MaxServices, "max-services", kernelmesh.DefaultMaxServices, "services that the maps hold")
@@ -100,6 +118,24 @@ func newKernelmesh() *cobra.Command {
 	f.BoolVar(&o.AllowRoot, "allow-root", false, "let the control group be the root: serve every process of the machine")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
+}
+
+// sources are the addresses that the flag --source names.
+func sources(text string) (all []netip.Addr, err error) {
+	switch text {
+	case "auto":
+		return kernelmesh.Outward(), nil
+	case "none":
+		return nil, nil
+	}
+	for _, part := range strings.Split(text, ",") {
+		a, err := netip.ParseAddr(strings.TrimSpace(part))
+		if err != nil {
+			return nil, fault.New(fault.Usage, "--source", "give auto, none, or an IPv4 address, an IPv6 address or both, with a comma between", "%q is not an address", part)
+		}
+		all = append(all, a)
+	}
+	return all, nil
 }
 
 // kernelmeshForPeople runs the data plane until ctx ends, and prints what it says.
@@ -140,7 +176,11 @@ func printKernelmesh(w io.Writer, m role.Message) error {
 		if err := decodeMessage(m, &r); err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "kernelmesh serves %s, %s of %s in %s\n", counted(r.Services, "service"), counted(r.Endpoints, "endpoint"), r.ServicesFile, r.Cgroup)
+		if r.XDS != "" {
+			fmt.Fprintf(w, "kernelmesh serves what %s says in %s, from store %s\n", r.XDS, r.Cgroup, r.Store)
+		} else {
+			fmt.Fprintf(w, "kernelmesh serves %s, %s of %s in %s, from store %s\n", counted(r.Services, "service"), counted(r.Endpoints, "endpoint"), r.ServicesFile, r.Cgroup, r.Store)
+		}
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "program\tid\tattached\tlink")
 		for i, p := range r.Programs {

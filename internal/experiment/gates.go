@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tare/internal/load"
+	"tare/internal/load/connect/generation"
 	"tare/internal/record"
 )
 
@@ -18,6 +19,10 @@ func (m *measurement) judge() []record.Reason {
 	for _, name := range slices.Sorted(maps.Keys(m.loads)) {
 		if part := m.spec.Loads[name]; part != nil && part.Kind.watches {
 			reasons = append(reasons, m.judgeProbe(name, m.loads[name])...)
+			continue
+		}
+		if _, judges := m.loads[name].Counts[generation.Judged]; judges {
+			reasons = append(reasons, judgeConnect(name, m.loads[name])...)
 			continue
 		}
 		j := judgeLoad{name: name, r: m.loads[name], part: m.spec.Loads[name], gates: m.spec.Gates}

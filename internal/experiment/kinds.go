@@ -4,6 +4,8 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+
+	"tare/internal/subject/kernelmesh"
 )
 
 // Kind is one kind of application, load or subject that a spec can name. A new one is one entry in a registry below.
@@ -14,6 +16,10 @@ type Kind struct {
 
 	// watches is of loads: it goes to no application, and only looks on.
 	watches bool
+	// alone is of loads: it goes to no application, but to what the subject serves by itself.
+	alone bool
+	// steered is of applications that do what a load tells them, and of loads that do tell: one goes with the other only.
+	steered bool
 	// Serves is of subjects: loads go to a service address, which the subject takes to the application. Else they go straight.
 	Serves bool
 	// Works is of subjects: it does measured work itself, between the same edges as loads do, and reports it as they do. An experiment of
@@ -32,6 +38,11 @@ type Kind struct {
 // site is what a load must know of its surroundings.
 type site struct {
 	address   string // where to go, host:port
+	control   string // where to say what the application is to do, of those that are steered
+	first     string // of the services that the subject serves by itself, host:port
+	services  int    // how many these are
+	endpoints bool   // connections to them show endpoints
+	replacer  int    // process of a subject that replaces its services; 0: it does not
 	rewritten bool   // address is a service address, which a subject takes to this machine
 	seed      uint64 // of the arrivals
 }
@@ -46,7 +57,7 @@ var (
 			{Name: "delay", Type: TypeDuration, Default: "0s", Max: 60, Doc: "time the server waits before it answers"},
 		},
 		command: func(site) []string { return []string{"app", "http", "--role", "--listen=127.0.0.1:0"} },
-	}}
+	}, meshApp}
 
 	Loads = []*Kind{{
 		Name:    "http",
@@ -73,19 +84,25 @@ var (
 		},
 		command:          httpLoad,
 		holdsConnections: func(o Options) bool { return o["keepalive"] == "true" },
-	}, probeLoad}
+	}, probeLoad, pushLoad, connectLoad}
 
 	Subjects = []*Kind{{
 		Name:    "kernelmesh",
 		Summary: "the reference eBPF mesh data plane, on the hooks of a control group",
 		Knobs: append([]Knob{
+			{Name: "store", Type: TypeText, Doc: "design of the store that holds its configuration, as under `subject: store`; its own choice when left out"},
+			{Name: "fail", Type: TypeWord, Words: kernelmesh.Fails, Doc: "what becomes of connections before its first configuration; its own choice when left out"},
+			{Name: "peer", Type: TypeWord, Words: kernelmesh.Peers, Doc: "what applications see as the peer of a connection; its own choice when left out"},
+			{Name: "work", Type: TypeWord, Words: kernelmesh.Works(), Doc: "what its process does by itself between the edges: replace configuration as fast as it goes, or time the changes that a control plane pushes; nothing when left out"},
+			xdsKnob,
 			{Name: "steps", Type: TypeCount, Default: "0", Max: 1 << 23, Doc: "extra steps in each run of its connect programs: a planted weight"},
 			{Name: "sockops-steps", Type: TypeCount, Default: "0", Max: 1 << 23, Doc: "the same in its sockops program"},
 			{Name: "max-services", Type: TypeCount, Min: 1, Max: 1 << 20, Doc: "services that its maps hold; its own choice when left out"},
 			{Name: "max-endpoints", Type: TypeCount, Min: 1, Max: 1 << 24, Doc: "endpoints that its maps hold; its own choice when left out"},
 		}, serviceKnobs...),
 		Serves: true,
-		check:  checkServices,
+		label:  "store",
+		check:  checkKernelmesh,
 	}, storeSubject}
 )
 

@@ -287,7 +287,7 @@ func TestSpecPage(t *testing.T) {
 			t.Errorf("docs/spec.md does not have the key %s", key)
 		}
 	}
-	tables := map[string][]Knob{"times": append(timeKnobs, samplingKnob), "limits": limitKnobs, "gates": gateKnobs}
+	tables := map[string][]Knob{"times": append(timeKnobs, samplingKnob, statisticsKnob), "limits": limitKnobs, "gates": gateKnobs}
 	for section, kinds := range map[string][]*Kind{"application": Applications, "load": Loads, "subject": Subjects} {
 		for _, k := range kinds {
 			tables[section+" "+k.Name] = k.Knobs

@@ -16,6 +16,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/ledger"
 	"tare/internal/record"
+	"tare/internal/store"
 )
 
 // The knobs of arms whose subject serves services. They are the engine's: the subject sees them only as the services file and the sizes of
@@ -24,16 +25,30 @@ const (
 	knobServices = "services"
 	knobThen     = "then-services"
 	knobFit      = "fit"
+	knobProtocol = "protocol"
+	knobEach     = "endpoints"
 )
 
 var serviceKnobs = []Knob{
-	{Name: knobServices, Type: TypeCount, Min: 1, Max: 1_000_000, Doc: "services in all: those of the applications, and as many more as it takes, with one endpoint each that nobody listens on; as many as there are applications when left out"},
+	{Name: knobServices, Type: TypeCount, Min: 1, Max: 1_000_000, Doc: "services in all: those of the applications, and as many more as it takes, with endpoints that nobody listens on; as many as there are applications when left out"},
+	{Name: knobEach, Type: TypeCount, Min: 1, Max: maxEach, Doc: "endpoints of each of these others; 1 when left out"},
+	{Name: knobProtocol, Type: TypeWord, Words: []string{"tcp", "udp"}, Doc: "protocol of these others: `udp` for a load of kind `connect`, and then their endpoints are loopback addresses; `tcp` when left out"},
 	{Name: knobThen, Type: TypeCount, Min: 1, Max: 1_000_000, Doc: "services that are left when the load has ended: the subject reads its services again. Memory is then read twice more, before the load began and after this"},
 	{Name: knobFit, Type: TypeSwitch, Doc: "true: maps for exactly the services and endpoints that there are, instead of `max-services` and `max-endpoints`"},
 }
 
 // defaultMaxServices is what kernelmesh takes where it is told nothing; a test holds it against the subject's own.
 const defaultMaxServices = 1024
+
+// checkKernelmesh checks the options of the data plane together.
+func checkKernelmesh(o Options) error {
+	if o["store"] != "" {
+		if _, _, err := store.Lookup(o["store"]); err != nil {
+			return fmt.Errorf("%w; %s", err, fault.MendOf(err))
+		}
+	}
+	return checkServices(o)
+}
 
 // checkServices sees that the maps hold what they are to hold.
 func checkServices(o Options) error {
@@ -65,7 +80,7 @@ func subjectOptions(o Options, services int) Options {
 	}
 	if o[knobFit] == "true" {
 		own["max-services"] = strconv.Itoa(services)
-		own["max-endpoints"] = strconv.Itoa(services) // one for each
+		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each) // those of applications have one
 	}
 	return own
 }
@@ -81,6 +96,28 @@ func fillerIP(n int) string {
 	return fmt.Sprintf("198.%d.%d.%d:%d", 18+n>>16&1, n>>8&0xff, n&0xff, 8080+n>>17)
 }
 
+// maxEach bounds the endpoints of a service that no application is behind.
+const maxEach = 1000
+
+// filler is what the services are that no application is behind.
+type filler struct {
+	each     int    // endpoints
+	protocol string // empty: tcp
+}
+
+func fillerOf(o Options) filler {
+	return filler{max(1, int(o.float(knobEach))), o[knobProtocol]}
+}
+
+// endpoint is the address of its n-th endpoint, counted over all services. A UDP socket connects to a loopback address on any machine, whatever
+// routes there are.
+func (f filler) endpoint(n int) string {
+	if f.protocol == "udp" {
+		return fmt.Sprintf("127.%d.%d.%d:%d", 128+n>>16&0x3f, n>>8&0xff, n&0xff, 8080+n>>22)
+	}
+	return fillerIP(n)
+}
+
 // serviceCount is how many services an arm has: never fewer than the applications, which loads must find.
 func (x *trial) serviceCount(o Options, knob string) int { return max(int(o.float(knob)), len(x.apps)) }
 
@@ -88,14 +125,30 @@ func (x *trial) serviceCount(o Options, knob string) int { return max(int(o.floa
 func (x *trial) writeServices(file string, count int) error {
 	var b strings.Builder
 	b.WriteString("services:\n")
-	add := func(address, endpoint string) {
-		fmt.Fprintf(&b, "  - address: %s\n    endpoints:\n      - address: %s\n", strconv.Quote(address), strconv.Quote(endpoint))
+	if count == 0 && len(x.apps) == 0 {
+		b.WriteString("  []\n")
 	}
+	service := func(address, protocol string) {
+		fmt.Fprintf(&b, "  - address: %s\n", strconv.Quote(address))
+		if protocol != "" {
+			fmt.Fprintf(&b, "    protocol: %s\n", protocol)
+		}
+		b.WriteString("    endpoints:\n")
+	}
+	endpoint := func(address string) { fmt.Fprintf(&b, "      - address: %s\n", strconv.Quote(address)) }
 	for _, name := range slices.Sorted(maps.Keys(x.apps)) {
-		add(x.serviceAddress(name), x.apps[name])
+		service(x.serviceAddress(name), "")
+		endpoint(x.apps[name])
+	}
+	f := filler{each: 1}
+	if arm := x.spec.Subject(x.arm); arm != nil {
+		f = fillerOf(arm.Options)
 	}
 	for n := len(x.apps) + 1; n <= count; n++ {
-		add(serviceIP(n), fillerIP(n))
+		service(serviceIP(n), f.protocol)
+		for i := range f.each {
+			endpoint(f.endpoint((n-1)*f.each + i + 1)) // from 1
+		}
 	}
 	if err := record.ReplaceFile(file, []byte(b.String())); err != nil {
 		return fault.Wrap(err, fault.Machine, file, "make room, or name another directory with --out", "the subject's services cannot be written")

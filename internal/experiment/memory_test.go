@@ -35,6 +35,10 @@ func TestServiceKnobs(t *testing.T) {
 		{", services: 5, fit: true, max-services: 9", `"max-services" has no meaning`},
 		{", services: 5, then-services: 6, fit: true", "is more than"},
 		{", services: 0", "must be at least 1"},
+		{", store: pooled:ondemand, fail: closed, peer: endpoint", ""},
+		{", store: shelf", `there is no store "shelf"`},
+		{", store: sized:xl", `no variant "xl"`},
+		{", peer: both", "peer"},
 	} {
 		_, err := Parse("spec.yaml", []byte(memorySpec(c.arm)), nil)
 		if c.wrong == "" && err != nil || c.wrong != "" && (fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.wrong)) {

@@ -53,7 +53,7 @@ type object struct {
 const noSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
 
 // Metrics are all metrics, in the order of docs/metrics.md.
-var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics)
+var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics, pushMetrics, connectMetrics)
 
 var coreMetrics = []Metric{
 	latency(load.Latency, 0.5, "p50", "from the intended start of a request until its answer was read"),
@@ -202,6 +202,9 @@ func (m *measurement) programs() ([]ledger.Program, bool) {
 
 func (m *measurement) bpfRate() (float64, bool) {
 	programs, ok := m.programs()
+	if !m.spec.Statistics {
+		return 0, false
+	}
 	total := 0.0
 	for _, p := range programs {
 		if p.RunSeconds == nil {

@@ -211,12 +211,12 @@ func defaults(knobs []Knob) Options {
 	return o
 }
 
-var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "applications", "loads", "arms", baselineKey, "factors", "gates", "quick"}
+var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "statistics", "applications", "loads", "arms", baselineKey, "factors", "gates", "quick"}
 
 // spec reads the whole. Factors and the short form come last whatever their place in the file, for they name what the others hold.
 func (d *decoder) spec(root ast.Node) (*Spec, error) {
 	s := &Spec{Gates: defaults(gateKnobs), Applications: map[string]*Part{}, Loads: map[string]*Part{}, Arms: map[string]*Part{}}
-	times, sampling := defaults(timeKnobs), defaults([]Knob{samplingKnob})
+	times, sampling := defaults(timeKnobs), defaults([]Knob{samplingKnob, statisticsKnob})
 	found := map[string]ast.Node{}
 	err := d.each(root, "a spec", func(key string, at, value ast.Node) (err error) {
 		found[key] = value
@@ -233,6 +233,8 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 			err = d.knob(value, timeKnobs[slices.IndexFunc(timeKnobs, func(k Knob) bool { return k.Name == key })], times)
 		case "sampling":
 			err = d.knob(value, samplingKnob, sampling)
+		case "statistics":
+			err = d.knob(value, statisticsKnob, sampling)
 		case "applications":
 			err = d.parts(value, key, "an application", "kind", Applications, s.Applications)
 		case "loads":
@@ -254,7 +256,7 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 		return nil, err
 	}
 	s.Blocks, s.Warmup, s.Duration = resolveTimes(times)
-	s.SampleHz = int(sampling.float(samplingKnob.Name))
+	s.SampleHz, s.Statistics = int(sampling.float(samplingKnob.Name)), sampling[statisticsKnob.Name] == "true"
 	if err := d.whole(root, found, s); err != nil {
 		return nil, err
 	}
@@ -293,7 +295,7 @@ func (d *decoder) whole(root ast.Node, found map[string]ast.Node, s *Spec) error
 		}
 		mend := ""
 		if key == "applications" || key == "loads" {
-			if s.worksByItself() {
+			if s.worksByItself() || key == "applications" && s.needsNone() {
 				continue
 			}
 			if slices.ContainsFunc(s.Subjects(), func(p *Part) bool { return p.Kind.Works }) {
@@ -309,7 +311,7 @@ func (d *decoder) whole(root ast.Node, found map[string]ast.Node, s *Spec) error
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
 		to := s.Loads[name].To
-		if _, ok := s.Applications[to]; !ok && !s.Loads[name].Kind.watches {
+		if _, ok := s.Applications[to]; !ok && s.Loads[name].Kind.goesTo() {
 			return d.fail(found["loads"], "", "the load %q goes to %q, and there is no such application%s", name, to, didYouMean(to, slices.Collect(maps.Keys(s.Applications))))
 		}
 		if _, ok := s.Applications[name]; ok {
@@ -385,7 +387,7 @@ func (d *decoder) part(n ast.Node, what, kindKey string, kinds []*Kind, hasTo bo
 	if p.Kind == nil {
 		return nil, d.fail(n, fmt.Sprintf("write %s: %s", kindKey, kinds[0].Name), "%s has no %q", what, kindKey)
 	}
-	hasTo = hasTo && !p.Kind.watches
+	hasTo = hasTo && p.Kind.goesTo()
 	p.Options = defaults(p.Kind.Knobs)
 	known := []string{kindKey, "limits"}
 	if kindKey == "kind" {

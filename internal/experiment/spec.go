@@ -27,7 +27,8 @@ type Spec struct {
 	Blocks       int
 	Warmup       time.Duration
 	Duration     time.Duration
-	SampleHz     int // of the sampler that splits eBPF time by control group, per CPU
+	SampleHz     int  // of the sampler that splits eBPF time by control group, per CPU
+	Statistics   bool // the kernel counts runs and run time of eBPF programs
 	Applications map[string]*Part
 	Loads        map[string]*Part
 	Arms         map[string]*Part // beside record.Direct and record.AA, which every experiment has
@@ -69,6 +70,8 @@ var (
 	}
 	samplingKnob = Knob{Name: "sampling", Type: TypeCount, Default: "997", Min: 1, Max: 20_000,
 		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need many, and each costs the machine about a microsecond"}
+	statisticsKnob = Knob{Name: "statistics", Type: TypeSwitch, Default: "true",
+		Doc: "whether the kernel counts how often and how long eBPF programs run; it makes each run 20 to 50 ns longer, so false where a subject times programs itself: there is no run time of eBPF in the record then"}
 	countKnob = Knob{Name: "count", Type: TypeCount, Default: "1", Min: 1, Max: maxCopies,
 		Doc: "how many copies run side by side, each a process in a control group of its own; rate, connections and limits are of all of them together, and each has an even part"}
 	limitKnobs = []Knob{
@@ -324,6 +327,12 @@ func (s *Spec) checkSize() error {
 func (s *Spec) checkParts() (path string, err error) {
 	for _, l := range s.Levels() {
 		c := s.At(l)
+		if path, err := c.checkMesh(); err != nil {
+			return path, err
+		}
+		if path, err := c.checkConnects(); err != nil {
+			return path, err
+		}
 		for _, sec := range c.sections() {
 			for _, name := range slices.Sorted(maps.Keys(sec.parts)) {
 				p := sec.parts[name]
@@ -462,6 +471,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Warmup       string              `json:"warmup"`
 		Duration     string              `json:"duration"`
 		SampleHz     int                 `json:"sampling"`
+		Statistics   bool                `json:"statistics"`
 		Applications map[string]any      `json:"applications,omitempty"`
 		Loads        map[string]any      `json:"loads,omitempty"`
 		Arms         map[string]any      `json:"arms,omitempty"`
@@ -471,7 +481,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Quick        *quick              `json:"quick,omitempty"`
 	}{
 		Name: s.Name, Question: s.Question, Needs: s.Needs, Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
-		SampleHz: s.SampleHz, Applications: partsJSON(s.Applications, "kind"), Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
+		SampleHz: s.SampleHz, Statistics: s.Statistics, Applications: partsJSON(s.Applications, "kind"), Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
 		Gates: s.Gates,
 	}
 	if s.Baseline != nil {

@@ -65,6 +65,7 @@ type trial struct {
 	mu       sync.Mutex        // guards started and roles while processes start side by side
 	started  []*process
 	apps     map[string]string // address by name
+	controls map[string]string // where loads that steer an application ask it, by name
 	loads    map[string]*process
 	subject  *process
 	ready    *subjectReady
@@ -80,7 +81,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	x.cancel = cancel
-	x.roles, x.apps, x.loads = map[string]string{}, map[string]string{}, map[string]*process{}
+	x.roles, x.apps, x.controls, x.loads = map[string]string{}, map[string]string{}, map[string]string{}, map[string]*process{}
 
 	err := x.measure(work, t)
 	begin := time.Now()
@@ -129,7 +130,7 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 			return fmt.Errorf("starting the load %s: %w", name, err)
 		}
 	}
-	works := x.subject != nil && x.spec.Subject(x.arm).Kind.Works
+	works := x.subject != nil && x.spec.Subject(x.arm).works()
 	if works {
 		if err := x.subject.conn.Send(role.Start, s); err != nil {
 			return fmt.Errorf("starting the work of %s: %w", x.arm, err)
@@ -244,13 +245,14 @@ func (x *trial) startApp(ctx context.Context, name string, part *Part) error {
 	}
 	var ready struct {
 		Address string `json:"address"`
+		Control string `json:"control"`
 	}
 	if err := p.wait(ctx, p.ready, "ready message", readyTimeout, &ready); err != nil {
 		return err
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.apps[name] = ready.Address
+	x.apps[name], x.controls[name] = ready.Address, ready.Control
 	return nil
 }
 
@@ -266,7 +268,9 @@ func (x *trial) startSubject(ctx context.Context, arm *Part) error {
 		}
 		services := x.serviceCount(arm.Options, knobServices)
 		place.Options, place.ServicesFile = subjectOptions(arm.Options, services), filepath.Join(x.dir, servicesFile)
-		if err := x.writeServices(place.ServicesFile, services); err != nil {
+		if of, ok := arm.Options[knobXDS]; ok {
+			place.Options[knobXDS] = x.apps[of]
+		} else if err := x.writeServices(place.ServicesFile, services); err != nil {
 			return err
 		}
 	}
@@ -296,9 +300,10 @@ func (r *rawMessage) UnmarshalJSON(data []byte) error { *r = slices.Clone(data);
 func (x *trial) startLoad(ctx context.Context, name string, part *Part) error {
 	h := fnv.New64a()
 	h.Write([]byte(name)) // copies of a load must not start their requests at the same moments
-	at := site{address: x.apps[part.To], seed: rand.New(rand.NewPCG(x.seed, h.Sum64())).Uint64()}
+	at := site{address: x.apps[part.To], control: x.controls[part.To], seed: rand.New(rand.NewPCG(x.seed, h.Sum64())).Uint64()}
 	if arm := x.spec.Subject(x.arm); arm != nil && arm.Kind.Serves {
 		at.address, at.rewritten = x.serviceAddress(part.To), true
+		x.own(arm, &at)
 	}
 	p, err := x.start(ctx, path.Join(workGroup, name), "load", name, part.Limits, append([]string{x.machine.Self}, part.Kind.argv(part.Options, at)...))
 	if err != nil {

@@ -1,6 +1,9 @@
 package ledger
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Usage is what the CPU budget is made of, in seconds over one window.
 type Usage struct {
@@ -21,7 +24,8 @@ type Usage struct {
 	IRQTime        bool
 	IdleInterrupts *float64
 
-	BPF []BPFTime
+	BPF   []BPFTime
+	NoBPF bool // nobody counted it: it stays on the line that it ran in, and has none of its own
 }
 
 // BPFTime is run time of eBPF programs that could be split.
@@ -105,6 +109,9 @@ func Budget(u Usage) CPU {
 			{LineInterrupts, interrupts, method},
 			{LineSelf, u.Self, MethodCounted},
 		},
+	}
+	if u.NoBPF {
+		c.Lines = slices.DeleteFunc(c.Lines, func(l CPULine) bool { return l.Name == LineBPF })
 	}
 	for _, l := range c.Lines {
 		c.Attributed += l.Seconds

@@ -60,6 +60,17 @@ func TestBudgetLines(t *testing.T) {
 			t.Errorf("interrupts in tasks' time: %s: got %v, want %v", name, got, want)
 		}
 	}
+	without := u
+	without.BPF, without.NoBPF = nil, true
+	uncounted := Budget(without)
+	for name, want := range map[string]float64{LineGroups: 6, LineRoot: 1.25, LineKernel: 0.5} {
+		if got := line(uncounted, name); !near(got, want) {
+			t.Errorf("eBPF time that nobody counted: %s: got %v, want %v", name, got, want)
+		}
+	}
+	if len(uncounted.Lines) != len(inTasks.Lines)-1 || !near(uncounted.Attributed, inTasks.Attributed) || !uncounted.Closes() {
+		t.Errorf("eBPF time that nobody counted: %+v", uncounted)
+	}
 	u.IRQTime = true
 	apart := Budget(u)
 	for name, want := range map[string]float64{LineGroups: 5, LineInterrupts: 0.175, LineBPF: 3.125} {

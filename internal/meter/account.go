@@ -112,7 +112,7 @@ func ran(p ledger.Program) float64 {
 func (a *account) unloaded(programs []ledger.Program) {
 	var who []string
 	for _, p := range programs {
-		if p.RunCount == nil {
+		if p.RunCount == nil && !a.m.uncounted {
 			who = append(who, fmt.Sprintf("%d (%s)", p.ID, cmp.Or(p.Name, "no name")))
 		}
 	}
@@ -144,6 +144,9 @@ func (a *account) missed(known map[uint32]bool) {
 
 func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	runs, ns := p.RunCount-before.RunCount, p.RunNs-before.RunNs
+	if a.m.uncounted {
+		runs, ns = 0, 0 // of others who count, and only as long as they do
+	}
 	seconds := float64(ns) / 1e9
 	memory := p.MemoryBytes()
 	out := ledger.Program{
@@ -157,7 +160,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 		out.MapIDs = []uint32{}
 	}
 	// The counters of a program that went away inside the window were last read at its start: what it ran since is not known.
-	known := !p.Vanished || runs > 0
+	known := !a.m.uncounted && (!p.Vanished || runs > 0)
 	if known {
 		out.RunCount, out.RunSeconds = &runs, &seconds
 	}
@@ -331,7 +334,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			a.warn("counter-reset", "the CPU time of control group %s was reset inside the window: what it used is not known", g.Path)
 		}
 		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another group.
-		if a.found != nil && now.UsageNs.OK {
+		if a.found != nil && !a.m.uncounted && now.UsageNs.OK {
 			t := run[g.Path]
 			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it
 				t.inside = min(t.inside, *c.CPUSeconds)
@@ -444,7 +447,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			u.IdleInterrupts = nil // cycles stop while a CPU is idle, and the period is not one of wall time
 		}
 	}
-	u.BPF = a.bpfTimes(l)
+	u.BPF, u.NoBPF = a.bpfTimes(l), a.m.uncounted
 	return ledger.Budget(u)
 }
 
@@ -535,7 +538,10 @@ func (a *account) self() ledger.Self {
 			bpfSeconds += float64(p.RunNs-before.RunNs) / 1e9
 		}
 	}
-	s.BPFSeconds, s.BPFBytes = &bpfSeconds, &bpfBytes
+	s.BPFBytes = &bpfBytes
+	if !a.m.uncounted {
+		s.BPFSeconds = &bpfSeconds
+	}
 	if a.m.statsCost != nil {
 		cost := float64(runs) * *a.m.statsCost
 		s.StatsSeconds = &cost

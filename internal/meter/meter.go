@@ -26,21 +26,24 @@ import (
 type Options struct {
 	SampleHz int  // samples per second and CPU; 0 is perf.DefaultHz, negative is none
 	NoMemory bool // leave out the memory of control groups
-	DropRing bool // a fault for calibration to find: see perf.Options
+	// NoStatistics leaves the kernel's run statistics off: nothing is known then of how often and how long programs run, and no run is slower for being counted.
+	NoStatistics bool
+	DropRing     bool // a fault for calibration to find: see perf.Options
 }
 
 // Meter holds what is opened once: readers, the kernel's run statistics, the sampler. It is for one goroutine.
 type Meter struct {
-	fs       proc.FS
-	host     ledger.Host
-	layout   *cgroup.Layout
-	groups   *cgroup.Reader
-	kernel   *proc.KernelThreads
-	bpf      *bpf.Inventory
-	symbols  *ksym.Table
-	stats    io.Closer
-	sampler  *perf.Sampler // nil without sampling
-	noMemory bool
+	fs        proc.FS
+	host      ledger.Host
+	layout    *cgroup.Layout
+	groups    *cgroup.Reader
+	kernel    *proc.KernelThreads
+	bpf       *bpf.Inventory
+	symbols   *ksym.Table
+	stats     io.Closer
+	sampler   *perf.Sampler // nil without sampling
+	noMemory  bool
+	uncounted bool // the kernel's run statistics are off: runs and run time of programs are not known
 
 	entries   map[uint64]ledger.Context // kernel addresses that were looked up
 	statsCost *float64                  // seconds that run statistics cost one run of a program; nil where unknown
@@ -53,7 +56,7 @@ type Meter struct {
 
 // New opens everything. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
 func New(_ context.Context, o Options) (m *Meter, err error) {
-	m = &Meter{noMemory: o.NoMemory, entries: map[uint64]ledger.Context{}}
+	m = &Meter{noMemory: o.NoMemory, uncounted: o.NoStatistics, entries: map[uint64]ledger.Context{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
@@ -63,16 +66,10 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	if m.bpf, err = bpf.Open(bpf.Options{}); err != nil {
 		return m, err
 	}
-	// What statistics cost is measured before they are on.
-	cost, costErr := bpf.MeasureStatsCost()
-	if m.stats, err = bpf.EnableStats(); err != nil {
-		return m, err
-	}
-	if costErr == nil {
-		seconds := cost.Seconds()
-		m.statsCost = &seconds
-	} else {
-		m.warn("stats-cost", "what the kernel's run statistics cost is not known: %v", costErr)
+	if !m.uncounted {
+		if err := m.enableStatistics(); err != nil {
+			return m, err
+		}
 	}
 	if m.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return m, err
@@ -113,6 +110,21 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		}
 	}
 	return m, nil
+}
+
+// enableStatistics switches the kernel's run statistics on. What they cost is measured before they are.
+func (m *Meter) enableStatistics() (err error) {
+	cost, costErr := bpf.MeasureStatsCost()
+	if m.stats, err = bpf.EnableStats(); err != nil {
+		return err
+	}
+	if costErr == nil {
+		seconds := cost.Seconds()
+		m.statsCost = &seconds
+	} else {
+		m.warn("stats-cost", "what the kernel's run statistics cost is not known: %v", costErr)
+	}
+	return nil
 }
 
 func (m *Meter) describe() {

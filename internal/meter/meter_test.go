@@ -130,6 +130,38 @@ func TestWithoutSamples(t *testing.T) {
 	}
 }
 
+// Without the kernel's run statistics no time of programs is made up, the statistics are off, and the budget closes all the same.
+func TestWithoutStatistics(t *testing.T) {
+	m := meter(t, Options{NoStatistics: true})
+	if m.stats != nil || m.statsCost != nil {
+		t.Errorf("the statistics are on: %v, %v", m.stats, m.statsCost)
+	}
+	l := ledgerOf(t, m, func() { burn(20 * time.Millisecond) })
+	for _, c := range l.Cgroups {
+		if c.BPFSeconds != nil || c.BPFInsideSeconds != nil {
+			t.Errorf("%s has eBPF time", c.Path)
+		}
+	}
+	for _, p := range l.Programs {
+		if p.RunCount != nil || p.RunSeconds != nil || p.NsPerRun != nil || len(p.Shares) > 0 {
+			t.Errorf("program %d has run: %+v", p.ID, p)
+		}
+	}
+	for _, line := range l.CPU.Lines {
+		if line.Name == ledger.LineBPF {
+			t.Errorf("the budget has a line for eBPF: %+v", line)
+		}
+	}
+	for _, w := range l.Warnings {
+		if w.Code == "program-unloaded" || w.Code == "stats-cost" {
+			t.Errorf("warning %+v", w)
+		}
+	}
+	if l.Self.BPFSeconds != nil || l.Self.StatsSeconds != nil || !l.CPU.Closes() {
+		t.Errorf("self %+v, budget %+v", l.Self, l.CPU)
+	}
+}
+
 // Closing a meter gives everything back: descriptors, and the kernel's run statistics.
 func TestCloseGivesBack(t *testing.T) {
 	count := func() int {

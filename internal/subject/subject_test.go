@@ -20,13 +20,13 @@ func TestCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "/bin/tare subject kernelmesh --services s.yaml --cgroup /sys/fs/cgroup/x --steps 500 --sockops-steps 0 --max-services 1024 --max-endpoints 16384"
+	want := "/bin/tare subject kernelmesh --cgroup /sys/fs/cgroup/x --services s.yaml --store snapshot --fail open --peer service --steps 500 --sockops-steps 0 --max-services 1024 --max-endpoints 16384"
 	if got := strings.Join(c.Argv, " "); got != want || !c.Role {
 		t.Errorf("got  %s (role %v)\nwant %s", got, c.Role, want)
 	}
 	for _, test := range []struct{ option, value, what, mend string }{
 		{"stpes", "1", `no option "stpes"`, "did you mean steps?"},
-		{"colour", "red", `no option "colour"`, "there is steps, "},
+		{"colour", "red", `no option "colour"`, "there is store, "},
 		{"steps", "many", `"many" is not a number`, "whole number"},
 		{"steps", "-1", `"-1" is not a number`, "whole number"},
 	} {

@@ -45,6 +45,7 @@ func kindOf(typeURL string) (Kind, bool) {
 
 // response is what a control plane said, by either variant of the protocol.
 type response struct {
+	delta    bool // of the variant of deltas
 	typeURL  string
 	version  string
 	nonce    string
@@ -57,10 +58,21 @@ type response struct {
 // item is one resource as it came.
 type item struct {
 	typeURL string
-	value   []byte
+	value   []byte // a part of the message: it must not outlive the response, or it keeps all of it
 	name    string // delta only
 	version string // delta only
 	ttl     bool
+
+	read parsed
+}
+
+// parsed is what can be known of a resource without changing anything: see state.read.
+type parsed struct {
+	name string // as the resource or the response has it
+	sum  digest // of its value
+	same bool   // it is as it came before; nothing more is known then
+	made any    // *translate.Cluster, translate.Assignment or *mesh.Listener; nil where it was not decoded
+	err  error  // why it cannot be
 }
 
 // request is what the client says.

@@ -1,13 +1,16 @@
 package xds
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"tare/internal/fault"
 	"tare/internal/mesh"
@@ -21,6 +24,7 @@ import (
 // the protocol leaves to the control plane, does not matter to whoever connects.
 type state struct {
 	limits Limits
+	seeds  [2]maphash.Seed
 	taken  [kinds]map[string]taken // what was accepted of each kind, by name
 	bytes  int                     // of all that was taken
 
@@ -42,10 +46,19 @@ type state struct {
 	serviceChanges, hostChanges map[string]bool // names of which the last cluster went, or the first came, since they were cleared
 }
 
-// taken is a resource as it came, to know it when it comes again.
+// taken is what is kept of a resource as it came, to know it when it comes again.
 type taken struct {
-	value   []byte
+	sum     digest
+	size    int // bytes
 	version string
+}
+
+// digest stands for the bytes of a resource. Nobody outside the process knows by what seeds it is made, so that two resources of one digest come by
+// chance alone: once in 10^38.
+type digest [2]uint64
+
+func (s *state) digest(b []byte) digest {
+	return digest{maphash.Bytes(s.seeds[0], b), maphash.Bytes(s.seeds[1], b)}
 }
 
 type place struct {
@@ -62,6 +75,9 @@ func newState(l Limits) *state {
 	}
 	for k := range s.taken {
 		s.taken[k] = map[string]taken{}
+	}
+	for i := range s.seeds {
+		s.seeds[i] = maphash.MakeSeed()
 	}
 	return s
 }
@@ -129,6 +145,22 @@ func (o *outcome) refuse(err error) {
 	}
 }
 
+// expect makes room for what will be staged of resources that were read, if more of the rest is of their kind.
+func (o *outcome) expect(read []item, rest int) {
+	if o.staged != nil {
+		return
+	}
+	n := 0
+	for i := range read {
+		if !read[i].read.same {
+			n++
+		}
+	}
+	if n = n * rest / len(read); n > 0 {
+		o.staged, o.undo = make(map[resource]int, n), make([]func(), 0, n)
+	}
+}
+
 // take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (clusters and listeners of the
 // state of the world).
 func (s *state) take(k Kind, r *response, full bool) *outcome {
@@ -136,18 +168,28 @@ func (s *state) take(k Kind, r *response, full bool) *outcome {
 	if len(s.taken[k]) == 0 { // growing maps one by one would take a tenth of the time
 		s.taken[k] = make(map[string]taken, fresh)
 	}
-	o := &outcome{staged: make(map[resource]int, fresh), undo: make([]func(), 0, fresh)}
+	if len(s.dirtyClusters) < fresh && k == Clusters {
+		dirty := make(map[string]bool, len(s.dirtyClusters)+fresh)
+		maps.Copy(dirty, s.dirtyClusters)
+		s.dirtyClusters = dirty
+	}
+	o := &outcome{}
 	seen := make(map[string]bool, len(r.items))
 	nameless := false // what has no name could be any: then nothing counts as gone
-	for i := range r.items {
-		it := &r.items[i]
-		name, err := s.stage(k, it, seen, o)
-		if err != nil {
-			if name == "" {
-				nameless = true
-				err = fmt.Errorf("resources[%d]: %w", i, err)
+	for from := 0; from < len(r.items); from += readAhead {
+		some := r.items[from:min(from+readAhead, len(r.items))]
+		s.readAll(k, some)
+		o.expect(some, len(r.items)-from)
+		for i := range some {
+			it := &some[i]
+			if err := s.stage(k, it, seen, o); err != nil {
+				if it.read.name == "" {
+					nameless = true
+					err = fmt.Errorf("resources[%d]: %w", from+i, err)
+				}
+				o.refuse(err)
 			}
-			o.refuse(err)
+			it.read = parsed{} // it may be far larger than the resource
 		}
 	}
 	if full && k != Endpoints && !nameless {
@@ -165,83 +207,139 @@ func (s *state) take(k Kind, r *response, full bool) *outcome {
 	return o
 }
 
-// stage makes one resource wanted.
-func (s *state) stage(k Kind, it *item, seen map[string]bool, o *outcome) (name string, err error) {
-	name = translate.Name(it.value)
-	if it.name != "" && name != it.name {
-		name = it.name
+// readAhead is how many resources are decoded before the first of them is staged, and readAlone below how many of them one CPU does it as soon
+// as several.
+const (
+	readAhead = 1024
+	readAlone = 32
+)
+
+// readAll reads resources, on several CPUs where that is worth it.
+func (s *state) readAll(k Kind, items []item) {
+	if len(items) < readAlone {
+		for i := range items {
+			s.read(k, &items[i])
+		}
+		return
 	}
-	twice := name != "" && seen[name]
-	seen[name] = true
-	switch {
-	case twice:
-		return name, refused(k, name, "it is given twice")
-	case it.typeURL != typeURLs[k]:
-		return name, refused(k, name, "it is of type %.200q, not %s", it.typeURL, typeURLs[k])
-	case it.ttl:
-		return name, refused(k, name, "a time to live is not supported")
-	case len(it.value) > s.limits.Resource:
-		return name, refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
-	case k == Endpoints && s.services[name] == nil && name != "":
-		o.ignored++ // nobody asked for it, or it was on its way when the last cluster went
-		return name, nil
+	var next atomic.Int64
+	var all sync.WaitGroup
+	work := func() {
+		for {
+			to := int(next.Add(readAlone / 2))
+			from := to - readAlone/2
+			if from >= len(items) {
+				return
+			}
+			for i := range items[from:min(to, len(items))] {
+				s.read(k, &items[from+i])
+			}
+		}
 	}
-	old, had := s.taken[k][name]
-	if had && bytes.Equal(old.value, it.value) {
-		o.unchanged++
-		old.version = it.version
-		s.taken[k][name] = old
-		return name, nil
+	for range min(runtime.GOMAXPROCS(0), len(items)/readAlone) - 1 {
+		all.Go(work)
 	}
-	if !had && len(s.taken[k]) >= s.limits.Resources {
-		return name, refused(k, name, "there are %d %s already, which is the most that the client keeps", len(s.taken[k]), k)
+	work()
+	all.Wait()
+}
+
+// read decodes a resource, unless it is as it came before or would be refused or ignored in any case. It changes nothing of the state.
+func (s *state) read(k Kind, it *item) {
+	p := &it.read
+	if p.name = translate.Name(it.value); it.name != "" {
+		p.name = it.name
 	}
-	if size := s.bytes - len(old.value) + len(it.value); size > s.limits.Bytes {
-		return name, refused(k, name, "with it there would be %d bytes of resources; the client keeps %d", size, s.limits.Bytes)
+	if it.typeURL != typeURLs[k] || it.ttl || len(it.value) > s.limits.Resource || k == Endpoints && s.services[p.name] == nil && p.name != "" {
+		return
 	}
-	var undo func()
+	p.sum = s.digest(it.value)
+	old, had := s.taken[k][p.name]
+	if p.same = had && old.sum == p.sum && old.size == len(it.value); p.same {
+		return
+	}
 	switch k {
 	case Clusters:
-		undo, err = s.stageCluster(name, it.value)
+		p.made, p.err = made(translate.ParseCluster(it.value))
 	case Endpoints:
-		undo, err = s.stageAssignment(name, it.value)
+		p.made, p.err = made(translate.ParseAssignment(it.value))
 	case Listeners:
-		undo, err = s.stageListener(name, it.value)
+		p.made, p.err = made(translate.ParseListener(it.value))
+	}
+}
+
+func made[T any](v T, err error) (any, error) { return v, err }
+
+// stage makes one resource wanted.
+func (s *state) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err error) {
+	name := it.read.name
+	before := len(seen)
+	seen[name] = true
+	switch {
+	case name != "" && len(seen) == before:
+		return refused(k, name, "it is given twice")
+	case it.typeURL != typeURLs[k]:
+		return refused(k, name, "it is of type %.200q, not %s", it.typeURL, typeURLs[k])
+	case it.ttl:
+		return refused(k, name, "a time to live is not supported")
+	case len(it.value) > s.limits.Resource:
+		return refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
+	case k == Endpoints && s.services[name] == nil && name != "":
+		o.ignored++ // nobody asked for it, or it was on its way when the last cluster went
+		return nil
+	}
+	old, had := s.taken[k][name]
+	if it.read.same {
+		o.unchanged++
+		if old.version != it.version {
+			old.version = it.version
+			s.taken[k][name] = old
+		}
+		return nil
+	}
+	if !had && len(s.taken[k]) >= s.limits.Resources {
+		return refused(k, name, "there are %d %s already, which is the most that the client keeps", len(s.taken[k]), k)
+	}
+	if size := s.bytes - old.size + len(it.value); size > s.limits.Bytes {
+		return refused(k, name, "with it there would be %d bytes of resources; the client keeps %d", size, s.limits.Bytes)
+	}
+	if it.read.err != nil {
+		return it.read.err
+	}
+	var undo func()
+	switch made := it.read.made.(type) {
+	case *translate.Cluster:
+		undo, err = s.stageCluster(name, made)
+	case translate.Assignment:
+		undo, err = s.stageAssignment(name, made)
+	case *mesh.Listener:
+		undo, err = s.stageListener(name, made)
 	}
 	if err != nil {
-		return name, err
+		return err
 	}
-	s.keep(k, name, taken{it.value, it.version})
+	s.bytes += len(it.value) - old.size
+	s.taken[k][name] = taken{it.read.sum, len(it.value), it.version}
 	o.changed++
 	o.staged[resource{k, name}] = len(o.undo)
 	o.undo = append(o.undo, func() {
 		undo()
+		s.forget(k, name)
 		if had {
-			s.keep(k, name, old)
-		} else {
-			s.forget(k, name)
+			s.bytes += old.size
+			s.taken[k][name] = old
 		}
 	})
-	return name, nil
-}
-
-func (s *state) keep(k Kind, name string, t taken) {
-	s.bytes += len(t.value) - len(s.taken[k][name].value)
-	s.taken[k][name] = t
+	return nil
 }
 
 func (s *state) forget(k Kind, name string) {
-	s.bytes -= len(s.taken[k][name].value)
+	s.bytes -= s.taken[k][name].size
 	delete(s.taken[k], name)
 }
 
-func (s *state) stageCluster(name string, b []byte) (undo func(), err error) {
-	c, err := translate.ParseCluster(b)
-	if err == nil && c.Name != name {
-		err = refused(Clusters, name, "name: it is %.200q", c.Name)
-	}
-	if err != nil {
-		return nil, err
+func (s *state) stageCluster(name string, c *translate.Cluster) (undo func(), err error) {
+	if c.Name != name {
+		return nil, refused(Clusters, name, "name: it is %.200q", c.Name)
 	}
 	old := s.clusters[name]
 	late := s.late[name]
@@ -311,24 +409,20 @@ func unlink[K comparable](m map[K]map[string]bool, key K, name string) bool {
 	return true
 }
 
-func (s *state) stageAssignment(name string, b []byte) (undo func(), err error) {
-	a, err := translate.ParseAssignment(b)
-	if err == nil && a.Name != name {
-		err = refused(Endpoints, name, "cluster_name: it is %.200q", a.Name)
-	}
-	if err != nil {
-		return nil, err
+func (s *state) stageAssignment(name string, a translate.Assignment) (undo func(), err error) {
+	if a.Name != name {
+		return nil, refused(Endpoints, name, "cluster_name: it is %.200q", a.Name)
 	}
 	old, had := s.assigned[name]
 	s.assigned[name] = a
-	s.touch(s.services[name])
+	s.touchService(name)
 	return func() {
 		if had {
 			s.assigned[name] = old
 		} else {
 			delete(s.assigned, name)
 		}
-		s.touch(s.services[name])
+		s.touchService(name)
 	}, nil
 }
 
@@ -338,13 +432,18 @@ func (s *state) touch(clusters map[string]bool) {
 	}
 }
 
-func (s *state) stageListener(name string, b []byte) (undo func(), err error) {
-	l, err := translate.ParseListener(b)
-	if err == nil && l.Name != name {
-		err = refused(Listeners, name, "name: it is %.200q", l.Name)
+// touchService is touch for the clusters that name a service: most often the one of its name, which is found sooner than one looks what there is.
+func (s *state) touchService(service string) {
+	if of := s.services[service]; len(of) != 1 || !of[service] {
+		s.touch(of)
+		return
 	}
-	if err != nil {
-		return nil, err
+	s.dirtyClusters[service] = true
+}
+
+func (s *state) stageListener(name string, l *mesh.Listener) (undo func(), err error) {
+	if l.Name != name {
+		return nil, refused(Listeners, name, "name: it is %.200q", l.Name)
 	}
 	old := s.listeners[name]
 	s.wantListener(name, l)
@@ -442,19 +541,22 @@ func (s *state) form(c *translate.Cluster) (*mesh.Cluster, bool) {
 // plan is the change that brings the store as near to what is wanted as can be now.
 func (s *state) plan() mesh.Change {
 	var change mesh.Change
-	fresh := map[string]bool{} // clusters of this change
+	var unwanted []string // clusters
+	if n := len(s.dirtyClusters); n > 0 {
+		change.Clusters = make([]*mesh.Cluster, 0, n)
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.dirtyClusters)) {
 		c := s.clusters[name]
 		if c == nil {
+			unwanted = append(unwanted, name)
 			continue
 		}
 		if made, ok := s.form(c); ok {
 			change.Clusters = append(change.Clusters, made)
-			fresh[name] = true
 		}
 	}
 	if len(s.dirtyListeners) > 0 {
-		s.planListeners(&change, fresh)
+		s.planListeners(&change)
 	}
 	// Who names which cluster, after this change.
 	more := map[string]int{}
@@ -470,7 +572,7 @@ func (s *state) plan() mesh.Change {
 			change.RemovedClusters = append(change.RemovedClusters, name)
 		}
 	}
-	for name := range s.dirtyClusters {
+	for _, name := range unwanted {
 		gone(name)
 	}
 	for name := range more {
@@ -483,7 +585,11 @@ func (s *state) plan() mesh.Change {
 }
 
 // planListeners adds the listeners that can become active, and those that go.
-func (s *state) planListeners(change *mesh.Change, fresh map[string]bool) {
+func (s *state) planListeners(change *mesh.Change) {
+	fresh := make(map[string]bool, len(change.Clusters))
+	for _, c := range change.Clusters {
+		fresh[c.Name] = true
+	}
 	moving := map[string]bool{} // that leave the place they have
 	var ready []*mesh.Listener
 	for _, name := range slices.Sorted(maps.Keys(s.dirtyListeners)) {
@@ -560,6 +666,9 @@ func (s *state) commit(change mesh.Change) {
 		if s.listeners[l.Name] == l {
 			delete(s.dirtyListeners, l.Name)
 		}
+	}
+	if len(change.Clusters) == len(s.dirtyClusters) { // they are dirty, all of them
+		clear(s.dirtyClusters)
 	}
 	for _, c := range change.Clusters {
 		delete(s.dirtyClusters, c.Name)

@@ -15,8 +15,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 
 	"tare/internal/load/pace"
 	"tare/internal/version"
@@ -166,10 +164,10 @@ func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error)
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: version.Version}}
 	client := discoveryv3.NewAggregatedDiscoveryServiceClient(cc)
 	if o.StateOfTheWorld {
-		s, err := client.StreamAggregatedResources(ctx)
+		s, err := client.StreamAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
 		return &world{s, node}, err
 	}
-	s, err := client.DeltaAggregatedResources(ctx)
+	s, err := client.DeltaAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
 	return &delta{s, node}, err
 }
 
@@ -193,18 +191,7 @@ func (w *world) send(q *request) error {
 	return w.stream.Send(m)
 }
 
-func (w *world) receive() (*response, error) {
-	m, err := w.stream.Recv()
-	if err != nil {
-		return nil, err
-	}
-	r := &response{typeURL: m.GetTypeUrl(), version: m.GetVersionInfo(), nonce: m.GetNonce(), received: pace.Now(), items: make([]item, len(m.GetResources()))}
-	for i, a := range m.GetResources() {
-		r.items[i].set(a)
-		r.bytes += len(a.GetValue())
-	}
-	return r, nil
-}
+func (w *world) receive() (*response, error) { return receive(w.stream, false) }
 
 // delta is the incremental variant.
 type delta struct {
@@ -219,32 +206,14 @@ func (w *delta) send(q *request) error {
 	return w.stream.Send(m)
 }
 
-func (w *delta) receive() (*response, error) {
-	m, err := w.stream.Recv()
-	if err != nil {
+func (w *delta) receive() (*response, error) { return receive(w.stream, true) }
+
+// receive waits for a response. The stream's own Recv would decode it by the generated decoder; see codec.
+func receive(stream grpc.ClientStream, delta bool) (*response, error) {
+	r := &response{delta: delta}
+	if err := stream.RecvMsg(r); err != nil {
 		return nil, err
 	}
-	r := &response{typeURL: m.GetTypeUrl(), version: m.GetSystemVersionInfo(), nonce: m.GetNonce(), removed: m.GetRemovedResources(), received: pace.Now(), items: make([]item, len(m.GetResources()))}
-	for i, from := range m.GetResources() {
-		it := &r.items[i]
-		it.set(from.GetResource())
-		it.name, it.version = from.GetName(), from.GetVersion()
-		it.ttl = it.ttl || from.GetTtl() != nil
-		r.bytes += len(it.value)
-	}
+	r.received = pace.Now()
 	return r, nil
-}
-
-const wrappedURL = "type.googleapis.com/envoy.service.discovery.v3.Resource"
-
-// set takes a resource, also out of the wrapper that carries a time to live.
-func (it *item) set(a *anypb.Any) {
-	it.typeURL, it.value = a.GetTypeUrl(), a.GetValue()
-	if it.typeURL != wrappedURL {
-		return
-	}
-	var m discoveryv3.Resource
-	if proto.Unmarshal(a.GetValue(), &m) == nil {
-		it.typeURL, it.value, it.name, it.ttl = m.GetResource().GetTypeUrl(), m.GetResource().GetValue(), m.GetName(), m.GetTtl() != nil
-	}
 }

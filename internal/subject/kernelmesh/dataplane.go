@@ -1,30 +1,37 @@
 // Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one control group turn the
-// address of a service into that of one of its endpoints, by weight, and count the connections. It is real - applications use it
-// unchanged - and small enough to know what it should cost, so it is the reference that Tare weighs first. docs/kernelmesh.md has
-// the programs, the maps and the limits.
+// address of a service into that of one of its endpoints, by weight, and count the connections. Its configuration, from a file or from a
+// control plane, is in a store (package store), of whichever design. It is real - applications use it unchanged - and small enough to
+// know what it should cost, so it is the reference that Tare weighs first. docs/kernelmesh.md has the programs, the maps and the limits.
 package kernelmesh
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/mesh"
+	"tare/internal/near"
+	"tare/internal/store"
+	"tare/internal/xds"
 )
 
 // Version of the data plane; it changes when its programs or maps do.
-const Version = "1"
+const Version = "2"
 
-// Sizes of the maps where Options leave them open: about 1.2 MB with two CPUs.
+// What the maps hold where Options leave it open.
 const (
 	DefaultMaxServices  = 1024
 	DefaultMaxEndpoints = 16384
@@ -35,14 +42,43 @@ const MaxSteps = 1 << 23
 
 const (
 	maxServices  = 1 << 20
-	maxEndpoints = 1 << 24 // bits for a slot's number in a table word
+	maxEndpoints = 1 << 24
+)
+
+// DefaultStore is the design where none is given.
+const DefaultStore = "snapshot"
+
+// What becomes of connections while nothing was ever heard from the control plane.
+const (
+	FailOpen   = "open"   // they go on untouched
+	FailClosed = "closed" // they are refused
+)
+
+// What applications see as the peer of a connection to a service.
+const (
+	PeerService  = "service"  // the service, as they asked for it
+	PeerEndpoint = "endpoint" // the endpoint that it was given
+)
+
+// Fails and Peers are the words that options can be.
+var (
+	Fails = []string{FailOpen, FailClosed}
+	Peers = []string{PeerService, PeerEndpoint}
 )
 
 // Options are the settings of a data plane.
 type Options struct {
-	ServicesFile string
+	ServicesFile string // YAML file of services; or
+	XDS          string // address of a control plane: host:port, or unix:PATH
 	CgroupDir    string // a cgroup v2 directory; its processes and those below it are served
 	AllowRoot    bool   // let CgroupDir be the root of the hierarchy
+	Store        string // design, or design:variant, of package store; empty: DefaultStore
+	Fail         string // FailOpen or FailClosed; empty: FailOpen
+	Peer         string // PeerService or PeerEndpoint; empty: PeerService
+	Work         string // what the process does by itself once it is told to start, one of Works; empty: nothing
+	// Sources are the addresses, one of each family at most, that rules take as the source of sockets that are bound to none; without one of a
+	// family it is not known, and rules that ask for it do not match.
+	Sources      []netip.Addr
 	Steps        uint32 // extra steps of work in every run of the connect programs
 	SockopsSteps uint32 // the same in every run of the sockops program
 	MaxServices  uint32 // 0: DefaultMaxServices
@@ -52,6 +88,9 @@ type Options struct {
 func (o *Options) check() error {
 	o.MaxServices = cmp.Or(o.MaxServices, DefaultMaxServices)
 	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, DefaultMaxEndpoints)
+	o.Store = cmp.Or(o.Store, DefaultStore)
+	o.Fail = cmp.Or(o.Fail, FailOpen)
+	o.Peer = cmp.Or(o.Peer, PeerService)
 	for _, l := range []struct {
 		flag         string
 		value, limit uint32
@@ -65,14 +104,56 @@ func (o *Options) check() error {
 			return fault.New(fault.Usage, l.flag, fmt.Sprintf("give %d or less", l.limit), "%d is too many", l.value)
 		}
 	}
+	for _, w := range []struct {
+		flag, value string
+		words       []string
+	}{{"--fail", o.Fail, Fails}, {"--peer", o.Peer, Peers}} {
+		if !slices.Contains(w.words, w.value) {
+			return fault.New(fault.Usage, w.flag, near.DidYouMean(w.value, w.words), "must be one of %s, not %q", strings.Join(w.words, ", "), w.value)
+		}
+	}
+	for i, a := range o.Sources {
+		a = a.Unmap()
+		o.Sources[i] = a
+		switch {
+		case !a.IsValid() || a.IsUnspecified() || a.IsMulticast() || a.Zone() != "":
+			return fault.New(fault.Usage, "--source", "give an address that connections can come from", "%s is none", a)
+		case slices.ContainsFunc(o.Sources[:i], func(b netip.Addr) bool { return a.Is4() == b.Is4() }):
+			return fault.New(fault.Usage, "--source", "give one of each", "there are two addresses of one family")
+		}
+	}
 	return nil
+}
+
+// Outward are the addresses from which this process would connect to the world, by the routes of its network namespace at this moment. Nothing
+// is sent.
+func Outward() (sources []netip.Addr) {
+	// Addresses for documentation (RFC 5737, RFC 3849), which take the default route.
+	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			continue // no route
+		}
+		sources = append(sources, c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap())
+		c.Close()
+	}
+	return sources
 }
 
 // DataPlane is a loaded data plane. It is gone from the kernel when it is closed, or its process ends in whatever way.
 type DataPlane struct {
-	objects kernelmeshObjects
-	store   *mapStore
-	links   []attached
+	options  Options // with what was left open filled in
+	design   store.Design
+	programs map[string]*ebpf.Program
+	maps     map[string]*ebpf.Map // of the programs; those of the store are copies, by descriptors of their own
+	links    []attached
+	shared   shared
+	onEvent  func(xds.Event)
+
+	mu       sync.Mutex // guards all below
+	store    store.Store
+	clusters map[string]uint32 // the numbers of those that are there, by name
+	gone     map[uint32]totals // by number: what is counted there of clusters that have gone
 }
 
 type attached struct {
@@ -83,71 +164,91 @@ type attached struct {
 
 // hook is a program and the place that it is attached to.
 type hook struct {
-	program *ebpf.Program
-	name    string
+	program string
 	attach  ebpf.AttachType
 }
 
-// hooks are in the order of attachment: first those that answer for and count a rewritten connection, then those that rewrite. The names
-// index the programs' counters: see index.
-func (d *DataPlane) hooks() []hook {
-	o := &d.objects
-	return []hook{
-		{o.KmSockops, kernelmeshProgKmSockops, ebpf.AttachCGroupSockOps},
-		{o.KmGetpeername4, kernelmeshProgKmGetpeername4, ebpf.AttachCgroupInet4GetPeername},
-		{o.KmGetpeername6, kernelmeshProgKmGetpeername6, ebpf.AttachCgroupInet6GetPeername},
-		{o.KmRecvmsg4, kernelmeshProgKmRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
-		{o.KmRecvmsg6, kernelmeshProgKmRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
-		{o.KmSendmsg4, kernelmeshProgKmSendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
-		{o.KmSendmsg6, kernelmeshProgKmSendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
-		{o.KmConnect4, kernelmeshProgKmConnect4, ebpf.AttachCGroupInet4Connect},
-		{o.KmConnect6, kernelmeshProgKmConnect6, ebpf.AttachCGroupInet6Connect},
-	}
+// hooks are in the order of attachment: first those that answer for and count a rewritten connection, then those that rewrite.
+var hooks = []hook{
+	{snapshotProgKmSockops, ebpf.AttachCGroupSockOps},
+	{snapshotProgKmGetpeername4, ebpf.AttachCgroupInet4GetPeername},
+	{snapshotProgKmGetpeername6, ebpf.AttachCgroupInet6GetPeername},
+	{snapshotProgKmRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+	{snapshotProgKmRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+	{snapshotProgKmSendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+	{snapshotProgKmSendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+	{snapshotProgKmConnect4, ebpf.AttachCGroupInet4Connect},
+	{snapshotProgKmConnect6, ebpf.AttachCGroupInet6Connect},
 }
 
-// counterOrder is enum program of bpf/kernelmesh.c.
-var counterOrder = []string{
-	kernelmeshProgKmConnect4, kernelmeshProgKmConnect6, kernelmeshProgKmSendmsg4, kernelmeshProgKmSendmsg6, kernelmeshProgKmRecvmsg4,
-	kernelmeshProgKmRecvmsg6, kernelmeshProgKmGetpeername4, kernelmeshProgKmGetpeername6, kernelmeshProgKmSockops,
-}
+// namesPeers are the programs that PeerEndpoint leaves out.
+var namesPeers = []string{snapshotProgKmGetpeername4, snapshotProgKmGetpeername6}
 
-// Load loads the programs and maps, with no services, attached to nothing. A machine that cannot do it is a *fault.Error of code Machine.
-func Load(o Options) (*DataPlane, error) {
+// Load opens a store, and loads the programs upon it, without a configuration, attached to nothing. A machine that cannot do it is a
+// *fault.Error of code Machine.
+func Load(o Options) (_ *DataPlane, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	spec, err := loadKernelmesh()
-	if err != nil {
-		return nil, fmt.Errorf("reading the embedded BPF object: %w", err)
+	d := &DataPlane{options: o, clusters: map[string]uint32{}, gone: map[uint32]totals{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(explain(err, "loading the data plane"), d.Close())
+		}
+	}()
+	var so store.Options
+	if d.design, so, err = store.Lookup(o.Store); err != nil {
+		return nil, err
 	}
-	if err := spec.Variables[kernelmeshVarTareSteps].Set(o.Steps); err != nil {
-		return nil, fmt.Errorf("setting steps: %w", err)
+	so.MaxClusters, so.MaxListeners, so.MaxEndpoints = o.MaxServices, o.MaxServices, o.MaxEndpoints
+	ids := so.ClusterNumbers()
+	kept, err := d.design.Open(so)
+	if fault.CodeOf(err) == fault.Usage {
+		return nil, fault.Wrap(err, fault.Usage, "--store", "lower --max-services and --max-endpoints, or choose another store", "the store %s cannot be made so large", d.design.Name)
+	} else if err != nil {
+		return nil, err
 	}
-	if err := spec.Variables[kernelmeshVarTareSockopsSteps].Set(o.SockopsSteps); err != nil {
-		return nil, fmt.Errorf("setting sockops steps: %w", err)
+	d.store = kept
+	if err := d.load(o, ids); err != nil {
+		return nil, err
 	}
-	for name, size := range map[string]uint32{
-		kernelmeshMapKmServices:    o.MaxServices,
-		kernelmeshMapKmTables:      o.MaxServices,
-		kernelmeshMapKmSvcCounts:   o.MaxServices,
-		kernelmeshMapKmSlots:       o.MaxEndpoints,
-		kernelmeshMapKmEndpoints:   o.MaxEndpoints,
-		kernelmeshMapKmConnections: o.MaxEndpoints,
-	} {
-		spec.Maps[name].MaxEntries = size
-	}
-	d := &DataPlane{}
-	if err := spec.LoadAndAssign(&d.objects, nil); err != nil {
-		return nil, explain(err, "loading the data plane")
-	}
-	if d.store, err = newMapStore(&d.objects.kernelmeshMaps); err != nil {
-		return nil, errors.Join(explain(err, "loading the data plane"), d.objects.Close())
-	}
-	return d, nil
+	return d, d.shared.open(d.maps, ids)
 }
 
-// Store is the way to the services.
-func (d *DataPlane) Store() Store { return d.store }
+// Design is the store's.
+func (d *DataPlane) Design() store.Design { return d.design }
+
+// Apply makes a change of the configuration under running programs; see store.Store for what it promises. One goroutine at a time is let in.
+func (d *DataPlane) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	work, err := d.store.Apply(ctx, change)
+	for _, c := range change.Clusters { // also after an error: then whatever was made of it
+		d.recount(c.Name)
+	}
+	for _, name := range change.RemovedClusters {
+		d.recount(name)
+	}
+	d.shared.changed()
+	return work, err
+}
+
+// recount looks whether a cluster has come or gone, and has its number counted anew.
+func (d *DataPlane) recount(name string) {
+	id, is := d.store.Cluster(name)
+	before, was := d.clusters[name]
+	if is && was && id == before {
+		return
+	}
+	if was {
+		delete(d.clusters, name)
+		d.shared.retire(before)
+		d.gone[before] = d.shared.totals(before)
+	}
+	if is {
+		d.clusters[name] = id
+	}
+}
 
 // Attach attaches the programs to a cgroup v2 directory, by links, which end with the process.
 func (d *DataPlane) Attach(dir string, allowRoot bool) error {
@@ -159,17 +260,21 @@ func (d *DataPlane) Attach(dir string, allowRoot bool) error {
 		return fault.Wrap(err, fault.Machine, dir, "run as root", "the control group cannot be opened")
 	}
 	defer cgroup.Close()
-	for _, h := range d.hooks() {
+	for _, h := range hooks {
+		program := d.programs[h.program]
+		if program == nil {
+			continue // left out
+		}
 		// Not link.AttachCgroup: where links are missing it attaches without one, and that would outlive the process.
-		l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(cgroup.Fd()), Program: h.program, Attach: h.attach})
+		l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(cgroup.Fd()), Program: program, Attach: h.attach})
 		if err != nil {
-			return explain(err, "attaching "+h.name+" to "+dir)
+			return explain(err, "attaching "+h.program+" to "+dir)
 		}
 		a := attached{link: l, hook: h}
 		d.links = append(d.links, a)
 		info, err := l.Info()
 		if err != nil {
-			return fmt.Errorf("reading the link of %s: %w", h.name, err)
+			return fmt.Errorf("reading the link of %s: %w", h.program, err)
 		}
 		d.links[len(d.links)-1].id = info.ID
 	}
@@ -183,7 +288,20 @@ func (d *DataPlane) Close() error {
 		errs = append(errs, a.link.Close())
 	}
 	d.links = nil
-	return errors.Join(append(errs, d.store.close(), d.objects.Close())...)
+	for _, p := range d.programs {
+		errs = append(errs, p.Close())
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	errs = append(errs, d.shared.close())
+	for _, m := range d.maps {
+		errs = append(errs, m.Close())
+	}
+	if d.store != nil {
+		errs = append(errs, d.store.Close())
+	}
+	d.programs, d.maps, d.store = nil, nil, nil
+	return errors.Join(errs...)
 }
 
 // checkCgroup says why the programs must not or cannot be attached to dir.
@@ -227,7 +345,10 @@ func cgroup2Mount() string {
 // explain turns a refusal of the kernel into a fault with a mend.
 func explain(err error, doing string) error {
 	var verifier *ebpf.VerifierError
+	var known *fault.Error
 	switch {
+	case errors.As(err, &known):
+		return err
 	// Without CAP_BPF or CAP_PERFMON the verifier refuses what it would take from others: that is a question of rights.
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && !hasRights():
 		mend := "run as root (it needs CAP_BPF and CAP_NET_ADMIN)"
@@ -254,99 +375,4 @@ func hasRights() bool {
 	}
 	has := func(capability uint) bool { return data[capability/32].Effective>>(capability%32)&1 == 1 }
 	return has(unix.CAP_SYS_ADMIN) || has(unix.CAP_BPF) && has(unix.CAP_NET_ADMIN)
-}
-
-// Stats are the counters of a data plane since it was loaded.
-type Stats struct {
-	Programs []ProgramStats `json:"programs"`
-	Services []ServiceStats `json:"services"`
-	// Retired counts the endpoints that no service has any more, and that still have open connections.
-	Retired int `json:"retired"`
-}
-
-// ProgramStats are the runs of one program by outcome. Every run has one.
-type ProgramStats struct {
-	Name       string `json:"name"`
-	Matched    uint64 `json:"matched"`     // acted: rewrote an address, counted a connection
-	Passed     uint64 `json:"passed"`      // nothing matched
-	NoEndpoint uint64 `json:"no_endpoint"` // a service matched that has no endpoint; refused
-}
-
-// ServiceStats are the counters of one service.
-type ServiceStats struct {
-	Address    netip.AddrPort  `json:"address"`
-	Protocol   string          `json:"protocol"`
-	Matched    uint64          `json:"matched"`     // connections and, for unconnected UDP, datagrams given to an endpoint
-	NoEndpoint uint64          `json:"no_endpoint"` // the same, refused for want of one
-	Endpoints  []EndpointStats `json:"endpoints"`
-}
-
-// EndpointStats are the TCP connections to one endpoint.
-type EndpointStats struct {
-	Address     netip.AddrPort `json:"address"`
-	Weight      uint32         `json:"weight"`
-	Opened      uint64         `json:"opened"`      // first SYN sent
-	Established uint64         `json:"established"` //
-	Closed      uint64         `json:"closed"`      // of the established ones
-	Failed      uint64         `json:"failed"`      // opened and never established
-}
-
-// Active is the number of established connections that are not closed.
-func (e EndpointStats) Active() uint64 {
-	return e.Established - min(e.Closed, e.Established) // one that closed while the two were read is in closed alone
-}
-
-// Stats reads the counters. They go on while they are read: numbers of different lines may differ by what happened meanwhile.
-func (d *DataPlane) Stats() (Stats, error) {
-	var stats Stats
-	for i, name := range counterOrder {
-		var perCPU []kernelmeshProgramCounters
-		if err := d.objects.KmProgCounts.Lookup(uint32(i), &perCPU); err != nil {
-			return stats, fmt.Errorf("reading the counters of %s: %w", name, err)
-		}
-		p := ProgramStats{Name: name}
-		for _, c := range perCPU {
-			p.Matched += c.Matched
-			p.Passed += c.Passed
-			p.NoEndpoint += c.NoEndpoint
-		}
-		stats.Programs = append(stats.Programs, p)
-	}
-	var err error
-	stats.Services, stats.Retired, err = d.store.stats()
-	return stats, err
-}
-
-// stats are the counters of all services, by address, and how many endpoints are retired.
-func (s *mapStore) stats() ([]ServiceStats, int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.reap(); err != nil {
-		return nil, 0, err
-	}
-	all := make([]ServiceStats, 0, len(s.services))
-	for _, service := range s.services {
-		var perCPU []kernelmeshServiceCounters
-		if err := s.maps.KmSvcCounts.Lookup(service.id, &perCPU); err != nil {
-			return nil, 0, fmt.Errorf("reading the counters of service %s: %w", service, err)
-		}
-		t := ServiceStats{Address: service.Address, Protocol: service.Protocol.String()}
-		for _, c := range perCPU {
-			t.Matched += c.Matched
-			t.NoEndpoint += c.NoEndpoint
-		}
-		for _, e := range service.Endpoints {
-			c, err := s.connections(service.ids[canonical(e.Address)])
-			if err != nil {
-				return nil, 0, err
-			}
-			t.Endpoints = append(t.Endpoints, EndpointStats{Address: e.Address, Weight: e.Weight,
-				Opened: c.Opened, Established: c.Established, Closed: c.Closed, Failed: c.Failed})
-		}
-		all = append(all, t)
-	}
-	slices.SortFunc(all, func(a, b ServiceStats) int {
-		return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol))
-	})
-	return all, len(s.retired), nil
 }

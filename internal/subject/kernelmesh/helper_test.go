@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/mesh"
 	"tare/internal/role"
 )
 
@@ -34,6 +35,10 @@ func TestMain(m *testing.M) {
 		clientMain()
 	case "subject":
 		subjectMain()
+	case "connect":
+		connectMain()
+	case "push":
+		pushMain()
 	}
 }
 
@@ -57,9 +62,10 @@ func subjectMain() {
 
 // request is what a client is asked to do.
 type request struct {
-	Do      string         // tcp, hold, release, udp, udp-connected, udp-many
+	Do      string         // tcp, hold, release, udp, udp-connected, udp-many, udp-hold, udp-again (by the socket held)
 	Family  int            // of the socket: unix.AF_INET, unix.AF_INET6
 	To      netip.AddrPort // an AF_INET6 socket takes IPv4 as IPv4-mapped
+	From    netip.AddrPort // what the socket is bound to, if anything
 	N       int
 	Others  []netip.AddrPort // udp-many: to these as well, from the same socket
 	Timeout time.Duration    // of each connection
@@ -94,8 +100,10 @@ func clientMain() {
 			switch r.Do {
 			case "tcp", "hold":
 				fd, err = a.tcp(r)
-			case "udp", "udp-connected", "udp-many":
+			case "udp", "udp-connected", "udp-many", "udp-hold":
 				fd, err = a.udp(r)
+			case "udp-again":
+				fd, err = -1, a.sendTo(held[0], r.Family, r.To)
 			case "release":
 				for _, fd := range held {
 					unix.Close(fd)
@@ -105,7 +113,7 @@ func clientMain() {
 			if err != nil {
 				a.Errors[err.Error()]++
 			}
-			if r.Do == "hold" {
+			if r.Do == "hold" || r.Do == "udp-hold" {
 				held = append(held, fd)
 			} else if fd >= 0 {
 				unix.Close(fd)
@@ -149,6 +157,11 @@ func (a answer) tcp(r request) (int, error) {
 	if err != nil {
 		return fd, err
 	}
+	if r.From.IsValid() {
+		if err := unix.Bind(fd, sockaddr(r.Family, r.From)); err != nil {
+			return fd, fmt.Errorf("bind: %w", err)
+		}
+	}
 	if r.Do == "tcp" { // a reset at the end leaves no TIME_WAIT
 		if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 			return fd, err
@@ -176,18 +189,10 @@ func (a answer) udp(r request) (int, error) {
 	if err != nil {
 		return fd, err
 	}
-	exchange := func(send func() error) error {
-		if err := send(); err != nil {
-			return fmt.Errorf("send: %w", err)
+	if r.From.IsValid() {
+		if err := unix.Bind(fd, sockaddr(r.Family, r.From)); err != nil {
+			return fd, fmt.Errorf("bind: %w", err)
 		}
-		buf := make([]byte, 100)
-		n, from, err := unix.Recvfrom(fd, buf, 0)
-		if err != nil {
-			return fmt.Errorf("recvfrom: %w", err)
-		}
-		a.Banners[string(buf[:n])]++
-		a.Peers[addrPort(from)]++
-		return nil
 	}
 	switch r.Do {
 	case "udp-connected":
@@ -199,16 +204,35 @@ func (a answer) udp(r request) (int, error) {
 			return fd, fmt.Errorf("getpeername: %w", err)
 		}
 		a.Peers["peer "+addrPort(peer)]++
-		return fd, exchange(func() error { _, err := unix.Write(fd, []byte("hello")); return err })
+		return fd, a.exchange(fd, func() error { _, err := unix.Write(fd, []byte("hello")); return err })
 	case "udp-many":
 		for _, to := range append([]netip.AddrPort{r.To}, r.Others...) {
-			if err := exchange(func() error { return unix.Sendto(fd, []byte("hello"), 0, sockaddr(r.Family, to)) }); err != nil {
+			if err := a.sendTo(fd, r.Family, to); err != nil {
 				return fd, err
 			}
 		}
 		return fd, nil
 	}
-	return fd, exchange(func() error { return unix.Sendto(fd, []byte("hello"), 0, sockaddr(r.Family, r.To)) })
+	return fd, a.sendTo(fd, r.Family, r.To)
+}
+
+func (a answer) sendTo(fd, family int, to netip.AddrPort) error {
+	return a.exchange(fd, func() error { return unix.Sendto(fd, []byte("hello"), 0, sockaddr(family, to)) })
+}
+
+// exchange sends and takes the reply.
+func (a answer) exchange(fd int, send func() error) error {
+	if err := send(); err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	buf := make([]byte, 100)
+	n, from, err := unix.Recvfrom(fd, buf, 0)
+	if err != nil {
+		return fmt.Errorf("recvfrom: %w", err)
+	}
+	a.Banners[string(buf[:n])]++
+	a.Peers[addrPort(from)]++
+	return nil
 }
 
 // process is a helper process with its ends of the pipes.
@@ -346,7 +370,7 @@ func testCgroup(t testing.TB) string {
 	if mount == "" {
 		t.Skip("needs a mounted cgroup v2 hierarchy")
 	}
-	name := strings.NewReplacer("/", "-").Replace(t.Name())
+	name := strings.NewReplacer("/", "-", ":", "-").Replace(t.Name())
 	dir := filepath.Join(mount, fmt.Sprintf("tare-test-%d-%s", os.Getpid(), name))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -364,8 +388,14 @@ func testCgroup(t testing.TB) string {
 	return dir
 }
 
+// plane is a data plane with a source of services.
+type plane struct {
+	*DataPlane
+	source *Source
+}
+
 // newDataPlane loads the data plane with services and attaches it to a new cgroup.
-func newDataPlane(t testing.TB, o Options, services ...Service) (*DataPlane, string) {
+func newDataPlane(t testing.TB, o Options, services ...Service) (*plane, string) {
 	t.Helper()
 	dir := testCgroup(t)
 	d, err := Load(o)
@@ -377,11 +407,72 @@ func newDataPlane(t testing.TB, o Options, services ...Service) (*DataPlane, str
 			t.Error(err)
 		}
 	})
-	if _, err := d.Store().Apply(context.Background(), services); err != nil {
-		t.Fatal(err)
-	}
+	p := &plane{d, NewSource(d.Apply)}
+	p.set(t, services...)
 	if err := d.Attach(dir, false); err != nil {
 		t.Fatal(err)
 	}
-	return d, dir
+	return p, dir
+}
+
+// set has the data plane serve these services and no others.
+func (p *plane) set(t testing.TB, services ...Service) {
+	t.Helper()
+	if _, err := p.source.Set(context.Background(), services); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// apply makes a change.
+func (p *plane) apply(t testing.TB, c mesh.Change) {
+	t.Helper()
+	if _, err := p.Apply(context.Background(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// cluster is the statistics of one cluster.
+func (p *plane) cluster(t testing.TB, name string) ClusterStats {
+	t.Helper()
+	stats, err := p.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range stats.Clusters {
+		if c.Name == name {
+			return c
+		}
+	}
+	t.Fatalf("there is no cluster %q: %+v", name, stats.Clusters)
+	return ClusterStats{}
+}
+
+// program is the statistics of one program.
+func (p *plane) program(t testing.TB, name string) ProgramStats {
+	t.Helper()
+	stats, err := p.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range stats.Programs {
+		if c.Name == name {
+			return c
+		}
+	}
+	t.Fatalf("there is no program %q: %+v", name, stats.Programs)
+	return ProgramStats{}
+}
+
+// stores are the designs that tests run over. Naive waits for some milliseconds with each record that it writes, and shares its programs with
+// pooled: it is in TestNaive alone. Pooled has its maps made as they are needed, which is quicker here.
+var stores = []string{"snapshot", "value", "sized", "sized:ordered", "pooled:ondemand"}
+
+// overStores runs f with each of some stores; the first alone where time is short, as on an emulated processor. TestWeights has all of them there too.
+func overStores(t *testing.T, f func(t *testing.T, store string), stores ...string) {
+	if testing.Short() {
+		stores = stores[:1]
+	}
+	for _, name := range stores {
+		t.Run(name, func(t *testing.T) { f(t, name) })
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
 	"tare/internal/near"
@@ -27,12 +28,16 @@ const example = "services: [{address: 10.96.0.1:80, protocol: tcp, endpoints: [{
 // ReadFile reads the services of a file; see Parse.
 func ReadFile(path string) ([]Service, error) {
 	const mend, what = "name a services file with --services", "the services file cannot be read"
-	f, err := os.Open(path)
+	// A pipe could keep its reader for ever, and with it every signal to read the services again.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // it may be a pipe, or have no end
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, fault.Wrap(errors.Join(err, errors.New("it is not a file")), fault.Usage, path, "name a file, not a directory, pipe or device", what)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // some files have no end
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -116,8 +118,17 @@ func TestReadFileMissing(t *testing.T) {
 }
 
 func TestReadFileWithoutEnd(t *testing.T) {
-	if _, err := ReadFile("/dev/zero"); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "has more than") {
-		t.Errorf("got %v", err)
+	long := filepath.Join(t.TempDir(), "long.yaml")
+	if err := os.WriteFile(long, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(long, maxFileBytes+1); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{long: "has more than", "/dev/zero": "it is not a file", t.TempDir(): "it is not a file"} {
+		if _, err := ReadFile(file); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v", file, err)
+		}
 	}
 }
 

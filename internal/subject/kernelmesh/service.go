@@ -2,28 +2,19 @@ package kernelmesh
 
 import (
 	"fmt"
-	"math/bits"
 	"net/netip"
+
+	"tare/internal/mesh"
 )
 
 // Protocol is the transport of a service, by its IP protocol number.
-type Protocol uint8
+type Protocol = mesh.Protocol
 
 // The protocols that a service can have.
 const (
-	TCP Protocol = 6
-	UDP Protocol = 17
+	TCP = mesh.TCP
+	UDP = mesh.UDP
 )
-
-func (p Protocol) String() string {
-	switch p {
-	case TCP:
-		return "tcp"
-	case UDP:
-		return "udp"
-	}
-	return fmt.Sprintf("protocol-%d", uint8(p))
-}
 
 // Service is an address and what stands behind it.
 type Service struct {
@@ -32,7 +23,8 @@ type Service struct {
 	Endpoints []Endpoint // none: connections to the service are refused
 }
 
-func (s Service) String() string { return s.Protocol.String() + " " + s.Address.String() }
+// String is the protocol and the address, in the form in which equal services are called the same.
+func (s Service) String() string { return s.Protocol.String() + " " + canonical(s.Address).String() }
 
 // Endpoint is one place that serves a service.
 type Endpoint struct {
@@ -40,7 +32,7 @@ type Endpoint struct {
 	Weight  uint32 // its share of new connections, relative to the sum of the service's weights; 0: none
 }
 
-// Limits of one service. They come from the layout of a table word (bpf/kernelmesh.c).
+// Limits of one service. Some stores hold less.
 const (
 	MaxServiceEndpoints = 1<<16 - 1
 	MaxWeight           = 1_000_000
@@ -117,42 +109,4 @@ func (s Service) check() error {
 		seen[canonical(e.Address)] = true
 	}
 	return s.checkEndpoints()
-}
-
-// aliasTable makes the slots that choose among ids by weight in constant time, one slot for each weight above 0. In each slot own takes
-// threshold/2^32 of it and alias the rest (M. D. Vose, IEEE Transactions on Software Engineering 17(9), 1991). The arithmetic is
-// exact but for the last division: a share is off by at most 2^-32 of a slot.
-func aliasTable(ids, weights []uint32) []kernelmeshSlot {
-	var slots []kernelmeshSlot
-	var mass []uint64 // weight of what is still to be placed in the slot, in units of 1/(n x total)
-	total := uint64(0)
-	for i, w := range weights {
-		if w > 0 {
-			slots = append(slots, kernelmeshSlot{Threshold: 1<<32 - 1, Own: ids[i], Alias: ids[i]})
-			mass = append(mass, uint64(w))
-			total += uint64(w)
-		}
-	}
-	var under, over []int
-	for i := range mass {
-		mass[i] *= uint64(len(slots)) // below 2^36: MaxWeight x MaxServiceEndpoints
-		if mass[i] < total {
-			under = append(under, i)
-		} else {
-			over = append(over, i)
-		}
-	}
-	for len(under) > 0 && len(over) > 0 {
-		u, o := under[len(under)-1], over[len(over)-1]
-		under = under[:len(under)-1]
-		threshold, _ := bits.Div64(mass[u], 0, total) // mass x 2^64 / total, of which the upper half is wanted
-		slots[u].Threshold = uint32(threshold >> 32)
-		slots[u].Alias = slots[o].Own
-		mass[o] -= total - mass[u]
-		if mass[o] < total {
-			over = over[:len(over)-1]
-			under = append(under, o)
-		}
-	}
-	return slots
 }

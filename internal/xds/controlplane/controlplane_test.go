@@ -3,14 +3,19 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"google.golang.org/protobuf/proto"
 
 	"tare/internal/fault"
@@ -276,5 +281,70 @@ func TestVersions(t *testing.T) {
 		return r
 	}()); err == nil {
 		t.Error("a cluster that is given twice is taken")
+	}
+}
+
+// TestSnapshots: what is built upon the snapshot before is what a server would have that never had another.
+func TestSnapshots(t *testing.T) {
+	services := func(text string) []*endpointv3.ClusterLoadAssignment {
+		t.Helper()
+		var list []*endpointv3.ClusterLoadAssignment
+		for _, word := range strings.Fields(text) { // name=port
+			name, port, _ := strings.Cut(word, "=")
+			n, err := strconv.Atoi(port)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := Parse("c.yaml", fmt.Appendf(nil, "services: [{name: %s, endpoints: [{address: \"127.0.0.1:%d\"}]}]", name, n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, r.Endpoints...)
+		}
+		return list
+	}
+	s := New(Options{})
+	defer s.Close()
+	set := func(s *Server, list []*endpointv3.ClusterLoadAssignment) snapshot {
+		t.Helper()
+		if _, err := s.Set(context.Background(), Resources{Endpoints: list}); err != nil {
+			t.Fatal(err)
+		}
+		return s.last
+	}
+	for i, text := range []string{"a=1 b=2 c=3", "a=1 b=9 c=3", "b=9 a=1 c=3", "a=1 c=4", "a=1 c=4 d=5", "a=2 c=5 d=6", "a=2 e=5 d=6"} {
+		list := services(text)
+		if before, ok := s.last.of(resource.EndpointType).list.([]*endpointv3.ClusterLoadAssignment); ok && len(before) == len(list) {
+			for j := range list { // what is the same stays the very message
+				if proto.Equal(list[j], before[j]) {
+					list[j] = before[j]
+				}
+			}
+		}
+		got := set(s, list)
+		anew := New(Options{})
+		want := set(anew, list)
+		anew.Close()
+		a, b := got.of(resource.EndpointType), want.of(resource.EndpointType)
+		if !maps.Equal(a.versions, b.versions) || len(a.items) != len(list) || len(a.timed) != len(list) {
+			t.Errorf("%d: %q: versions %v, %d and %d resources; a server that is new: %v", i, text, a.versions, len(a.items), len(a.timed), b.versions)
+		}
+		for name, r := range b.items {
+			if a.items[name] != r || a.timed[name].Resource != r {
+				t.Errorf("%d: %q: %s is another", i, text, name)
+			}
+		}
+	}
+}
+
+func TestTimesOf(t *testing.T) {
+	set, sent, ok := TimesOf(fmt.Sprintf(stampFormat, "k3-17", 123, 456))
+	if set != 123 || sent != 456 || !ok {
+		t.Errorf("%d, %d, %v", set, sent, ok)
+	}
+	for _, plain := range []string{"", "k3-17", "k3-17 set=1", "k3-17 set=x sent=2"} {
+		if _, _, ok := TimesOf(plain); ok {
+			t.Errorf("%q has times", plain)
+		}
 	}
 }

@@ -8,9 +8,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -59,6 +61,19 @@ type Answer struct {
 type Options struct {
 	OnSent   func(Sent)   // called by the stream's goroutine
 	OnAnswer func(Answer) // the same
+	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when Set was called and when they
+	// left: see TimesOf. With state of the world the version is data, and stays as it is.
+	Stamped bool
+}
+
+// stampFormat is how a version has the times: that of the call of Set, and that of Sent.
+const stampFormat = "%s set=%d sent=%d"
+
+// TimesOf reads the times (ns by pace.Now) that a stamped response tells in its version.
+func TimesOf(version string) (set, sent int64, ok bool) {
+	var number string
+	n, err := fmt.Sscanf(version, stampFormat, &number, &set, &sent)
+	return set, sent, err == nil && n == 3
 }
 
 // Server is a control plane. Make it with New.
@@ -73,6 +88,7 @@ type Server struct {
 	number uint64
 	last   snapshot
 
+	set     atomic.Int64     // when Set was called last
 	streams sync.Mutex       // apart from mu, which is held while streams are told
 	nodes   map[int64]string // by stream of deltas, whose first request alone says it
 }
@@ -122,6 +138,7 @@ func (s *Server) Close() {
 func (s *Server) Set(ctx context.Context, r Resources) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.set.Store(pace.Now())
 	s.number++
 	version := s.epoch + "-" + strconv.FormatUint(s.number, 10)
 	next, err := part(s.last, resource.ClusterType, r.Clusters, version, snapshot{})
@@ -176,14 +193,22 @@ func part[T types.Resource](last snapshot, url string, list []T, version string,
 		into[url] = old
 		return into, nil
 	}
-	t := &ofType{list: list, version: version, items: make(map[string]types.Resource, len(list)),
-		timed: make(map[string]types.ResourceWithTTL, len(list)), versions: make(map[string]string, len(list))}
+	t := &ofType{list: list, version: version}
+	rest := list // what may be other than before
+	if same, changed := alike(old, list); same {
+		t.items, t.timed, t.versions = maps.Clone(old.items), maps.Clone(old.timed), maps.Clone(old.versions)
+		rest = changed
+	} else {
+		t.items, t.timed, t.versions = make(map[string]types.Resource, len(list)), make(map[string]types.ResourceWithTTL, len(list)), make(map[string]string, len(list))
+	}
 	same := len(list) == len(old.items) && old.version != "" // as long as nothing says otherwise
-	for _, r := range list {
+	seen := make(map[string]bool, len(rest))
+	for _, r := range rest {
 		name := cache.GetResourceName(r)
-		if _, twice := t.items[name]; twice {
+		if seen[name] {
 			return nil, fmt.Errorf("resource %q of %s is given twice", name, url)
 		}
+		seen[name] = true
 		before, known := old.items[name]
 		v := old.versions[name]
 		if !known || before != types.Resource(r) {
@@ -202,6 +227,24 @@ func part[T types.Resource](last snapshot, url string, list []T, version string,
 	}
 	into[url] = t
 	return into, nil
+}
+
+// alike says whether a list is the one before but for some resources, each in the place of the one before of its name, and gives these.
+func alike[T types.Resource](old *ofType, list []T) (same bool, changed []T) {
+	before, ok := old.list.([]T)
+	if !ok || len(before) != len(list) {
+		return false, nil
+	}
+	for i, r := range list {
+		if types.Resource(r) == types.Resource(before[i]) {
+			continue
+		}
+		if cache.GetResourceName(r) != cache.GetResourceName(before[i]) {
+			return false, nil
+		}
+		changed = append(changed, r)
+	}
+	return true, changed
 }
 
 // service is the aggregated discovery service alone: the other services of go-control-plane would triple what has to be linked.
@@ -261,7 +304,11 @@ func (s *deltaCallbacks) OnStreamDeltaRequest(id int64, r *discoveryv3.DeltaDisc
 }
 
 func (s *deltaCallbacks) OnStreamDeltaResponse(_ int64, _ *discoveryv3.DeltaDiscoveryRequest, r *discoveryv3.DeltaDiscoveryResponse) {
+	now := pace.Now()
+	if s.o.Stamped {
+		r.SystemVersionInfo = fmt.Sprintf(stampFormat, r.GetSystemVersionInfo(), s.set.Load(), now)
+	}
 	if s.o.OnSent != nil {
-		s.o.OnSent(Sent{r.GetTypeUrl(), r.GetNonce(), len(r.GetResources()), len(r.GetRemovedResources()), pace.Now()})
+		s.o.OnSent(Sent{r.GetTypeUrl(), r.GetNonce(), len(r.GetResources()), len(r.GetRemovedResources()), now})
 	}
 }

@@ -279,14 +279,14 @@ func quickLocality(b []byte, l *mesh.Locality) bool {
 			}
 			placed = true
 		case 2<<3 | bytesType:
-			e := mesh.Endpoint{}
-			if !quickEndpoint(value, &e) {
+			l.Endpoints = append(l.Endpoints, mesh.Endpoint{})
+			e := &l.Endpoints[len(l.Endpoints)-1]
+			if !quickEndpoint(value, e) {
 				return false
 			}
 			if total += uint64(e.Weight); total > math.MaxUint32 {
 				return false
 			}
-			l.Endpoints = append(l.Endpoints, e)
 		case 3<<3 | bytesType:
 			if l.Weight != 0 || !quickWeight(value, &l.Weight) {
 				return false
@@ -324,6 +324,9 @@ func quickPlace(b []byte, l *mesh.Locality) bool {
 }
 
 func quickEndpoint(b []byte, e *mesh.Endpoint) bool {
+	if plainEndpoint(b, e) {
+		return true
+	}
 	for len(b) > 0 {
 		if b[0] == 2<<3|varintType {
 			v, n := varint(b[1:])
@@ -363,6 +366,33 @@ func quickEndpoint(b []byte, e *mesh.Endpoint) bool {
 		e.Weight = 1
 	}
 	return e.Address.IsValid()
+}
+
+// plainEndpoint reads an endpoint that is an IPv4 address and a port and nothing else, written as everybody writes it: most of them are.
+func plainEndpoint(b []byte, e *mesh.Endpoint) bool {
+	const deep = 8 // four tags with lengths: LbEndpoint, Endpoint, Address, and the address of SocketAddress
+	if len(b) < deep+4 || len(b) > 127 {
+		return false
+	}
+	for at := 0; at < deep-2; at += 2 {
+		if b[at] != 1<<3|bytesType || int(b[at+1]) != len(b)-at-2 {
+			return false
+		}
+	}
+	end := deep + int(b[deep-1])
+	if b[deep-2] != 2<<3|bytesType || end+2 > len(b) || b[end] != 3<<3|varintType {
+		return false
+	}
+	port, n := varint(b[end+1:])
+	if n <= 0 || end+1+n != len(b) || port == 0 || port > 65535 {
+		return false
+	}
+	ip, ok := quickIP(b[deep:end])
+	if !ok {
+		return false
+	}
+	*e = mesh.Endpoint{Address: netip.AddrPortFrom(ip, uint16(port)), Weight: 1}
+	return true
 }
 
 // quickHost reads an Endpoint.

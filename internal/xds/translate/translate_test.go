@@ -131,7 +131,7 @@ func TestListenerRefused(t *testing.T) {
 		rbacWith(`"rules":{"action":"LOG"}`):        `listener "l": filter_chains[0].filters[0].typed_config.rules.action: LOG is not supported`,
 		rbacWith(`"shadow_rules":{}`):               `listener "l": filter_chains[0].filters[0].typed_config.shadow_rules: is not supported`,
 		rbacWith(`"enforcement_type":"CONTINUOUS"`): `listener "l": filter_chains[0].filters[0].typed_config.enforcement_type: is not supported`,
-		`{"name":"l",` + address + `,"filter_chains":[{"filter_chain_match":{"source_ports":[` + strings.Repeat("1,", 40) + `2]},"filters":[` + tcp + `]}]}`: `listener "l": filter_chains: its filter chains and RBAC policies come to 41 rules; a listener can have 32`,
+		`{"name":"l",` + address + `,"filter_chains":[{"filter_chain_match":{"source_ports":[` + strings.Repeat("1,", 40) + `2]},"filters":[` + tcp + `]}]}`: `listener "l": filter_chains: its filter chains and RBAC policies come to more than the 32 rules that a listener can have`,
 	} {
 		_, err := ParseListener(of(t, &listenerv3.Listener{}, json))
 		if err == nil || err.Error() != want {

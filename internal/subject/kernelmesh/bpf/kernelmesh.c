@@ -6,21 +6,18 @@
  * sendto() is replaced by that of an endpoint, before a route is looked up; from there on the connection is an ordinary one and no
  * packet pays anything. What does not name a service goes on untouched.
  *
+ * Which endpoint is a store's answer (store_find of internal/store). STORE is the header of its design, given to the compiler: there is
+ * one object for each.
+ *
  * Addresses are kept in one form, 16 bytes, IPv4 as IPv4-mapped IPv6 (::ffff:a.b.c.d), so that an IPv6 socket which talks IPv4 finds
  * the same services as an IPv4 socket.
- *
- * How user space changes a service under running programs (store.go): the value of km_services never changes while its key is there;
- * a table is replaced by one 64-bit store into km_tables; slots and endpoints are written before a table names them, and are written
- * again only after an RCU grace period since a table named them. Programs run inside one RCU read-side section (the kernel's
- * bpf_prog_run_array_cg), so one run sees one whole table.
  */
-#include <stdbool.h>
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
-#include <bpf/bpf_endian.h>
+#include "store.h"
+#include STORE
 
-/* From headers that do not compile for BPF: errno-base.h, in.h, socket.h. */
+/* From headers that do not compile for BPF: errno-base.h, in.h. */
 #define ECONNREFUSED 111
+#define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
 
 char LICENSE[] SEC("license") = "GPL";
@@ -32,58 +29,54 @@ char LICENSE[] SEC("license") = "GPL";
 const volatile __u32 tare_steps = 0;
 const volatile __u32 tare_sockops_steps = 0;
 
-struct address {
-	__u32 ip[4]; /* network byte order; IPv4-mapped for IPv4 */
-	__u16 port;  /* network byte order */
-	__u16 zero;
-};
+/*
+ * The source of sockets that are bound to no address, by which rules that ask for a source judge them; all zero where it is not known. Network
+ * byte order.
+ */
+const volatile __u32 km_source4 = 0;
+const volatile __u32 km_source6[4] = {};
 
-struct service_key {
-	struct address address;
-	__u32 protocol; /* IPPROTO_TCP, IPPROTO_UDP */
-};
+/* Numbers of clusters are below this, which is set at load time. */
+const volatile __u32 km_ids = 1;
 
 /*
- * One slot for each endpoint that takes traffic (an alias table after Walker and Vose): a uniform slot, then one comparison, is a choice
- * by weight in constant time.
+ * Connections of one cluster. Updated atomically: a connection opens on one CPU and closes on another.
+ *
+ * The epoch changes when the cluster goes. A connection that another cluster of this number was given is then no longer counted here:
+ * what it adds and takes away it does only while the epoch is its own.
  */
-struct slot {
-	__u32 threshold; /* of 2^32: below it own, else alias */
-	__u32 own;       /* ids of endpoints */
-	__u32 alias;
-	__u32 zero;
-};
-
-struct endpoint {
-	struct address address;
-	__u32 epoch; /* changes when the id is given to another endpoint; 0 while no table names it */
-};
-
-/* Connections of one endpoint. Updated atomically: a connection opens on one CPU and closes on another. */
-struct connections {
-	__u64 opened;      /* first SYN sent */
+struct cluster {
+	__u64 open;   /* connections in bits 0-31, the epoch above */
+	__u64 opened; /* first SYN sent; this and what follows go on over all epochs */
 	__u64 established;
-	__u64 closed;      /* of the established ones */
-	__u64 failed;      /* opened, never established */
+	__u64 closed; /* of the established ones */
+	__u64 failed; /* opened, never established */
 };
 
-struct service_counters {
-	__u64 matched;
-	__u64 no_endpoint;
+/* What became of the questions that one cluster was the answer to, on one CPU. */
+struct cluster_counters {
+	__u64 matched;     /* given an endpoint */
+	__u64 no_endpoint; /* refused, there is none */
+	__u64 overflow;    /* refused, as many connections are open as may be */
+	__u64 zero;
 };
 
+/* What became of the runs of one program, one for each outcome. */
 struct program_counters {
-	__u64 matched; /* acted on: address rewritten, connection counted */
-	__u64 passed;  /* nothing matched; went on untouched */
-	__u64 no_endpoint;
+	__u64 passed;       /* nothing matched; went on untouched */
+	__u64 matched;      /* acted on: address rewritten, connection counted */
+	__u64 no_endpoint;  /* refused: nothing can serve it */
+	__u64 denied;       /* by RBAC */
+	__u64 overflow;     /* refused: as many connections are open as may be */
+	__u64 unconfigured; /* refused: there is no configuration yet */
 };
 
 /* What a connected socket asked for, and what it got. Lives and dies with the socket. */
 struct origin {
 	struct address service;
 	struct address endpoint;
-	__u32 id;    /* of the endpoint */
-	__u32 epoch; /* of the endpoint when it was chosen */
+	__u32 cluster;
+	__u32 epoch; /* of the cluster when it was chosen */
 	__u32 state; /* what sockops has counted */
 };
 
@@ -91,17 +84,24 @@ enum { CHOSEN, OPENED, ESTABLISHED, CLOSED };
 
 #define FLOWS 8
 
-/* One service that an unconnected UDP socket talks to: it stays with one endpoint, as with conntrack, until the service changes. */
+/* One service that an unconnected UDP socket talks to: it stays with one endpoint, as with conntrack, until the configuration changes. */
 struct flow {
 	struct address service;
 	struct address endpoint;
-	__u64 table;
+	__u32 cluster;
+	__u32 generation; /* 0: not in use */
 };
 
 struct flows {
 	struct bpf_spin_lock lock; /* sendmsg and recvmsg run without the socket's lock */
 	__u32 next;
 	struct flow flow[FLOWS];
+};
+
+/* What user space tells all programs. */
+struct state {
+	__u32 generation; /* another after each change of the configuration; never 0 */
+	__u32 closed;     /* refuse everything: there is no configuration yet */
 };
 
 enum program {
@@ -117,52 +117,33 @@ enum program {
 	PROGRAMS,
 };
 
-/* max_entries of 1 are set at load time. */
+/* max_entries of 1 are set at load time, but for that of km_state. */
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1);
-	__type(key, struct service_key);
-	__type(value, __u32); /* id of the service */
-} km_services SEC(".maps");
-
-/* By id of the service: first slot in bits 0-23, number of slots in 24-39, generation in 40-63. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u64);
-} km_tables SEC(".maps");
+	__type(value, struct state);
+} km_state SEC(".maps");
 
+/* By number of the cluster. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct slot);
-} km_slots SEC(".maps");
+	__type(value, struct cluster);
+} km_clusters SEC(".maps");
 
+/* All clusters on the first CPU, then all on the second. Not a per-CPU array, which user space cannot map, but has to ask for each element. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct endpoint);
-} km_endpoints SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct connections);
-} km_connections SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct service_counters);
-} km_svc_counts SEC(".maps");
+	__type(value, struct cluster_counters);
+} km_counts SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -245,162 +226,219 @@ static __always_inline bool same(const struct address *a, const struct address *
 	return a->ip[3] == b->ip[3] && a->port == b->port && a->ip[2] == b->ip[2] && a->ip[1] == b->ip[1] && a->ip[0] == b->ip[0];
 }
 
-enum verdict { PASS, REWRITE, REFUSE };
+/* What a run of a program came to. */
+enum outcome { PASSED, MATCHED, NO_ENDPOINT, DENIED, OVERFLOW, UNCONFIGURED };
 
-static __always_inline enum verdict count(enum program program, enum verdict verdict)
+static __always_inline enum outcome count(enum program program, enum outcome outcome)
 {
 	__u32 key = program;
 	struct program_counters *c = bpf_map_lookup_elem(&km_prog_counts, &key);
 
-	if (c) {
-		if (verdict == PASS)
-			c->passed++;
-		else if (verdict == REWRITE)
-			c->matched++;
-		else
-			c->no_endpoint++;
+	if (!c)
+		return outcome;
+	switch (outcome) {
+	case PASSED:
+		c->passed++;
+		break;
+	case MATCHED:
+		c->matched++;
+		break;
+	case NO_ENDPOINT:
+		c->no_endpoint++;
+		break;
+	case DENIED:
+		c->denied++;
+		break;
+	case OVERFLOW:
+		c->overflow++;
+		break;
+	case UNCONFIGURED:
+		c->unconfigured++;
+		break;
 	}
-	return verdict;
+	return outcome;
 }
 
-/* A service as one run sees it. */
-struct service {
-	__u32 id;
-	__u64 table;
-};
-
-static __always_inline bool find_service(const struct address *to, __u32 protocol, struct service *s)
+/* Whether the system call goes on. Where not, it fails with EPERM if RBAC denies it, else with ECONNREFUSED. */
+static __always_inline int goes_on(enum outcome outcome)
 {
-	struct service_key key = {.address = *to, .protocol = protocol};
-	__u32 *id = bpf_map_lookup_elem(&km_services, &key);
-	__u64 *table;
-
-	if (!id)
-		return false;
-	s->id = *id;
-	table = bpf_map_lookup_elem(&km_tables, &s->id);
-	if (!table)
-		return false;
-	s->table = *(volatile __u64 *)table; /* once: it may be replaced between two loads */
-	return true;
+	if (outcome <= MATCHED)
+		return 1;
+	if (outcome != DENIED)
+		bpf_set_retval(-ECONNREFUSED);
+	return 0;
 }
 
-static __always_inline void count_service(const struct service *s, bool chosen)
+static __always_inline void count_cluster(__u32 id, enum outcome outcome)
 {
-	struct service_counters *c = bpf_map_lookup_elem(&km_svc_counts, &s->id);
+	struct cluster_counters *c;
+	__u32 key;
 
+	if (id >= km_ids)
+		return;
+	key = bpf_get_smp_processor_id() * km_ids + id;
+	c = bpf_map_lookup_elem(&km_counts, &key);
 	if (!c)
 		return;
-	if (chosen)
+	switch (outcome) {
+	case MATCHED:
 		c->matched++;
-	else
+		break;
+	case NO_ENDPOINT:
 		c->no_endpoint++;
+		break;
+	case OVERFLOW:
+		c->overflow++;
+		break;
+	default:
+		break;
+	}
+}
+
+static __always_inline struct state *state(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&km_state, &zero);
+}
+
+/* A source that is not known is taken to be the one that user space gave. */
+static __always_inline void suppose_source(struct question *q)
+{
+	if (q->from.ip[0] | q->from.ip[1] | q->from.ip[2] | q->from.ip[3])
+		return;
+	if (q->to.ip[0] | q->to.ip[1] || q->to.ip[2] != bpf_htonl(0xffff)) {
+		q->from.ip[0] = km_source6[0];
+		q->from.ip[1] = km_source6[1];
+		q->from.ip[2] = km_source6[2];
+		q->from.ip[3] = km_source6[3];
+	} else if (km_source4) {
+		q->from.ip[2] = bpf_htonl(0xffff);
+		q->from.ip[3] = km_source4;
+	}
+}
+
+/* What the store says of *q; PASSED where it has no such service. */
+static __always_inline enum outcome ask(struct question *q, struct answer *a)
+{
+	suppose_source(q);
+	q->zero = 0;
+	q->random = (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();
+	switch (store_find(q, a)) {
+	case PASS:
+		return PASSED;
+	case ACCEPT:
+		return MATCHED;
+	case REFUSE:
+		count_cluster(a->cluster, NO_ENDPOINT);
+		return NO_ENDPOINT;
+	case DENY:
+		break;
+	}
+	return DENIED;
 }
 
 /*
- * Chooses an endpoint by weight. One random number serves both choices: times the number of slots, its upper half is the slot and its
- * lower half what is left over, uniform within the slot (to slots/2^32).
+ * connect(): TCP, and UDP that connects. q->from and q->to are filled in; replaces q->to. What was asked for is kept with the socket, where
+ * getpeername, recvmsg and sockops find it.
  */
-static __always_inline struct endpoint *choose(const struct service *s, __u32 *id)
+static __always_inline enum outcome do_connect(struct bpf_sock_addr *ctx, struct question *q)
 {
-	__u32 slots = (s->table >> 24) & 0xffff;
-	__u64 r = (__u64)bpf_get_prandom_u32() * slots;
-	__u32 index = (s->table & 0xffffff) + (r >> 32);
-	struct slot *slot;
-
-	if (!slots)
-		return NULL;
-	slot = bpf_map_lookup_elem(&km_slots, &index);
-	if (!slot)
-		return NULL;
-	*id = (__u32)r < slot->threshold ? slot->own : slot->alias;
-	return bpf_map_lookup_elem(&km_endpoints, id);
-}
-
-/*
- * connect(): TCP, and UDP that connects. Replaces *to. What was asked for is kept with the socket, where getpeername, recvmsg and
- * sockops find it.
- */
-static __always_inline enum verdict do_connect(struct bpf_sock_addr *ctx, struct address *to)
-{
+	struct state *now = state();
+	struct cluster *c = NULL;
+	enum outcome outcome;
+	struct answer a = {};
 	struct origin *o;
-	struct endpoint *e;
-	struct service s;
-	__u32 id;
+	__u64 open = 0;
 
-	if (!find_service(to, ctx->protocol, &s)) {
+	if (!now)
+		return PASSED;
+	if (now->closed)
+		return UNCONFIGURED;
+	q->protocol = ctx->protocol;
+	outcome = ask(q, &a);
+	if (outcome == PASSED) {
 		/* A socket may connect again, elsewhere: what it was before no longer holds. */
 		if (bpf_sk_storage_get(&km_origins, ctx->sk, NULL, 0))
 			bpf_sk_storage_delete(&km_origins, ctx->sk);
-		return PASS;
+		return PASSED;
 	}
-	e = choose(&s, &id);
-	count_service(&s, e != NULL);
-	if (!e) {
-		bpf_set_retval(-ECONNREFUSED);
-		return REFUSE;
+	if (outcome != MATCHED)
+		return outcome;
+	c = bpf_map_lookup_elem(&km_clusters, &a.cluster);
+	if (c)
+		open = *(volatile __u64 *)&c->open;
+	/* Counted at the first SYN, soon after: as many as there are CPUs can pass here together. */
+	if (a.max_connections && (__u32)open >= a.max_connections && q->protocol == IPPROTO_TCP) {
+		count_cluster(a.cluster, OVERFLOW);
+		return OVERFLOW;
 	}
+	count_cluster(a.cluster, MATCHED);
 	/* Without memory for it the connection still reaches an endpoint; it is only not counted. */
 	o = bpf_sk_storage_get(&km_origins, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (o) {
-		o->service = *to;
-		o->endpoint = e->address;
-		o->id = id;
-		o->epoch = e->epoch;
+		o->service = q->to;
+		o->endpoint = a.endpoint;
+		o->cluster = a.cluster;
+		o->epoch = open >> 32;
 		o->state = CHOSEN;
 	}
-	*to = e->address;
-	return REWRITE;
+	q->to = a.endpoint;
+	return MATCHED;
 }
 
-/* sendto() on a UDP socket. Not called by the kernel for a connected socket that sends to its peer. */
-static __always_inline enum verdict do_sendmsg(struct bpf_sock_addr *ctx, struct address *to)
+/* sendto() on a UDP socket, likewise. Not called by the kernel for a connected socket that sends to its peer. */
+static __always_inline enum outcome do_sendmsg(struct bpf_sock_addr *ctx, struct question *q)
 {
-	struct address endpoint;
+	struct state *now = state();
+	enum outcome outcome;
+	struct answer a = {};
 	bool found = false;
-	struct endpoint *e;
-	struct service s;
+	__u32 generation, i;
 	struct flows *f;
-	__u32 id, i;
 
-	if (!find_service(to, IPPROTO_UDP, &s))
-		return PASS;
-	f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!now)
+		return PASSED;
+	if (now->closed)
+		return UNCONFIGURED;
+	/* Before the store is asked: what it says is then no older than this. */
+	generation = *(volatile __u32 *)&now->generation;
+	q->protocol = IPPROTO_UDP;
+	f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, 0);
 	if (f) {
 		bpf_spin_lock(&f->lock);
 #pragma unroll
 		for (i = 0; i < FLOWS; i++) {
-			if (!found && f->flow[i].table == s.table && same(&f->flow[i].service, to)) {
-				endpoint = f->flow[i].endpoint;
+			if (!found && f->flow[i].generation == generation && same(&f->flow[i].service, &q->to)) {
+				a.endpoint = f->flow[i].endpoint;
+				a.cluster = f->flow[i].cluster;
 				found = true;
 			}
 		}
 		bpf_spin_unlock(&f->lock);
 	}
 	if (!found) {
-		e = choose(&s, &id);
-		if (!e) {
-			count_service(&s, false);
-			bpf_set_retval(-ECONNREFUSED);
-			return REFUSE;
-		}
-		endpoint = e->address;
+		outcome = ask(q, &a);
+		if (outcome != MATCHED)
+			return outcome;
+		f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 		if (f) {
 			bpf_spin_lock(&f->lock);
 			i = f->next++ & (FLOWS - 1);
-			f->flow[i].service = *to;
-			f->flow[i].endpoint = endpoint;
-			f->flow[i].table = s.table;
+			f->flow[i].service = q->to;
+			f->flow[i].endpoint = a.endpoint;
+			f->flow[i].cluster = a.cluster;
+			f->flow[i].generation = generation;
 			bpf_spin_unlock(&f->lock);
 		}
 	}
-	count_service(&s, true);
-	*to = endpoint;
-	return REWRITE;
+	count_cluster(a.cluster, MATCHED);
+	q->to = a.endpoint;
+	return MATCHED;
 }
 
 /* A datagram has come: if from an endpoint that this socket knows by its service, it comes from the service. Replaces *from. */
-static __always_inline enum verdict do_recvmsg(struct bpf_sock_addr *ctx, struct address *from)
+static __always_inline enum outcome do_recvmsg(struct bpf_sock_addr *ctx, struct address *from)
 {
 	struct origin *o = bpf_sk_storage_get(&km_origins, ctx->sk, NULL, 0);
 	struct address service;
@@ -410,11 +448,11 @@ static __always_inline enum verdict do_recvmsg(struct bpf_sock_addr *ctx, struct
 
 	if (o && same(&o->endpoint, from)) {
 		*from = o->service;
-		return REWRITE;
+		return MATCHED;
 	}
 	f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, 0);
 	if (!f)
-		return PASS;
+		return PASSED;
 	bpf_spin_lock(&f->lock);
 #pragma unroll
 	for (i = 0; i < FLOWS; i++) {
@@ -425,75 +463,108 @@ static __always_inline enum verdict do_recvmsg(struct bpf_sock_addr *ctx, struct
 	}
 	bpf_spin_unlock(&f->lock);
 	if (!found)
-		return PASS;
+		return PASSED;
 	*from = service;
-	return REWRITE;
+	return MATCHED;
 }
 
-static __always_inline enum verdict do_getpeername(struct bpf_sock_addr *ctx, struct address *peer)
+static __always_inline enum outcome do_getpeername(struct bpf_sock_addr *ctx, struct address *peer)
 {
 	struct origin *o = bpf_sk_storage_get(&km_origins, ctx->sk, NULL, 0);
 
 	if (!o || !same(&o->endpoint, peer))
-		return PASS;
+		return PASSED;
 	*peer = o->service;
-	return REWRITE;
+	return MATCHED;
+}
+
+/*
+ * The source of a connection before there is a route: what the socket is bound to. Where it is bound to nothing, or to a port alone, the address is
+ * all zero.
+ */
+static __always_inline void source4(struct bpf_sock_addr *ctx, __u32 ip, struct address *a)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	a->ip[0] = 0;
+	a->ip[1] = 0;
+	a->ip[2] = ip ? bpf_htonl(0xffff) : 0;
+	a->ip[3] = ip;
+	a->port = sk ? bpf_htons(sk->src_port) : 0;
+	a->zero = 0;
 }
 
 SEC("cgroup/connect4")
 int km_connect4(struct bpf_sock_addr *ctx)
 {
-	struct address to;
-	enum verdict v;
+	struct question q;
+	enum outcome v;
 
 	spend(tare_steps);
-	read4(ctx, &to);
-	v = count(CONNECT4, do_connect(ctx, &to));
-	if (v == REWRITE)
-		write4(ctx, &to);
-	return v != REFUSE;
+	read4(ctx, &q.to);
+	source4(ctx, ctx->sk ? ctx->sk->src_ip4 : 0, &q.from);
+	v = count(CONNECT4, do_connect(ctx, &q));
+	if (v == MATCHED)
+		write4(ctx, &q.to);
+	return goes_on(v);
 }
 
 /* Also where an IPv6 socket connects to an IPv4-mapped address: the kernel does not call connect4 then. */
 SEC("cgroup/connect6")
 int km_connect6(struct bpf_sock_addr *ctx)
 {
-	struct address to;
-	enum verdict v;
+	struct bpf_sock *sk = ctx->sk;
+	struct question q = {};
+	enum outcome v;
 
 	spend(tare_steps);
-	read6(ctx, &to);
-	v = count(CONNECT6, do_connect(ctx, &to));
-	if (v == REWRITE)
-		write6(ctx, &to);
-	return v != REFUSE;
+	read6(ctx, &q.to);
+	if (sk) {
+		q.from.ip[0] = sk->src_ip6[0];
+		q.from.ip[1] = sk->src_ip6[1];
+		q.from.ip[2] = sk->src_ip6[2];
+		q.from.ip[3] = sk->src_ip6[3];
+		q.from.port = bpf_htons(sk->src_port);
+	}
+	v = count(CONNECT6, do_connect(ctx, &q));
+	if (v == MATCHED)
+		write6(ctx, &q.to);
+	return goes_on(v);
 }
 
 /* Also where an IPv6 socket sends to an IPv4-mapped address: the kernel does not call sendmsg6 then. */
 SEC("cgroup/sendmsg4")
 int km_sendmsg4(struct bpf_sock_addr *ctx)
 {
-	struct address to;
-	enum verdict v;
+	struct question q;
+	enum outcome v;
 
-	read4(ctx, &to);
-	v = count(SENDMSG4, do_sendmsg(ctx, &to));
-	if (v == REWRITE)
-		write4(ctx, &to);
-	return v != REFUSE;
+	read4(ctx, &q.to);
+	source4(ctx, ctx->msg_src_ip4, &q.from);
+	v = count(SENDMSG4, do_sendmsg(ctx, &q));
+	if (v == MATCHED)
+		write4(ctx, &q.to);
+	return goes_on(v);
 }
 
 SEC("cgroup/sendmsg6")
 int km_sendmsg6(struct bpf_sock_addr *ctx)
 {
-	struct address to;
-	enum verdict v;
+	struct bpf_sock *sk = ctx->sk;
+	struct question q = {};
+	enum outcome v;
 
-	read6(ctx, &to);
-	v = count(SENDMSG6, do_sendmsg(ctx, &to));
-	if (v == REWRITE)
-		write6(ctx, &to);
-	return v != REFUSE;
+	read6(ctx, &q.to);
+	q.from.ip[0] = ctx->msg_src_ip6[0];
+	q.from.ip[1] = ctx->msg_src_ip6[1];
+	q.from.ip[2] = ctx->msg_src_ip6[2];
+	q.from.ip[3] = ctx->msg_src_ip6[3];
+	if (sk)
+		q.from.port = bpf_htons(sk->src_port);
+	v = count(SENDMSG6, do_sendmsg(ctx, &q));
+	if (v == MATCHED)
+		write6(ctx, &q.to);
+	return goes_on(v);
 }
 
 SEC("cgroup/recvmsg4")
@@ -502,7 +573,7 @@ int km_recvmsg4(struct bpf_sock_addr *ctx)
 	struct address from;
 
 	read4(ctx, &from);
-	if (count(RECVMSG4, do_recvmsg(ctx, &from)) == REWRITE)
+	if (count(RECVMSG4, do_recvmsg(ctx, &from)) == MATCHED)
 		write4(ctx, &from);
 	return 1;
 }
@@ -513,7 +584,7 @@ int km_recvmsg6(struct bpf_sock_addr *ctx)
 	struct address from;
 
 	read6(ctx, &from);
-	if (count(RECVMSG6, do_recvmsg(ctx, &from)) == REWRITE)
+	if (count(RECVMSG6, do_recvmsg(ctx, &from)) == MATCHED)
 		write6(ctx, &from);
 	return 1;
 }
@@ -524,7 +595,7 @@ int km_getpeername4(struct bpf_sock_addr *ctx)
 	struct address peer;
 
 	read4(ctx, &peer);
-	if (count(GETPEERNAME4, do_getpeername(ctx, &peer)) == REWRITE)
+	if (count(GETPEERNAME4, do_getpeername(ctx, &peer)) == MATCHED)
 		write4(ctx, &peer);
 	return 1;
 }
@@ -535,57 +606,76 @@ int km_getpeername6(struct bpf_sock_addr *ctx)
 	struct address peer;
 
 	read6(ctx, &peer);
-	if (count(GETPEERNAME6, do_getpeername(ctx, &peer)) == REWRITE)
+	if (count(GETPEERNAME6, do_getpeername(ctx, &peer)) == MATCHED)
 		write6(ctx, &peer);
 	return 1;
 }
 
-/*
- * Moves the connection of *o on to a state, and counts it at its endpoint. The epoch matters for the first step alone: an id may be given
- * away between connect() and the SYN; once a connection is opened, its endpoint keeps its id until the connection ends.
- */
-static __always_inline enum verdict count_connection(struct bpf_sock_ops *ctx, struct origin *o)
+/* How often to look again at a number that others change meanwhile. */
+#define TRIES 16
+
+/* Adds to the open connections of a cluster, if it is still the one that the connection was given. */
+static __always_inline bool add_open(struct cluster *c, __u32 epoch, __u64 by)
 {
-	struct connections *c = bpf_map_lookup_elem(&km_connections, &o->id);
-	struct endpoint *e;
+	__u64 old = *(volatile __u64 *)&c->open, seen, i; /* the verifier follows 64-bit counters */
+
+#pragma clang loop unroll(disable)
+	for (i = 0; i < TRIES; i++) {
+		if (old >> 32 != epoch)
+			return false;
+		seen = __sync_val_compare_and_swap(&c->open, old, old + by);
+		if (seen == old)
+			return true;
+		old = seen;
+	}
+	__sync_fetch_and_add(&c->open, by); /* others were quicker each time, so it is in use */
+	return true;
+}
+
+/* Moves the connection of *o on to a state, and counts it at its cluster. */
+static __always_inline enum outcome count_connection(struct bpf_sock_ops *ctx, struct origin *o)
+{
+	struct cluster *c = bpf_map_lookup_elem(&km_clusters, &o->cluster);
+	__u32 was = o->state;
 
 	if (!c)
-		return PASS;
+		return PASSED;
 	switch (ctx->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
-		e = bpf_map_lookup_elem(&km_endpoints, &o->id);
-		if (o->state != CHOSEN || !o->epoch || !e || e->epoch != o->epoch)
-			return PASS;
+		if (was != CHOSEN || !add_open(c, o->epoch, 1))
+			return PASSED;
 		/* Only now ask for state changes: other sockets in the cgroup are spared the calls. */
 		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 		o->state = OPENED;
 		__sync_fetch_and_add(&c->opened, 1);
-		return REWRITE;
+		return MATCHED;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
-		if (o->state != OPENED)
-			return PASS;
+		if (was != OPENED)
+			return PASSED;
 		o->state = ESTABLISHED;
+		if (*(volatile __u64 *)&c->open >> 32 != o->epoch)
+			return PASSED;
 		__sync_fetch_and_add(&c->established, 1);
-		return REWRITE;
+		return MATCHED;
 	case BPF_SOCK_OPS_STATE_CB:
-		if (ctx->args[1] != BPF_TCP_CLOSE)
-			return PASS;
-		if (o->state == ESTABLISHED)
-			__sync_fetch_and_add(&c->closed, 1);
-		else if (o->state == OPENED)
-			__sync_fetch_and_add(&c->failed, 1);
-		else
-			return PASS;
+		if (ctx->args[1] != BPF_TCP_CLOSE || (was != ESTABLISHED && was != OPENED))
+			return PASSED;
 		o->state = CLOSED;
-		return REWRITE;
+		if (!add_open(c, o->epoch, -1))
+			return PASSED;
+		if (was == ESTABLISHED)
+			__sync_fetch_and_add(&c->closed, 1);
+		else
+			__sync_fetch_and_add(&c->failed, 1);
+		return MATCHED;
 	}
-	return PASS;
+	return PASSED;
 }
 
 SEC("sockops")
 int km_sockops(struct bpf_sock_ops *ctx)
 {
-	enum verdict v = PASS;
+	enum outcome v = PASSED;
 	struct bpf_sock *sk;
 	struct origin *o;
 

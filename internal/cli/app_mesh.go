@@ -1,0 +1,40 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	appmesh "tare/internal/app/mesh"
+	"tare/internal/role"
+)
+
+func newAppMesh() *cobra.Command {
+	var o appmesh.Options
+	var asRole bool
+	cmd := &cobra.Command{
+		Use:   "mesh",
+		Short: "Be a whole mesh: a control plane with services made up, whose endpoints change when 'tare load push' asks for it",
+		Example: `  tare app mesh --services 1000
+  tare app mesh --services 5000 --endpoints 20 --listen 127.0.0.1:18000`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asRole {
+				conn := role.NewConn(os.Stdin, os.Stdout)
+				return reported(conn, appmesh.Run(cmd.Context(), o, conn))
+			}
+			return appmesh.Serve(cmd.Context(), o, func(r appmesh.Ready) error {
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "the control plane of %s of %s each listens at %s, and takes changes at %s (Ctrl-C ends it)\n",
+					counted(r.Services, "service"), counted(r.Endpoints, "endpoint"), r.Address, r.Control)
+				return err
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address of the control plane; port 0 takes a free one")
+	f.IntVar(&o.Services, "services", 100, "services of the mesh")
+	f.IntVar(&o.Endpoints, "endpoints", appmesh.DefaultEndpoints, "endpoints of each service")
+	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
+	return cmd
+}

@@ -1,0 +1,109 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/fault"
+	"tare/internal/load"
+	"tare/internal/load/connect"
+	"tare/internal/load/connect/generation"
+	"tare/internal/load/pace"
+	"tare/internal/role"
+	"tare/internal/stats"
+)
+
+func newLoadConnect() *cobra.Command {
+	var o connect.Options
+	var service string
+	var warmup, duration time.Duration
+	var asRole, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "connect (--service IP:PORT | --replacer PID)",
+		Short: "Connect UDP sockets to services as fast as it goes, which sends nothing: all that is measured is the connection",
+		Example: `  tare load connect --service 10.96.0.1:80 --services 1000 --duration 5s
+  tare load connect --replacer 4711 # judges to which endpoints connections come while that process replaces them`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			conn := role.NewConn(os.Stdin, os.Stdout)
+			if service != "" {
+				if o.First, err = netip.ParseAddrPort(service); err != nil {
+					err = fault.New(fault.Usage, "--service", "write it as 10.96.0.1:80", "%q is no address", service)
+					if asRole {
+						return reported(conn, err)
+					}
+					return err
+				}
+			}
+			if asRole {
+				return reported(conn, connect.Run(cmd.Context(), o, conn))
+			}
+			l, err := connect.New(o)
+			if err != nil {
+				return err
+			}
+			defer l.Close()
+			r, err := l.Run(cmd.Context(), role.Schedule{Begin: pace.Now(), Warmup: int64(warmup), Duration: int64(duration)})
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
+			}
+			return printConnect(cmd.OutOrStdout(), r)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&service, "service", "", "the first service, an IPv4 address and a port")
+	f.IntVar(&o.Services, "services", 1, "how many services there are from that address on; each connection goes to one by chance")
+	f.BoolVar(&o.Endpoints, "endpoints", false, "fail unless a connection to each service shows an endpoint as its peer")
+	f.IntVar(&o.Replacer, "replacer", 0, "process id of a data plane that replaces its configuration (--work replace): connect to its services, and judge")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of chance")
+	f.DurationVar(&warmup, "warmup", 0, "time before the measured window (--role: the parent's schedule says)")
+	f.DurationVar(&duration, "duration", 10*time.Second, "length of the measured window (--role: the parent's schedule says)")
+	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
+
+// printConnect writes the result for people.
+func printConnect(w io.Writer, r *load.Result) error {
+	text := fmt.Sprintf("%d of %d connections made in %gs, %.0f/s\n", r.Done, r.Intended, r.Seconds, r.Rate)
+	h, err := r.Histogram(load.Connect)
+	if err != nil {
+		return err
+	}
+	if h != nil {
+		text += "connect:"
+		for _, q := range []float64{0.5, 0.9, 0.99, 0.999} {
+			if ns, ok := stats.Quantile(h, q); ok {
+				text += fmt.Sprintf(" p%g %s,", 100*q, shortTime(int64(ns)))
+			}
+		}
+		text += fmt.Sprintf(" at most %s\n", shortTime(h.Max()))
+	}
+	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
+		text += fmt.Sprintf("%d failed: %s\n", r.Errors[kind], kind)
+	}
+	if n, judged := r.Counts[generation.Judged]; judged {
+		stale, torn, missed := r.Counts[generation.StaleCount], r.Counts[generation.TornCount], r.Counts[generation.MissedCount]
+		text += fmt.Sprintf("%.0f of %.0f came to what is in neither the old nor the new set: %.0f of an older set, %.0f of no set, %.0f past the mesh\n", stale+torn+missed, n, stale, torn, missed)
+		text += fmt.Sprintf("%.0f found an older set than the connection before\n", r.Counts[generation.BackwardCount])
+		if h, err = r.Histogram(generation.OldEndpoint); err != nil {
+			return err
+		}
+		if h != nil {
+			text += fmt.Sprintf("an old endpoint was still found up to %s after a change began\n", shortTime(h.Max()))
+		}
+	}
+	_, err = io.WriteString(w, text)
+	return err
+}

@@ -1,0 +1,93 @@
+package push
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/app/mesh"
+	"tare/internal/load"
+)
+
+func TestLastFirst(t *testing.T) {
+	for n, want := range map[int][]int{1: {0}, 2: {1, 0}, 5: {4, 0, 1, 2, 3}} {
+		if got := lastFirst(n); !slices.Equal(got, want) {
+			t.Errorf("%d services: %v, not %v", n, got, want)
+		}
+	}
+}
+
+// TestPrepareRefuses: wrong use, nobody to ask, and no data plane that would show changes. With one, the load is tested in package kernelmesh.
+func TestPrepareRefuses(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	is, ended := make(chan mesh.Ready, 1), make(chan error, 1)
+	go func() {
+		ended <- mesh.Serve(ctx, mesh.Options{Listen: "127.0.0.1:0", Services: 2, Endpoints: 1}, func(r mesh.Ready) error { is <- r; return nil })
+	}()
+	control := (<-is).Control
+	good := Options{Mesh: control, What: One, Interval: DefaultInterval, Patience: time.Millisecond}
+	for want, change := range map[string]func(*Options){
+		"must be one of one, all":       func(o *Options) { o.What = "some" },
+		"cannot be tried every":         func(o *Options) { o.Interval = time.Nanosecond },
+		"is in the past":                func(o *Options) { o.Pause = -1 },
+		"there is no mesh to ask":       func(o *Options) { o.Mesh = "127.0.0.1:1" },
+		"which is no endpoint of it":    func(*Options) {},
+		"connecting to the mesh at 127": func(o *Options) { o.Mesh = closing(t) },
+	} {
+		o := good
+		change(&o)
+		if _, err := Prepare(ctx, o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, not %q", err, want)
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWindow: times go where they belong, and are found again in the result.
+func TestWindow(t *testing.T) {
+	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}, tries: 7, refused: 2}
+	w.add(mesh.Change{Set: 1000, Sent: 1100}, sight{at: 1400, gap: 50})
+	w.add(mesh.Change{Set: 1990, Sent: 2010}, sight{at: 2010, gap: 30})
+	r, err := w.result(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][2]int64{Sent: {20, 100}, Usable: {1, 300}, Whole: {20, 400}, Gap: {30, 50}} {
+		h, err := r.Histogram(name)
+		if err != nil || h.Min() != want[0] || h.Max() != want[1] || h.TotalCount() != 2 {
+			t.Errorf("%s: %d to %d, not %v (%v)", name, h.Min(), h.Max(), want, err)
+		}
+	}
+	if r.Done != 2 || r.Rate != 2e6 || r.Counts[Tries] != 7 || r.Counts[Refused] != 2 || r.Counts[Wrong] != 0 {
+		t.Errorf("%+v", r)
+	}
+	if first, last := r.Slices[0].Done, r.Slices[load.Slices-1].Done; first != 1 || last != 1 {
+		t.Errorf("slices: %v", r.Slices)
+	}
+}
+
+// closing is the address of one who takes connections and says nothing.
+func closing(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	return l.Addr().String()
+}

@@ -1,0 +1,114 @@
+package xds
+
+import (
+	"reflect"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// wrapped is a resource in the wrapper that carries a time to live.
+func wrapped(t testing.TB, m *discoveryv3.Resource) *anypb.Any {
+	a, err := anypb.New(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// responses are messages of both variants, as bytes, and whether the quick decoder takes them.
+func responses(t testing.TB) map[string]struct {
+	b            []byte
+	delta, quick bool
+} {
+	one, two := &anypb.Any{TypeUrl: Clusters.TypeURL(), Value: []byte("one")}, &anypb.Any{TypeUrl: "other", Value: []byte{}}
+	out := map[string]struct {
+		b            []byte
+		delta, quick bool
+	}{}
+	add := func(name string, m proto.Message, quick bool, more ...byte) {
+		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, delta := m.(*discoveryv3.DeltaDiscoveryResponse)
+		out[name] = struct {
+			b            []byte
+			delta, quick bool
+		}{append(b, more...), delta, quick}
+	}
+	delta := func(r ...*discoveryv3.Resource) *discoveryv3.DeltaDiscoveryResponse {
+		return &discoveryv3.DeltaDiscoveryResponse{SystemVersionInfo: "v", TypeUrl: Endpoints.TypeURL(), Nonce: "n", Resources: r}
+	}
+	add("world", &discoveryv3.DiscoveryResponse{VersionInfo: "v", TypeUrl: Clusters.TypeURL(), Nonce: "n", Resources: []*anypb.Any{one, two}}, true)
+	add("world, empty", &discoveryv3.DiscoveryResponse{}, true)
+	add("world, wrapped", &discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{wrapped(t, &discoveryv3.Resource{Name: "w", Resource: one, Ttl: durationpb.New(1)})}}, true)
+	add("world, of a control plane", &discoveryv3.DiscoveryResponse{ControlPlane: &corev3.ControlPlane{Identifier: "x"}, Resources: []*anypb.Any{one}}, false)
+	add("world, canary", &discoveryv3.DiscoveryResponse{Canary: true, Resources: []*anypb.Any{one}}, false)
+	add("deltas", delta(&discoveryv3.Resource{Name: "a", Version: "1", Resource: one}, &discoveryv3.Resource{Name: "b", Resource: two}), true)
+	removed := delta()
+	removed.RemovedResources = []string{"x", "", "y"}
+	add("deltas, removed", removed, true)
+	add("deltas, without a resource", delta(&discoveryv3.Resource{Name: "a"}), true)
+	add("deltas, wrapped", delta(&discoveryv3.Resource{Name: "a", Resource: wrapped(t, &discoveryv3.Resource{Name: "w", Resource: one, Ttl: durationpb.New(1)})}), true)
+	add("deltas, time to live", delta(&discoveryv3.Resource{Name: "a", Resource: one, Ttl: durationpb.New(1)}), false)
+	add("deltas, aliases", delta(&discoveryv3.Resource{Name: "a", Resource: one, Aliases: []string{"b"}}), false)
+	add("nonce twice", delta(), false, append(protowire.AppendTag(nil, fieldNonce, protowire.BytesType), 1, 'm')...)
+	add("not UTF-8", delta(), false, append(protowire.AppendTag(nil, fieldRemoved, protowire.BytesType), 1, 0xff)...)
+	add("cut off", delta(), false, protowire.AppendTag(nil, fieldNonce, protowire.BytesType)...)
+	// A resource in two parts is merged.
+	half := protowire.AppendBytes(protowire.AppendTag(nil, resourceAny, protowire.BytesType), protowire.AppendString(protowire.AppendTag(nil, anyType, protowire.BytesType), "t"))
+	half = protowire.AppendBytes(protowire.AppendTag(half, resourceAny, protowire.BytesType), protowire.AppendString(protowire.AppendTag(nil, anyValue, protowire.BytesType), "v"))
+	add("in two parts", delta(), false, protowire.AppendBytes(protowire.AppendTag(nil, fieldResource, protowire.BytesType), half)...)
+	return out
+}
+
+// sameResponse holds what one decoder makes of bytes against what the other does.
+func sameResponse(t *testing.T, b []byte, delta bool) (quick bool) {
+	t.Helper()
+	got, quick := quickResponse(b, delta)
+	want, err := slowResponse(b, delta)
+	if !quick {
+		return false
+	}
+	if err != nil {
+		t.Fatalf("the quick decoder takes what is none: %v", err)
+	}
+	for _, r := range []*response{got, want} {
+		for i := range r.items {
+			r.items[i].value = append([]byte{}, r.items[i].value...) // empty or not there is the same
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("the quick decoder says %+v, the generated one %+v", got, want)
+	}
+	return true
+}
+
+func TestResponses(t *testing.T) {
+	for name, x := range responses(t) {
+		t.Run(name, func(t *testing.T) {
+			if quick := sameResponse(t, x.b, x.delta); quick != x.quick {
+				t.Errorf("the quick decoder takes it: %v", quick)
+			}
+			r := &response{delta: x.delta}
+			want, wrong := slowResponse(x.b, x.delta)
+			if err := r.decode(x.b); (err == nil) != (wrong == nil) || err == nil && (r.nonce != want.nonce || len(r.items) != len(want.items)) {
+				t.Errorf("%+v, %v; the generated decoder: %+v, %v", r, err, want, wrong)
+			}
+		})
+	}
+}
+
+// FuzzResponse: whatever the quick decoder takes, it takes as the generated one does.
+func FuzzResponse(f *testing.F) {
+	for _, x := range responses(f) {
+		f.Add(x.b, x.delta)
+	}
+	f.Fuzz(func(t *testing.T, b []byte, delta bool) { sameResponse(t, b, delta) })
+}
