@@ -115,7 +115,7 @@ func (p *Push) wait(ctx context.Context) error {
 	late := pace.Now() + int64(p.o.Patience)
 	for i := 0; i < len(p.seen); {
 		peer, err := connect(mesh.Service(i))
-		if err != nil && !errors.Is(err, unix.ECONNREFUSED) { // as a data plane does that has no configuration, or no endpoint yet
+		if err != nil && !notYet(err) {
 			return fmt.Errorf("connecting to service %d: %w", i, err)
 		}
 		if service, change, ok := mesh.ChangeOf(peer); err == nil && ok && service == i {
@@ -245,6 +245,12 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 		return p.sleep(ctx, pace.Now()+int64((0.5+p.random.Float64())*float64(p.o.Pause)))
 	}
 	return nil
+}
+
+// notYet says whether a connection failed as it does where the data plane has no configuration, or no endpoint yet: it is refused, or goes on
+// untouched, and there may be no route to the service's address.
+func notYet(err error) bool {
+	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)
 }
 
 // lastFirst are all services in the order in which they are looked at: stores that make changes one by one go by name, so that the last is the
