@@ -113,7 +113,7 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	slices.Sort(p99)
 	ws := []Weight{known(name("p50"), quantity.Seconds, 0, p50[len(p50)/2], Tolerance{Absolute: 20e-6}, planted).fragile()}
 	if len(lags) >= enough*100 {
-		ws = append(ws, known(name("p99"), quantity.Seconds, 0, p99[len(p99)/2], Tolerance{Absolute: 50e-6}, planted).fragile())
+		ws = append(ws, known(name("p99"), quantity.Seconds, 0, p99[len(p99)/2], Tolerance{Absolute: 50e-6}, planted).unless(overTail(0.99)))
 	} else {
 		ws = append(ws, missing(name("p99"), quantity.Seconds, planted, fmt.Sprintf("%d starts are too few for a p99: leave out --quick", len(lags))))
 	}

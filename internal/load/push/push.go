@@ -153,6 +153,9 @@ func connect(to netip.AddrPort) (peer netip.AddrPort, err error) {
 		return peer, err
 	}
 	name, err := unix.Getpeername(fd)
+	if errors.Is(err, unix.ENOTCONN) {
+		return netip.AddrPortFrom(to.Addr(), 0), nil // so says the kernel of a socket that was connected to port 0
+	}
 	if err != nil {
 		return peer, err
 	}
@@ -281,12 +284,13 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 		peer, err := connect(mesh.Service(i))
 		now := pace.Now()
 		p.tries++
-		refused := errors.Is(err, unix.ECONNREFUSED) // a store that makes a change piece by piece has moments without endpoints
-		if err != nil && !refused {
+		// A store that makes a change piece by piece has moments without endpoints, with half of one, and without the service.
+		refused := errors.Is(err, unix.ECONNREFUSED)
+		if err != nil && !notYet(err) {
 			return seen, fmt.Errorf("connecting to service %d: %w", i, err)
 		}
 		service, change, ok := mesh.ChangeOf(peer)
-		ok = ok && service == i && !refused
+		ok = ok && service == i && err == nil
 		if counts {
 			w.tries++
 			switch {

@@ -3,6 +3,7 @@ package push
 import (
 	"context"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -90,4 +91,15 @@ func closing(t *testing.T) string {
 		}
 	}()
 	return l.Addr().String()
+}
+
+// TestConnectToPortZero: half a record of an endpoint takes a connection to port 0, which is wrong, and no failure of the load.
+func TestConnectToPortZero(t *testing.T) {
+	peer, err := connect(netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil || peer.Port() != 0 {
+		t.Fatalf("a connection to port 0 has the peer %v, %v", peer, err)
+	}
+	if _, _, ok := mesh.ChangeOf(peer); ok {
+		t.Errorf("%v passes for an endpoint", peer)
+	}
 }
