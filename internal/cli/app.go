@@ -20,7 +20,7 @@ func newApp() *cobra.Command {
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newAppHTTP(), newAppMesh())
+	cmd.AddCommand(newAppHTTP(), newAppMesh(), newAppBurn())
 	return cmd
 }
 

@@ -32,7 +32,7 @@ func newLoad() *cobra.Command {
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newLoadHTTP(), newLoadProbe(), newLoadConnect(), newLoadPush())
+	cmd.AddCommand(newLoadHTTP(), newLoadProbe(), newLoadConnect(), newLoadPush(), newLoadExec())
 	return cmd
 }
 

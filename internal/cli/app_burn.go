@@ -1,0 +1,35 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/app/burn"
+	"tare/internal/role"
+)
+
+func newAppBurn() *cobra.Command {
+	var o burn.Options
+	var asRole bool
+	c := &cobra.Command{
+		Use:     "burn",
+		Short:   "Keep every CPU busy: a neighbour that wants all of the machine",
+		Example: "  tare app burn\n  tare app burn --share 0.5",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asRole {
+				conn := role.NewConn(os.Stdin, os.Stdout)
+				return reported(conn, burn.Run(cmd.Context(), o, conn))
+			}
+			return burn.Serve(cmd.Context(), o, func(r burn.Ready) error {
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "burning %g of each CPU with %s (Ctrl-C ends it)\n", o.Share, counted(r.Threads, "thread"))
+				return err
+			})
+		},
+	}
+	c.Flags().Float64Var(&o.Share, "share", 1, "part of each CPU that is used: 1 is all of it, 0 none")
+	c.Flags().BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
+	return c
+}
