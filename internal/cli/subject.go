@@ -42,7 +42,7 @@ func newSubject() *cobra.Command {
 			return listSubjects(cmd.OutOrStdout())
 		},
 	}
-	c.AddCommand(newKernelmesh(), newStoreSubject())
+	c.AddCommand(newKernelmesh(), newStoreSubject(), newExectrace())
 	return c
 }
 

@@ -21,7 +21,7 @@ import (
 
 // kernelPackages are the packages that read or change the kernel.
 var kernelPackages = []string{
-	"./internal/host/...", "./internal/meter/...", "./internal/placement/...", "./internal/subject/...",
+	"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/...", "./internal/subject/...",
 	"./internal/store/mapinmap", "./internal/store/sized", "./internal/store/snapshot", "./internal/store/value",
 }
 

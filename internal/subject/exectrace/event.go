@@ -1,0 +1,193 @@
+package exectrace
+
+import (
+	"bytes"
+	"strconv"
+	"unicode"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// event is one exec, as it lies in the ring.
+type event struct {
+	head *exectraceEvent
+	name []byte // of the file
+	args []byte // each with a zero byte after it; the last may be cut
+}
+
+const headBytes = int(unsafe.Sizeof(exectraceEvent{}))
+
+// decode reads a record, and is false for one that makes no sense.
+func decode(record []byte) (event, bool) {
+	if len(record) < headBytes {
+		return event{}, false
+	}
+	head := (*exectraceEvent)(unsafe.Pointer(&record[0])) // records begin at multiples of 8
+	text := record[headBytes:]
+	if int(head.NameBytes)+int(head.ArgsBytes) != len(text) {
+		return event{}, false
+	}
+	return event{head, text[:head.NameBytes], text[head.NameBytes:]}, true
+}
+
+func (e event) comm() []byte {
+	comm := e.head.Comm[:]
+	if n := bytes.IndexByte(comm, 0); n >= 0 {
+		comm = comm[:n]
+	}
+	return comm
+}
+
+// nextArg cuts the first argument off.
+func nextArg(args []byte) (first, rest []byte) {
+	if n := bytes.IndexByte(args, 0); n >= 0 {
+		return args[:n], args[n+1:]
+	}
+	return args, nil
+}
+
+// appendJSON writes the event as a line of JSON. It allocates nothing, but for a larger batch.
+func (e event) appendJSON(b []byte, c *clock, g *group) []byte {
+	h := e.head
+	b = append(b, `{"time":"`...)
+	b = c.append(b, h.Time)
+	b = append(b, `","pid":`...)
+	b = strconv.AppendUint(b, uint64(h.Pid), 10)
+	b = append(b, `,"ppid":`...)
+	b = strconv.AppendUint(b, uint64(h.Ppid), 10)
+	b = append(b, `,"uid":`...)
+	b = strconv.AppendUint(b, uint64(h.Uid), 10)
+	b = append(b, `,"cgroup":`...)
+	b = append(b, g.json...)
+	b = append(b, `,"cgroup_id":`...)
+	b = strconv.AppendUint(b, h.Cgroup, 10)
+	b = append(b, `,"comm":`...)
+	b = appendJSONString(b, e.comm())
+	b = append(b, `,"filename":`...)
+	b = appendJSONString(b, e.name)
+	b = append(b, `,"args":[`...)
+	for first, rest := []byte(nil), e.args; len(rest) > 0; {
+		if first != nil {
+			b = append(b, ',')
+		}
+		first, rest = nextArg(rest)
+		b = appendJSONString(b, first)
+	}
+	b = append(b, ']')
+	if h.Flags&uint32(exectraceFlagsARGS_CUT) != 0 {
+		b = append(b, `,"truncated":true`...)
+	}
+	if h.Flags&uint32(exectraceFlagsARGS_UNREADABLE|exectraceFlagsNAME_UNREADABLE) != 0 {
+		b = append(b, `,"unreadable":true`...)
+	}
+	return append(b, '}', '\n')
+}
+
+// plain are the bytes that stand for themselves in a JSON string.
+var plain = func() (p [256]bool) {
+	for c := ' '; c < utf8.RuneSelf; c++ {
+		p[c] = c != '"' && c != '\\'
+	}
+	return p
+}()
+
+const hexDigits = "0123456789abcdef"
+
+// appendJSONString writes bytes as a JSON string, as encoding/json does (without its care for HTML): what is no UTF-8 becomes U+FFFD.
+func appendJSONString(b, s []byte) []byte {
+	b = append(b, '"')
+	from := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		if plain[c] {
+			i++
+			continue
+		}
+		n := 1
+		var r rune
+		if c >= utf8.RuneSelf {
+			// The line separators are escaped since JavaScript, before 2019, ended a line at them.
+			if r, n = utf8.DecodeRune(s[i:]); (r != utf8.RuneError || n > 1) && r != '\u2028' && r != '\u2029' {
+				i += n
+				continue
+			}
+		}
+		b = append(b, s[from:i]...)
+		switch {
+		case c >= utf8.RuneSelf && r == utf8.RuneError:
+			b = append(b, `\ufffd`...)
+		case c >= utf8.RuneSelf:
+			b = append(b, `\u202`...)
+			b = append(b, hexDigits[r&0xf])
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c == '\b':
+			b = append(b, '\\', 'b')
+		case c == '\f':
+			b = append(b, '\\', 'f')
+		case c == '\n':
+			b = append(b, '\\', 'n')
+		case c == '\r':
+			b = append(b, '\\', 'r')
+		case c == '\t':
+			b = append(b, '\\', 't')
+		default:
+			b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&0xf])
+		}
+		i += n
+		from = i
+	}
+	b = append(b, s[from:]...)
+	return append(b, '"')
+}
+
+// The columns of the table; appendTable fills them.
+const tableHead = "TIME            UID      PID      PPID     COMM             CGROUP                   COMMAND\n"
+
+// appendTable writes the event as a line for people: the arguments if there are any, else the file name.
+func (e event) appendTable(b []byte, c *clock, g *group) []byte {
+	h := e.head
+	b = append(c.append(b, h.Time), ' ')
+	for _, n := range []uint32{h.Uid, h.Pid, h.Ppid} {
+		b = column(b, 9, func(b []byte) []byte { return strconv.AppendUint(b, uint64(n), 10) })
+	}
+	b = column(b, 17, func(b []byte) []byte { return appendWord(b, e.comm()) })
+	b = column(b, 25, func(b []byte) []byte { return appendWord(b, g.text) })
+	b = appendWord(b, e.name)
+	for _, rest := nextArg(e.args); len(rest) > 0; {
+		var one []byte
+		one, rest = nextArg(rest)
+		b = appendWord(append(b, ' '), one)
+	}
+	switch {
+	case h.Flags&uint32(exectraceFlagsARGS_CUT) != 0:
+		b = append(b, " ..."...)
+	case h.Flags&uint32(exectraceFlagsARGS_UNREADABLE) != 0:
+		b = append(b, " ?"...)
+	}
+	return append(b, '\n')
+}
+
+// column has add write something, and fills it up with spaces; one follows in any case.
+func column(b []byte, width int, add func([]byte) []byte) []byte {
+	from := len(b)
+	b = append(add(b), ' ')
+	for utf8.RuneCount(b[from:]) < width {
+		b = append(b, ' ')
+	}
+	return b
+}
+
+// appendWord writes bytes as one word, quoted where it would not be one, or where it would steer the terminal.
+func appendWord(b, s []byte) []byte {
+	quoted := len(s) == 0
+	for i := 0; i < len(s) && !quoted; {
+		r, n := utf8.DecodeRune(s[i:])
+		quoted = r == utf8.RuneError && n == 1 || r == '"' || r == '\'' || r == '\\' || unicode.IsSpace(r) || !strconv.IsPrint(r)
+		i += n
+	}
+	if quoted {
+		return strconv.AppendQuote(b, string(s))
+	}
+	return append(b, s...)
+}

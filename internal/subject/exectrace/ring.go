@@ -1,0 +1,95 @@
+package exectrace
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// ring is the reader's side of a BPF ring buffer. Unlike the one of cilium/ebpf it gives records where they lie, without a copy, and gives room back by
+// the batch: the position of the reader is on a line of the cache that every writer reads.
+//
+// Layout (kernel/bpf/ringbuf.c): a page with the position of the reader, a page with that of the writers, and the data, twice in a
+// row, so that a record which goes over the end is in one piece. Only the first of the two is mapped, for each counts as resident memory; such a record
+// is put together.
+type ring struct {
+	consumer, producer *uint64 // bytes that were ever read and written; atomic
+	data               []byte
+	joined             []byte // the last record that went over the end
+	mask               uint64
+	at                 uint64 // how far records were taken
+	mapped             [][]byte
+}
+
+// The header of a record: its length, with two flags (include/uapi/linux/bpf.h).
+const (
+	maxRecord     = headBytes + 4096 + maxArgs // bytes: struct record
+	recordHead    = 8
+	recordBusy    = 1 << 31 // not written yet
+	recordDiscard = 1 << 30 // not to be read
+)
+
+func newRing(m *ebpf.Map) (*ring, error) {
+	page, size := unix.Getpagesize(), int(m.MaxEntries())
+	r := &ring{mask: uint64(size) - 1}
+	own, err := unix.Mmap(m.FD(), 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mapping the ring buffer: %w", err)
+	}
+	r.mapped = append(r.mapped, own)
+	rest, err := unix.Mmap(m.FD(), int64(page), page+size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("mapping the data of the ring buffer: %w", err), r.close())
+	}
+	r.mapped = append(r.mapped, rest)
+	r.consumer, r.producer = (*uint64)(unsafe.Pointer(&own[0])), (*uint64)(unsafe.Pointer(&rest[0]))
+	r.data, r.joined = rest[page:], make([]byte, maxRecord)
+	r.at = atomic.LoadUint64(r.consumer)
+	return r, nil
+}
+
+// produced is how far the writers are.
+func (r *ring) produced() uint64 { return atomic.LoadUint64(r.producer) }
+
+// waiting is how many bytes are in the ring and not taken.
+func (r *ring) waiting() uint64 { return r.produced() - r.at }
+
+// next takes the next record before end, which is valid until another is taken or released. It is false where there is none, or the next is being written.
+func (r *ring) next(end uint64) ([]byte, bool) {
+	for r.at < end {
+		at := r.at & r.mask
+		head := atomic.LoadUint32((*uint32)(unsafe.Pointer(&r.data[at]))) // before what it heads: the writer sets it last
+		if head&recordBusy != 0 {
+			return nil, false
+		}
+		size := uint64(head &^ recordDiscard)
+		r.at += (recordHead + size + 7) &^ 7
+		if head&recordDiscard != 0 {
+			continue
+		}
+		if at += recordHead; at+size <= uint64(len(r.data)) {
+			return r.data[at : at+size], true
+		}
+		record := r.joined[:size]
+		n := copy(record, r.data[min(at, uint64(len(r.data))):])
+		copy(record[n:], r.data)
+		return record, true
+	}
+	return nil, false
+}
+
+// release gives the room of all records that were taken back to the writers.
+func (r *ring) release() { atomic.StoreUint64(r.consumer, r.at) }
+
+func (r *ring) close() error {
+	var errs []error
+	for _, b := range r.mapped {
+		errs = append(errs, unix.Munmap(b))
+	}
+	r.mapped, r.data, r.consumer, r.producer = nil, nil, nil, nil
+	return errors.Join(errs...)
+}

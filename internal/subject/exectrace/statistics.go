@@ -1,0 +1,68 @@
+package exectrace
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// Statistics account for every exec that the program saw, by the stage that it came to: Seen = Delivered + Lost + Pending. Numbers of
+// events since the tracer was attached.
+type Statistics struct {
+	Event       string  `json:"event,omitempty"` // "statistics", where lines of another kind may be around it
+	Seen        uint64  `json:"seen"`            // by the program, after the filter
+	Delivered   uint64  `json:"delivered"`       // written; with Count: counted
+	Lost        uint64  `json:"lost"`            // at all stages together
+	LostReserve uint64  `json:"lost_reserve"`    // the ring had no room
+	LostReader  uint64  `json:"lost_reader"`     // the record made no sense
+	LostOutput  uint64  `json:"lost_output"`     // the write failed, or one before it
+	Pending     uint64  `json:"pending"`         // on the way; 0 at the end
+	Truncated   uint64  `json:"truncated"`       // arguments cut at Options.Args
+	Unreadable  uint64  `json:"unreadable"`      // arguments or file name were not in memory; delivered all the same, and marked
+	Missed      *uint64 `json:"missed,omitempty"`
+	// Missed are the runs of the program that the kernel left out because it was running on that CPU already (since Linux 6.1, of a tracepoint): execs
+	// of the whole machine that nobody saw. nil where the kernel does not tell.
+}
+
+// statistics of this moment. What this process has done is taken before what the program counts, so that nothing is done that was not seen.
+func (t *tracer) statistics() Statistics {
+	s := Statistics{
+		Delivered: t.delivered, LostReader: t.lostReader, LostOutput: t.lostOutput,
+		Truncated: t.truncated, Unreadable: t.unreadable,
+	}
+	s.Seen, s.LostReserve = t.kernel.counted()
+	s.Lost = s.LostReserve + s.LostReader + s.LostOutput
+	s.Pending = s.Seen - s.Lost - s.Delivered
+	return s
+}
+
+// tell writes the statistics to the log.
+func (t *tracer) tell() {
+	s := t.statistics()
+	s.Event, s.Missed = "statistics", t.kernel.missed()
+	t.toldLost = s.Lost
+	fmt.Fprintf(t.log, "%s\n", line(s))
+}
+
+// count writes the running totals to the output. What a line that cannot be written would have told of is lost.
+func (t *tracer) count() {
+	if t.failed != nil {
+		return
+	}
+	s := t.statistics()
+	s.Missed = t.kernel.missed()
+	if _, err := t.out.Write(append(line(s), '\n')); err != nil {
+		t.fail(err)
+		t.lostOutput += t.delivered - t.counted
+		t.delivered = t.counted
+		return
+	}
+	t.counted = t.delivered
+}
+
+func line(s Statistics) []byte {
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // numbers and one word
+	}
+	return b
+}
