@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -40,6 +41,7 @@ type runFlags struct {
 	seed      uint64
 	seeded    bool
 	overrides experiment.Overrides
+	nodes     nodesFlags
 }
 
 func newRun() *cobra.Command {
@@ -66,6 +68,9 @@ Ctrl-C ends the run early: the trial under way is taken down, what was measured 
 			if f.overrides.Blocks <= 0 && cmd.Flags().Changed("blocks") {
 				return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "there is no run of %d blocks", f.overrides.Blocks)
 			}
+			if err := f.nodes.check(cmd.Flags().Changed); err != nil {
+				return err
+			}
 			s, err := loadSpec(args[0])
 			if err != nil {
 				return err
@@ -81,6 +86,7 @@ Ctrl-C ends the run early: the trial under way is taken down, what was measured 
 	c.Flags().Uint64Var(&f.seed, "seed", 0, "seed of the order of trials and of the arrivals; default: a new one, which is recorded")
 	c.Flags().BoolVar(&f.overrides.Quick, "quick", false, "the short form of the experiment")
 	c.Flags().IntVar(&f.overrides.SampleHz, "hz", 0, "samples per second and CPU, instead of the spec's")
+	f.nodes.register(c.Flags())
 	c.Flags().StringArrayVar(&f.overrides.Set, "set", nil, "setting=value, or setting=a,b to sweep; may be repeated")
 	return c
 }
@@ -136,6 +142,10 @@ func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (er
 	if err := requireFeatures(s); err != nil {
 		return err
 	}
+	absent, err := s.LeaveOutAbsent()
+	if err != nil {
+		return err
+	}
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
 		return err
@@ -147,16 +157,27 @@ func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (er
 	if err != nil {
 		return fmt.Errorf("finding the tare binary: %w", err)
 	}
-	m, err := meter.New(ctx, meter.Options{SampleHz: s.SampleHz, NoStatistics: !s.Statistics})
+	m, err := meter.New(ctx, meterOptions(s))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
 
+	nodes := f.nodes.plan(s) // it fits the spec to them
+	var gathered *fleet
+	if nodes != nil && !nodes.Local {
+		if gathered, err = f.nodes.gather(ctx, nodes, self, layout, "", os.Stderr); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, gathered.close()) }()
+	}
 	r, err := newRecord(s, f, layout)
 	if err != nil {
 		return err
 	}
+	r.Nodes = nodes
+	r.Absent = absent
+	maps.Copy(r.Environment.Subjects, s.SubjectVersions(ctx, version.Version))
 	if f.out == "" {
 		f.out = fmt.Sprintf("tare-run-%s-%s", s.Name, r.Started.Format("20060102-150405"))
 	}
@@ -166,12 +187,21 @@ func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (er
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
 
+	if nodes != nil && nodes.Local {
+		if gathered, err = f.nodes.gather(ctx, nodes, self, layout, w.Dir(), os.Stderr); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, gathered.close()) }()
+	}
 	p := newProgress(os.Stderr, s, r, w.Dir())
 	defer context.AfterFunc(ctx, p.interrupted)()
 	if others := placement.Others(layout); len(others) > 0 {
 		p.warn(experiment.OtherRun(others))
 	}
 	machine := experiment.Machine{Self: self, Cgroups: layout, OpenWindow: func() (experiment.Window, error) { return m.Open() }}
+	if gathered != nil {
+		machine.Nodes, machine.NodeShare = gathered, nodeShare(nodes)
+	}
 	trials, runErr := experiment.Run(ctx, machine, s, r, w, p.say)
 	p.done()
 	return conclude(out, w, r, trials, runErr)
@@ -190,7 +220,7 @@ func newRecord(s *experiment.Spec, f runFlags, layout *cgroup.Layout) (record.Ru
 	r := record.Run{
 		Schema: record.RunSchema, ID: fmt.Sprintf("%s-%s-%d", s.Name, now.UTC().Format("20060102T150405Z"), os.Getpid()),
 		Experiment: s.Name, Question: s.Question, Spec: spec, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks, Plan: experiment.Plan(s, f.seed),
-		Started: now, Version: version.Version, Build: version.Build(), Environment: environment(s, layout),
+		Started: now, Version: version.Version, Build: version.Build(), Environment: environment(layout),
 		Command: again(os.Args[1:]),
 	}
 	if !f.seeded {
@@ -214,15 +244,12 @@ func again(args []string) []string {
 	return command
 }
 
-func environment(s *experiment.Spec, layout *cgroup.Layout) record.Environment {
+func environment(layout *cgroup.Layout) record.Environment {
 	m := proc.FS{}.Machine()
 	e := record.Environment{
 		Hostname: m.Hostname, Kernel: m.Kernel, Distro: m.Distro, CPUModel: m.CPUModel, CPUs: m.CPUs, MemoryBytes: m.MemoryBytes,
 		Governor: m.Governor, CgroupMode: layout.Mode, Lockdown: m.Lockdown, Clocksource: m.Clocksource, SwapBytes: m.SwapBytes,
 		Virtual: m.Virtual, Subjects: map[string]string{},
-	}
-	for _, arm := range s.Subjects() {
-		e.Subjects[arm.Kind.Name] = version.Version // every subject there is yet is a role of this binary
 	}
 	return e
 }
@@ -288,7 +315,13 @@ type progress struct {
 
 func newProgress(f *os.File, s *experiment.Spec, r record.Run, dir string) *progress {
 	p := &progress{w: f, terminal: isatty.IsTerminal(f.Fd()), block: -1}
+	for _, arm := range slices.Sorted(maps.Keys(r.Absent)) {
+		fmt.Fprintf(f, "%s: the arm %s is left out: %s\n", s.Name, arm, r.Absent[arm])
+	}
 	fmt.Fprintf(f, "%s: %s in %s, about %s, into %s\n", s.Name, counted(len(r.Plan), "trial"), counted(r.Blocks, "block"), roughly(experiment.Estimate(s)), filepath.Clean(dir))
+	if r.Nodes != nil && r.Nodes.Scaled != "" {
+		fmt.Fprintf(f, "%s: %s\n", s.Name, r.Nodes.Scaled)
+	}
 	return p
 }
 
@@ -308,6 +341,12 @@ func (p *progress) say(at experiment.Progress) {
 			if w.Code == record.OtherRun {
 				p.warn(w.Message)
 			}
+		}
+	}
+	if t := at.Last; t != nil && t.Validity.Failed == "" {
+		if failed := experiment.FailedNodes(t); failed != "" {
+			p.clear()
+			fmt.Fprintf(p.w, "trial %d of %d (%s) failed at nodes: %s\n", at.Done, at.Total, t.Arm, printable(failed))
 		}
 	}
 	if t := at.Last; t != nil && !t.Validity.Valid {

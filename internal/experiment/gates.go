@@ -21,6 +21,10 @@ func (m *measurement) judge() []record.Reason {
 			reasons = append(reasons, m.judgeProbe(name, m.loads[name])...)
 			continue
 		}
+		if part := m.spec.Loads[name]; part != nil && part.Kind.execs {
+			reasons = append(reasons, m.judgeExec(name, m.loads[name])...)
+			continue
+		}
 		if _, judges := m.loads[name].Counts[generation.Judged]; judges {
 			reasons = append(reasons, judgeConnect(name, m.loads[name])...)
 			continue
@@ -42,7 +46,7 @@ func (m *measurement) judge() []record.Reason {
 		j.drift()
 		reasons = append(reasons, j.reasons...)
 	}
-	return slices.Concat(reasons, m.throttled(), m.held())
+	return slices.Concat(reasons, m.judgeEvents(), m.throttled(), m.held())
 }
 
 // judgeLoad judges one load.
@@ -170,8 +174,11 @@ func (m *measurement) throttled() []record.Reason {
 			_, limited[name] = p.Limits["cpus"]
 		}
 	}
+	if arm := m.spec.Subject(m.arm); arm != nil {
+		_, limited[subjectGroup] = arm.Limits["cpus"]
+	}
 	for _, g := range m.ledger.Cgroups {
-		if !within(g.Path, m.tree) || g.ThrottledSeconds == nil || limited[path.Base(g.Path)] {
+		if !within(g.Path, m.tree) || g.ThrottledSeconds == nil || limited[path.Base(g.Path)] || m.shared && g.Path == m.tree {
 			continue
 		}
 		if seen, allowed := *g.ThrottledSeconds, m.spec.Gates.duration("throttled"); seen > allowed.Seconds() {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"tare/internal/subject/kernelmesh"
+	"tare/internal/subject/tracer"
 )
 
 // Kind is one kind of application, load or subject that a spec can name. A new one is one entry in a registry below.
@@ -20,17 +21,25 @@ type Kind struct {
 	alone bool
 	// steered is of applications that do what a load tells them, and of loads that do tell: one goes with the other only.
 	steered bool
+	// execs is of loads: it makes events, which are counted in its control group.
+	execs bool
+	// idle is of applications: they serve nobody, and no load goes to them.
+	idle bool
 	// Serves is of subjects: loads go to a service address, which the subject takes to the application. Else they go straight.
 	Serves bool
 	// Works is of subjects: it does measured work itself, between the same edges as loads do, and reports it as they do. An experiment of
 	// such subjects alone needs no loads.
 	Works bool
+	// traces is of subjects: a tracer, which delivers the events of a load.
+	traces *tracer.Entry
 	// label is of subjects: the setting by which one is told from another of its kind; empty: they are called by the kind.
 	label string
 
 	check func(Options) error // of the options together; may be nil
 	// command is the start of the arguments of tare; those of the knobs follow. Subjects have theirs in package subject.
 	command func(site) []string
+	// flags are the arguments of the options; null: one for each knob, of its name.
+	flags func(Options) []string
 	// holdsConnections is of loads: whether it means to have all its connections open at once.
 	holdsConnections func(Options) bool
 }
@@ -57,7 +66,7 @@ var (
 			{Name: "delay", Type: TypeDuration, Default: "0s", Max: 60, Doc: "time the server waits before it answers"},
 		},
 		command: func(site) []string { return []string{"app", "http", "--role", "--listen=127.0.0.1:0"} },
-	}, meshApp}
+	}, meshApp, burnApp}
 
 	Loads = []*Kind{{
 		Name:    "http",
@@ -84,9 +93,9 @@ var (
 		},
 		command:          httpLoad,
 		holdsConnections: func(o Options) bool { return o["keepalive"] == "true" },
-	}, probeLoad, pushLoad, connectLoad}
+	}, probeLoad, pushLoad, connectLoad, execLoad}
 
-	Subjects = []*Kind{{
+	Subjects = append([]*Kind{{
 		Name:    "kernelmesh",
 		Summary: "the reference eBPF mesh data plane, on the hooks of a control group",
 		Knobs: append([]Knob{
@@ -103,11 +112,16 @@ var (
 		Serves: true,
 		label:  "store",
 		check:  checkKernelmesh,
-	}, storeSubject}
+	}, storeSubject}, traceSubjects...)
 )
 
 // argv are the arguments of tare that start a process of this kind.
-func (k *Kind) argv(o Options, at site) []string { return append(k.command(at), o.args(k.Knobs)...) }
+func (k *Kind) argv(o Options, at site) []string {
+	if k.flags != nil {
+		return append(k.command(at), k.flags(o)...)
+	}
+	return append(k.command(at), o.args(k.Knobs)...)
+}
 
 func httpLoad(at site) []string {
 	args := []string{"load", "http", "--role", "--url=http://" + at.address + "/", "--seed=" + strconv.FormatUint(at.seed, 10)}

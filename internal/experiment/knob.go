@@ -28,10 +28,10 @@ const (
 type Knob struct {
 	Name    string
 	Type    Type
-	Default string // empty: passed on only when the spec gives it
-	Words   []string
-	Min     float64 // of counts, numbers, bytes and (in seconds) durations
-	Max     float64 // likewise; 0 is no limit
+	Default string   // empty: passed on only when the spec gives it
+	Words   []string // those that it may be; a number may be these as well
+	Min     float64  // of counts, numbers, bytes and (in seconds) durations
+	Max     float64  // likewise; 0 is no limit
 	Doc     string
 }
 
@@ -55,9 +55,12 @@ func (k Knob) Canonical(text string) (string, error) {
 		}
 		return strconv.FormatInt(n, 10), k.inRange(float64(n), text, "")
 	case TypeNumber:
+		if slices.Contains(k.Words, text) {
+			return text, nil
+		}
 		f, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-			return "", fmt.Errorf("must be a number, not %q", clip(text))
+			return "", fmt.Errorf("must be %s, not %q%s", strings.Join(append([]string{"a number"}, k.Words...), " or "), clip(text), didYouMean(text, k.Words))
 		}
 		return number(f), k.inRange(f, text, "")
 	case TypeBytes:
@@ -109,6 +112,9 @@ func (k Knob) mend() string {
 	case TypeDuration:
 		unit = "s"
 	case TypeCount, TypeNumber:
+		if len(k.Words) > 0 {
+			text += "; " + strings.Join(k.Words, ", ") + " or a number"
+		}
 	default:
 		return text
 	}

@@ -23,6 +23,8 @@ type Metric struct {
 
 	value func(*measurement) (float64, bool) // false: this trial cannot tell, and the metric is left out
 	count func(*measurement) (in, of int)    // instead of value, for a part that is pooled over trials
+
+	ofNodes bool // it is of a trial on nodes, and comes from its nodes
 }
 
 // measurement is what one trial gathered, as metrics and gates look at it.
@@ -33,14 +35,19 @@ type measurement struct {
 	ledger  *ledger.Ledger            // whole, roles set
 	further map[string]*ledger.Ledger // the trial's further readings, likewise
 	tree    string                    // path of the trial's group, which holds those of all its processes
+	shared  bool                      // the trial's group has a CPU limit of its own: the node's share of the machine
+	nodes   []record.NodeTrial        // of a trial on nodes
 
 	subject *subjectReady // null in the arms of a baseline that starts no subject
-	start   float64       // seconds from the start of the subject's process until it was ready
+	arm     string
+	events  *record.Events // null where none are counted
+	tracer  *tracerReady   // null where there is none
+	start   float64        // seconds from the start of the subject's process until it was ready
 }
 
 // subjectReady is what a subject says of itself when it is ready.
 type subjectReady struct {
-	Version  string   `json:"version"`
+	Version  string   `json:"version,omitempty"`
 	Programs []object `json:"programs"`
 	Maps     []object `json:"maps"`
 }
@@ -53,7 +60,7 @@ type object struct {
 const noSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
 
 // Metrics are all metrics, in the order of docs/metrics.md.
-var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics, pushMetrics, connectMetrics)
+var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics, pushMetrics, connectMetrics, traceMetrics, nodeMetrics)
 
 var coreMetrics = []Metric{
 	latency(load.Latency, 0.5, "p50", "from the intended start of a request until its answer was read"),
@@ -171,6 +178,9 @@ func (m *measurement) connectionRate() (float64, bool) {
 
 // requestRate is false where each request has a connection of its own: what it costs stands under its connection.
 func (m *measurement) requestRate() (float64, bool) {
+	if m.events != nil {
+		return 0, false // an exec is no request: its costs stand under events
+	}
 	if opened, done := m.sum(func(r load.Result) float64 { return float64(r.Opened) }), m.sum(func(r load.Result) float64 { return float64(r.Done) }); opened >= 0.99*done {
 		return 0, false
 	}

@@ -211,11 +211,11 @@ func defaults(knobs []Knob) Options {
 	return o
 }
 
-var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "statistics", "applications", "loads", "arms", baselineKey, "factors", "gates", "quick"}
+var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "statistics", "nodes", "applications", "loads", "arms", baselineKey, "factors", "gates", "quick"}
 
 // spec reads the whole. Factors and the short form come last whatever their place in the file, for they name what the others hold.
 func (d *decoder) spec(root ast.Node) (*Spec, error) {
-	s := &Spec{Gates: defaults(gateKnobs), Applications: map[string]*Part{}, Loads: map[string]*Part{}, Arms: map[string]*Part{}}
+	s := &Spec{Gates: defaults(gateKnobs), Whole: defaults([]Knob{nodesKnob}), Applications: map[string]*Part{}, Loads: map[string]*Part{}, Arms: map[string]*Part{}}
 	times, sampling := defaults(timeKnobs), defaults([]Knob{samplingKnob, statisticsKnob})
 	found := map[string]ast.Node{}
 	err := d.each(root, "a spec", func(key string, at, value ast.Node) (err error) {
@@ -235,6 +235,8 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 			err = d.knob(value, samplingKnob, sampling)
 		case "statistics":
 			err = d.knob(value, statisticsKnob, sampling)
+		case "nodes":
+			err = d.knob(value, nodesKnob, s.Whole)
 		case "applications":
 			err = d.parts(value, key, "an application", "kind", Applications, s.Applications)
 		case "loads":

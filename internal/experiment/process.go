@@ -25,24 +25,25 @@ const (
 // process is one application, load or subject of a trial, which speaks the role protocol. One goroutine reads what it says and then
 // waits for it; stop waits for that goroutine.
 type process struct {
-	name   string
-	cmd    *exec.Cmd
-	conn   *role.Conn
-	stdin  io.Closer
-	stderr tail
-	ready  chan json.RawMessage
-	result chan json.RawMessage
-	logs   chan string   // its latest lines of log
-	ended  chan struct{} // closed when it has exited, and why is set
-	why    error         // what it said went wrong, or how it exited
-	onEnd  func(error)   // called when it ends without a result
+	name     string
+	cmd      *exec.Cmd
+	conn     *role.Conn
+	stdin    io.Closer
+	stderr   tail
+	ready    chan json.RawMessage
+	result   chan json.RawMessage
+	logs     chan string   // its latest lines of log
+	finished chan struct{} // closed when its result has come
+	ended    chan struct{} // closed when it has exited, and why is set
+	why      error         // what it said went wrong, or how it exited
+	onEnd    func(error)   // called when it ends without a result
 }
 
 // launch starts argv inside the group.
 func launch(name string, g *placement.Group, argv []string, onEnd func(error)) (*process, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the run, which ends its processes in order
-	p := &process{name: name, cmd: cmd, onEnd: onEnd, ready: make(chan json.RawMessage, 1), result: make(chan json.RawMessage, 1), logs: make(chan string, 16), ended: make(chan struct{})}
+	p := &process{name: name, cmd: cmd, onEnd: onEnd, ready: make(chan json.RawMessage, 1), result: make(chan json.RawMessage, 1), logs: make(chan string, 16), finished: make(chan struct{}), ended: make(chan struct{})}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
@@ -77,6 +78,9 @@ func (p *process) listen() {
 		case role.Ready:
 			offer(p.ready, m.Data)
 		case role.Result:
+			if !finished {
+				close(p.finished)
+			}
 			finished = true
 			offer(p.result, m.Data)
 		case role.Error:

@@ -51,7 +51,7 @@ var xdsKnob = Knob{Name: knobXDS, Type: TypeText, Doc: "application of kind `mes
 func (s *Spec) checkMesh() (path string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
 		p := s.Loads[name]
-		if to := s.Applications[p.To]; to != nil && to.Kind.steered != p.Kind.steered {
+		if to := s.Applications[p.To]; to != nil && (to.Kind.steered != p.Kind.steered || to.Kind.idle) {
 			return "loads." + name, fmt.Errorf("a load of kind %s cannot go to an application of kind %s", p.Kind.Name, to.Kind.Name)
 		}
 	}

@@ -49,8 +49,13 @@ func Run(ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writ
 			return trials, err
 		}
 		t := record.Trial{Schema: record.TrialSchema, PlannedTrial: p}
-		x := &trial{machine: m, spec: s.At(p.Factors).copies(), index: p.Index, arm: p.Arm, dir: dir, seed: arrivalSeed(run.Seed, p)}
-		failure := x.run(ctx, &t)
+		level, seed := s.At(p.Factors), arrivalSeed(run.Seed, p)
+		var failure error
+		if level.nodes() > 0 {
+			failure = (&nodesTrial{machine: m, spec: level, seed: seed}).run(ctx, &t)
+		} else {
+			failure = (&trial{machine: m, spec: level.copies(), index: p.Index, arm: p.Arm, dir: dir, seed: seed}).run(ctx, &t)
+		}
 		left.add(t.Ended.Sub(t.Started))
 		if err := w.Append(t); err != nil {
 			return trials, err

@@ -27,8 +27,9 @@ type Spec struct {
 	Blocks       int
 	Warmup       time.Duration
 	Duration     time.Duration
-	SampleHz     int  // of the sampler that splits eBPF time by control group, per CPU
-	Statistics   bool // the kernel counts runs and run time of eBPF programs
+	SampleHz     int     // of the sampler that splits eBPF time by control group, per CPU
+	Statistics   bool    // the kernel counts runs and run time of eBPF programs
+	Whole        Options // settings of the whole that can be factors: see nodesKnob
 	Applications map[string]*Part
 	Loads        map[string]*Part
 	Arms         map[string]*Part // beside record.Direct and record.AA, which every experiment has
@@ -88,6 +89,7 @@ var (
 		{Name: "throttled", Type: TypeDuration, Default: "0s", Max: 3600, Doc: "time that a group without a CPU limit of its own may be throttled"},
 		{Name: "held", Type: TypeNumber, Default: "0", Max: 1, Doc: "part of its periods in which a group with a CPU limit must be throttled, for experiments about the limit"},
 		{Name: "connections", Type: TypeNumber, Default: "1", Max: 1, Doc: "part of the connections asked for that must be open at once, where the load holds them"},
+		{Name: "nodes", Type: TypeNumber, Default: "0.5", Max: 1, Doc: "part of the nodes of a trial at which it may fail before it is invalid"},
 		{Name: "invalid", Type: TypeNumber, Default: "0.25", Max: 1, Doc: "part of the trials that may be invalid before the run is"},
 	}
 )
@@ -158,7 +160,7 @@ func (s *Spec) BaselineName() string {
 // At is the spec with every factor set to its value in l.
 func (s *Spec) At(l Level) *Spec {
 	c := *s
-	c.Applications, c.Loads, c.Arms = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms)
+	c.Applications, c.Loads, c.Arms, c.Whole = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms), s.Whole.clone()
 	if s.Baseline != nil {
 		c.Baseline = s.Baseline.clone()
 	}
@@ -218,7 +220,7 @@ type target struct {
 }
 
 func (s *Spec) targets() []target {
-	var all []target
+	all := []target{{nodesKnob.Name, nodesKnob, s.Whole}}
 	for _, sec := range s.sections() {
 		for _, name := range slices.Sorted(maps.Keys(sec.parts)) {
 			p := sec.parts[name]
@@ -331,6 +333,9 @@ func (s *Spec) checkParts() (path string, err error) {
 			return path, err
 		}
 		if path, err := c.checkConnects(); err != nil {
+			return path, err
+		}
+		if path, err := c.checkTraces(); err != nil {
 			return path, err
 		}
 		for _, sec := range c.sections() {
@@ -472,6 +477,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Duration     string              `json:"duration"`
 		SampleHz     int                 `json:"sampling"`
 		Statistics   bool                `json:"statistics"`
+		Nodes        int                 `json:"nodes,omitempty"`
 		Applications map[string]any      `json:"applications,omitempty"`
 		Loads        map[string]any      `json:"loads,omitempty"`
 		Arms         map[string]any      `json:"arms,omitempty"`
@@ -481,7 +487,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Quick        *quick              `json:"quick,omitempty"`
 	}{
 		Name: s.Name, Question: s.Question, Needs: s.Needs, Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
-		SampleHz: s.SampleHz, Statistics: s.Statistics, Applications: partsJSON(s.Applications, "kind"), Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
+		SampleHz: s.SampleHz, Statistics: s.Statistics, Nodes: s.nodes(), Applications: partsJSON(s.Applications, "kind"), Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
 		Gates: s.Gates,
 	}
 	if s.Baseline != nil {

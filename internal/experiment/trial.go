@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/cluster"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/ledger"
@@ -32,6 +33,11 @@ type Machine struct {
 	Self       string // path of the tare binary, which starts itself in every role
 	Cgroups    *cgroup.Layout
 	OpenWindow func() (Window, error) // reads every counter: the first edge
+	Share      cluster.Share          // of the machine, that the groups of a trial may have together
+	Shared     bool                   // other nodes of the same run have trials on this machine at the same time
+
+	Nodes     Nodes         // where trials on nodes run; null: there are none
+	NodeShare cluster.Share // of each
 }
 
 // Window is an open window of the meter.
@@ -56,18 +62,23 @@ type trial struct {
 	spec     *Spec // at the trial's level
 	index    int   // in the plan; it makes the groups of each trial others than those before, also to a reader that remembers paths
 	arm      string
-	dir      string // the run directory, for files that processes read
-	seed     uint64 // of the loads' arrivals
+	dir      string                               // the run directory, for files that processes read
+	seed     uint64                               // of the loads' arrivals
+	barrier  func(context.Context) (int64, error) // called when all is set up; when the loads begin, by CLOCK_MONOTONIC in nanoseconds. Null: soon
+	late     int64                                // how long after the begin the loads were told of it, ns
 	cancel   context.CancelCauseFunc
 	tree     *placement.Tree
 	work     *placement.Group
 	roles    map[string]string // by path of group
 	mu       sync.Mutex        // guards started and roles while processes start side by side
 	started  []*process
-	apps     map[string]string // address by name
+	apps     map[string]string // address by name, of those that serve
 	controls map[string]string // where loads that steer an application ask it, by name
 	loads    map[string]*process
 	subject  *process
+	groups   map[string]*placement.Group // by their names in the tree
+	tracing  *tracing                    // null where no events are counted
+	found    *tracerReady                // of the tracer, once it was looked at
 	ready    *subjectReady
 	readyRaw []byte
 	readyIn  time.Duration
@@ -82,6 +93,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	defer cancel(nil)
 	x.cancel = cancel
 	x.roles, x.apps, x.controls, x.loads = map[string]string{}, map[string]string{}, map[string]string{}, map[string]*process{}
+	x.groups = map[string]*placement.Group{}
 
 	err := x.measure(work, t)
 	begin := time.Now()
@@ -99,7 +111,8 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 			t.Validity.Failed += "; " + mend
 		}
 	default:
-		m := &measurement{spec: x.spec, loads: t.Loads, work: t.Work, ledger: t.Ledger, further: t.Further, tree: path.Dir(x.work.Path()), subject: x.ready, start: x.readyIn.Seconds()}
+		m := &measurement{spec: x.spec, loads: t.Loads, work: t.Work, ledger: t.Ledger, further: t.Further, tree: path.Dir(x.work.Path()), shared: x.machine.Share.CPUs > 0, subject: x.ready, start: x.readyIn.Seconds(),
+			arm: x.arm, events: t.Events, tracer: x.found}
 		m.setRoles(x.roles)
 		t.Metrics, t.Counts = m.values(), m.counts()
 		t.Validity.Reasons = m.judge()
@@ -124,12 +137,35 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 
-	s := role.Schedule{Begin: pace.Now() + int64(startLead), Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration)}
+	if x.tracing != nil {
+		if err := x.calibrate(ctx); err != nil {
+			return err
+		}
+		lap("offset")
+		early := first(true)
+		defer func() { _ = first(false) }() // what could be set can be taken back
+		defer func() {
+			if early != nil && t.Ledger != nil {
+				x.warn(t, "not-first", "%v; a storm of execs may have held up the reading of counters", early)
+			}
+		}()
+	}
+	barrier := x.barrier
+	if barrier == nil {
+		barrier = soon
+	}
+	begin, err := barrier(ctx)
+	if err != nil {
+		return err
+	}
+	s := role.Schedule{Begin: begin, Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration)}
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
 		if err := x.loads[name].conn.Send(role.Start, s); err != nil {
 			return fmt.Errorf("starting the load %s: %w", name, err)
 		}
 	}
+	x.readEnd(ctx, s.Begin+s.Warmup+s.Duration)
+	x.late = max(0, pace.Now()-s.Begin)
 	works := x.subject != nil && x.spec.Subject(x.arm).works()
 	if works {
 		if err := x.subject.conn.Send(role.Start, s); err != nil {
@@ -140,7 +176,7 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 	lap("warm-up")
-	others := placement.Others(x.machine.Cgroups)
+	others := x.machine.others()
 	w, err := x.machine.OpenWindow()
 	if err != nil {
 		return fmt.Errorf("opening the window: %w", err)
@@ -152,7 +188,7 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 	lap("measured")
-	if others = append(others, placement.Others(x.machine.Cgroups)...); len(others) > 0 {
+	if others = append(others, x.machine.others()...); len(others) > 0 {
 		t.Ledger.Warnings = append(t.Ledger.Warnings, ledger.Warning{Code: record.OtherRun, Message: OtherRun(others)})
 	}
 
@@ -170,6 +206,9 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 			return err
 		}
 	}
+	if err := x.drainEvents(ctx, t); err != nil {
+		return err
+	}
 	lap("drain")
 	if err := x.readAfter(ctx, t); err != nil {
 		return err
@@ -185,10 +224,20 @@ func OtherRun(pids []int) string {
 // setUp makes the groups and starts the processes: applications, then the subject, which must know where they are, then loads,
 // which must find both.
 func (x *trial) setUp(ctx context.Context) (err error) {
-	if x.tree, err = placement.NewTree(x.machine.Cgroups, fmt.Sprintf("trial-%d", x.index)); err != nil {
+	newTree := placement.NewTree
+	if x.flat() {
+		newTree = placement.NewFlatTree
+	}
+	if x.tree, err = newTree(x.machine.Cgroups, fmt.Sprintf("trial-%d", x.index)); err != nil {
+		return err
+	}
+	if err := x.tree.Limit(placement.Limits{CPUs: x.machine.Share.CPUs, Weight: x.machine.Share.Weight}); err != nil {
 		return err
 	}
 	if x.work, err = x.tree.Group(workGroup, placement.Limits{}); err != nil {
+		return err
+	}
+	if err := x.watchExecs(); err != nil {
 		return err
 	}
 	if err := inParallel(x.spec.Applications, func(name string, p *Part) error { return x.startApp(ctx, name, p) }); err != nil {
@@ -217,9 +266,24 @@ func inParallel(parts map[string]*Part, do func(string, *Part) error) error {
 	return nil
 }
 
-// start makes a group for one process and starts it there.
+// group makes a group, if it is not there yet.
+func (x *trial) group(name string, limits Options) (*placement.Group, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if g := x.groups[name]; g != nil {
+		return g, nil
+	}
+	g, err := x.tree.Group(name, placement.Limits{CPUs: limits.float("cpus"), MemoryBytes: uint64(limits.float("memory")), Pin: int(limits.float("pin"))})
+	if err != nil {
+		return nil, err
+	}
+	x.groups[name] = g
+	return g, nil
+}
+
+// start starts one process in a group of its own.
 func (x *trial) start(ctx context.Context, group, as, name string, limits Options, argv []string) (*process, error) {
-	g, err := x.tree.Group(group, placement.Limits{CPUs: limits.float("cpus"), MemoryBytes: uint64(limits.float("memory")), Pin: int(limits.float("pin"))})
+	g, err := x.group(group, limits)
 	if err != nil {
 		return nil, err
 	}
@@ -252,11 +316,16 @@ func (x *trial) startApp(ctx context.Context, name string, part *Part) error {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.apps[name], x.controls[name] = ready.Address, ready.Control
+	if ready.Address != "" { // else it serves nobody
+		x.apps[name], x.controls[name] = ready.Address, ready.Control
+	}
 	return nil
 }
 
 func (x *trial) startSubject(ctx context.Context, arm *Part) error {
+	if arm.Kind.traces != nil {
+		return x.startTracer(ctx, arm)
+	}
 	kind, err := subject.Lookup(arm.Kind.Name)
 	if err != nil {
 		return err
@@ -320,7 +389,7 @@ const servicesFile = "services.yaml" // in the run directory, of the trial under
 
 // serviceAddress is the address under which the subject serves an application.
 func (x *trial) serviceAddress(app string) string {
-	names := slices.Sorted(maps.Keys(x.spec.Applications))
+	names := slices.Sorted(maps.Keys(x.apps))
 	return serviceIP(1 + slices.Index(names, app))
 }
 
@@ -334,14 +403,18 @@ func (x *trial) tearDown() error {
 		wg.Go(p.stop)
 	}
 	wg.Wait()
+	untraced := x.tracing.close()
 	if x.tree == nil {
-		return nil
+		return untraced
 	}
 	if err := x.tree.Close(); err != nil {
-		return fmt.Errorf("removing the trial's control groups: %w", err)
+		return errors.Join(untraced, fmt.Errorf("removing the trial's control groups: %w", err))
 	}
-	return nil
+	return untraced
 }
+
+// soon is the barrier of a trial that waits for nobody else.
+func soon(context.Context) (int64, error) { return pace.Now() + int64(startLead), nil }
 
 // sleepUntil sleeps until CLOCK_MONOTONIC shows at, in nanoseconds. The context can end all but the last two milliseconds, which the
 // kernel's own clock times: Go's timers round to about one.

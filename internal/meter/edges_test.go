@@ -88,7 +88,6 @@ func TestAGroupWithoutCPUTimeHasNoEBPFTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Remove(filepath.Join(memory.Mount, path)) })
-	m.fresh = false // find the new group
 	l := ledgerOf(t, m, func() {})
 	i := slices.IndexFunc(l.Cgroups, func(c ledger.Cgroup) bool { return c.Path == path })
 	if i < 0 {

@@ -50,7 +50,6 @@ type Meter struct {
 	warnings  []ledger.Warning          // of set-up: they hold for every window
 	reported  time.Duration             // CPU time of this process that an earlier ledger has named
 	open      bool
-	fresh     bool // groups and kernel threads have just been found
 	hidden    bool // this process does not see all of the machine's processes
 }
 
@@ -83,7 +82,6 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	if m.kernel, err = m.fs.KernelThreads(); err != nil {
 		return m, err
 	}
-	m.fresh = true
 	m.describe()
 	if m.hidden = !initialNamespace("pid", initialPID); m.hidden {
 		m.warn("pid-namespace", "this process is in a PID namespace of its own: samples of processes outside of it cannot be told from those of an idle CPU, and kernel threads cannot be seen; run in the machine's PID namespace")
@@ -242,12 +240,9 @@ func (m *Meter) Open() (w *Window, err error) {
 	if m.open {
 		return nil, errors.New("opening a window: the one before is still open")
 	}
-	if !m.fresh {
-		if err := m.prepare(); err != nil {
-			return nil, err
-		}
+	if err := m.prepare(); err != nil { // what has come since New would else be taken for new in the window, with all that it has used before
+		return nil, err
 	}
-	m.fresh = false
 	w = &Window{m: m, programs: map[bpf.Key]bpf.Counters{}}
 	if m.sampler != nil {
 		w.collector = newCollector(m.sampler, m.layout, m.hidden)

@@ -114,6 +114,8 @@ func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 type Limits struct {
 	CPUs        float64 // CPU time per time, by quota over periods of 100 ms
 	MemoryBytes uint64
+	// Weight is the group's part where CPU time is short, beside groups of weight 1, which is the kernel's default, and single processes of the root group.
+	Weight float64
 	// Pin names the one CPU that processes started in the group run on: the Pin-th of those allowed, counted from 1 and round again
 	// on a machine with fewer.
 	Pin int
@@ -124,6 +126,7 @@ type Tree struct {
 	layout *cgroup.Layout
 	name   string
 	hs     []*cgroup.Hierarchy
+	flat   bool // see NewFlatTree
 	start  chan startRequest
 	exited chan struct{} // closed when the starting thread has ended
 	locks  []*os.File    // the tree's directories, locked
@@ -150,7 +153,17 @@ type Group struct {
 //
 // An error with code fault.Usage is of a bad id (lower-case letters, digits and hyphens), with fault.Machine of a machine
 // where no groups can be made.
-func NewTree(l *cgroup.Layout, id string) (*Tree, error) {
+func NewTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, false) }
+
+// NewFlatTree is NewTree, but to the kernel's scheduler all groups of the tree are one: its tasks get their parts of the CPU task by task. CPU time,
+// memory and processes are counted and limited by group all the same. On v1 a group with a limit of CPU time, or a weight, is apart for the scheduler as well,
+// and where cpu and cpuacct are one hierarchy all are; on v2 no group of a flat tree can have such a limit.
+//
+// It is for work that forks without end. Linux 6.18 lets a group whose tasks are many and short keep the tasks of others that sleep and wake, such as a
+// tracer's, from the CPU for a second and more, whatever the weights; among tasks of one group it is fair.
+func NewFlatTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, true) }
+
+func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 	if !validID.MatchString(id) {
 		return nil, fault.New(fault.Usage, id, "use lower-case letters, digits and hyphens, at most 64", "not a name for control groups")
 	}
@@ -159,7 +172,7 @@ func NewTree(l *cgroup.Layout, id string) (*Tree, error) {
 		return nil, err
 	}
 	t := &Tree{
-		layout: l, hs: hierarchies(l), groups: map[string]*Group{},
+		layout: l, hs: hierarchies(l), flat: flat, groups: map[string]*Group{},
 		name:  fmt.Sprintf("tare-%s-p%d-t%d", id, self.PID, self.Start),
 		start: make(chan startRequest), exited: make(chan struct{}),
 	}
@@ -213,6 +226,36 @@ func (t *Tree) dir(h *cgroup.Hierarchy, group string) string {
 // Name is the name of the tree's directory, and the value of Mark in its processes.
 func (t *Tree) Name() string { return t.name }
 
+// Path is the identity of the tree's top group, in which all others are, as cgroup.Resolver and cgroup.Reader give it.
+func (t *Tree) Path() string { return t.top().Path() }
+
+// Limit bounds what all groups of the tree may use together. Pin is of single groups only. A limit that this machine cannot set is an error with
+// code fault.Machine.
+func (t *Tree) Limit(l Limits) error { return t.top().limit(l) }
+
+// Limit bounds what is in the group from now on, beside what it was made with. Pin has no meaning any more.
+func (g *Group) Limit(l Limits) error { return g.limit(l) }
+
+func (t *Tree) top() *Group { return &Group{tree: t} }
+
+// Own are the names of the trees that this process owns.
+func Own(l *cgroup.Layout) []string {
+	self, err := proc.FS{}.Process(os.Getpid())
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, h := range hierarchies(l) {
+		entries, _ := os.ReadDir(h.Mount) // what cannot be read has no trees that we could have made
+		for _, e := range entries {
+			if o, ok := parseTreeName(e.Name()); ok && o == (owner{self.PID, self.Start}) && !slices.Contains(names, e.Name()) {
+				names = append(names, e.Name())
+			}
+		}
+	}
+	return names
+}
+
 // Missing says what cannot be limited or counted in the groups of this tree, and the mend. Tare changes no setting of groups that it
 // has not made, the enabled controllers of the root of v2 among them.
 func (t *Tree) Missing() []string { return t.missing }
@@ -245,7 +288,7 @@ func (t *Tree) delegate(group string) error {
 		}
 		dir := t.dir(h, group)
 		for _, c := range enabled(filepath.Dir(dir)) {
-			if !slices.Contains(controllers, c) {
+			if !slices.Contains(controllers, c) || t.flat && c == "cpu" {
 				continue
 			}
 			if err := write(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
@@ -290,7 +333,7 @@ func (t *Tree) Group(name string, limits Limits) (*Group, error) {
 			return nil, err
 		}
 	}
-	g, err := t.make(name)
+	g, err := t.make(name, limits.CPUs > 0 || limits.Weight > 0)
 	if err != nil {
 		return nil, err
 	}
@@ -308,7 +351,7 @@ func (t *Tree) inner(name string) error {
 			}
 		}
 		var err error
-		if g, err = t.make(name); err != nil {
+		if g, err = t.make(name, false); err != nil {
 			return err
 		}
 	}
@@ -319,8 +362,31 @@ func (t *Tree) inner(name string) error {
 	return t.delegate(name)
 }
 
-func (t *Tree) make(name string) (*Group, error) {
+// schedules says of a hierarchy of v1 that it is for the scheduler alone.
+func schedules(h *cgroup.Hierarchy) bool {
+	return !h.V2 && h.Has("cpu") && !slices.ContainsFunc(controllers, func(c string) bool { return c != "cpu" && h.Has(c) })
+}
+
+// entry is the directory of a hierarchy that processes of a group enter.
+func (t *Tree) entry(h *cgroup.Hierarchy, group string) string {
+	dir := t.dir(h, group)
+	if _, err := os.Lstat(dir); err != nil && t.flat && schedules(h) {
+		return t.dir(h, "")
+	}
+	return dir
+}
+
+// make makes a group. apart is of one that the scheduler must know.
+func (t *Tree) make(name string, apart bool) (*Group, error) {
 	for _, h := range t.hs {
+		if t.flat && schedules(h) {
+			if !apart {
+				continue
+			}
+			if err := os.MkdirAll(path.Dir(t.dir(h, name)), 0o755); err != nil {
+				return nil, cannotMake(err, t.dir(h, name))
+			}
+		}
 		if err := os.Mkdir(t.dir(h, name), 0o755); err != nil {
 			return nil, cannotMake(err, t.dir(h, name))
 		}
@@ -341,6 +407,12 @@ func (g *Group) limit(l Limits) error {
 		quota := strconv.Itoa(int(l.CPUs * quotaPeriod))
 		err := g.set("cpu", "cpu.max", quota+" "+strconv.Itoa(quotaPeriod),
 			"cpu.cfs_period_us", strconv.Itoa(quotaPeriod), "cpu.cfs_quota_us", quota)
+		if err != nil {
+			return err
+		}
+	}
+	if l.Weight > 0 {
+		err := g.set("cpu", "cpu.weight", strconv.Itoa(max(1, int(100*l.Weight))), "cpu.shares", strconv.Itoa(max(2, int(1024*l.Weight))))
 		if err != nil {
 			return err
 		}

@@ -92,6 +92,17 @@ func members(dirs []string) []int {
 	return slices.Compact(pids)
 }
 
+// Members are the processes in trees of those names, in order.
+func Members(l *cgroup.Layout, trees []string) []int {
+	var dirs []string
+	for _, h := range hierarchies(l) {
+		for _, t := range trees {
+			dirs = append(dirs, filepath.Join(h.Mount, t))
+		}
+	}
+	return members(dirs)
+}
+
 // below lists a group's directory and those below it, the deepest last. It is empty where there is no such group.
 func below(dir string) []string {
 	var dirs []string

@@ -55,7 +55,7 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 		args = append(args, pinFlag+strconv.Itoa(g.pin))
 	}
 	for _, h := range t.hs {
-		args = append(args, t.dir(h, g.name))
+		args = append(args, t.entry(h, g.name))
 	}
 	cmd.Args = slices.Concat(args, []string{"--", cmd.Path}, cmd.Args)
 	cmd.Path = "/proc/self/exe"

@@ -32,20 +32,22 @@ const (
 
 // Run is run.json.
 type Run struct {
-	Schema      string          `json:"schema"`
-	ID          string          `json:"id"`
-	Experiment  string          `json:"experiment"`
-	Question    string          `json:"question"`
-	Spec        json.RawMessage `json:"spec"`               // as resolved, with every default filled in
-	Baseline    string          `json:"baseline,omitempty"` // what the arms Direct and AA run, where that is a subject
-	Seed        uint64          `json:"seed"`
-	Blocks      int             `json:"blocks"`
-	Plan        []PlannedTrial  `json:"plan"`
-	Started     time.Time       `json:"started"`
-	Version     string          `json:"version"`
-	Build       string          `json:"build"` // go version and vcs revision
-	Environment Environment     `json:"environment"`
-	Command     []string        `json:"command"` // how to run it again
+	Schema      string            `json:"schema"`
+	ID          string            `json:"id"`
+	Experiment  string            `json:"experiment"`
+	Question    string            `json:"question"`
+	Spec        json.RawMessage   `json:"spec"`               // as resolved, with every default filled in
+	Baseline    string            `json:"baseline,omitempty"` // what the arms Direct and AA run, where that is a subject
+	Seed        uint64            `json:"seed"`
+	Blocks      int               `json:"blocks"`
+	Plan        []PlannedTrial    `json:"plan"`
+	Started     time.Time         `json:"started"`
+	Version     string            `json:"version"`
+	Build       string            `json:"build"` // go version and vcs revision
+	Environment Environment       `json:"environment"`
+	Absent      map[string]string `json:"absent,omitempty"` // arms of the spec that did not run, for their program is not installed, and why
+	Command     []string          `json:"command"`          // how to run it again
+	Nodes       *Nodes            `json:"nodes,omitempty"`  // the machines, where it ran on more than the coordinator's
 }
 
 // PlannedTrial is one trial as the plan orders it. Index counts from 0 over the run, Position within the block.
@@ -82,6 +84,7 @@ type Trial struct {
 	Ended    time.Time                 `json:"ended"`
 	Loads    map[string]load.Result    `json:"loads"`             // by the name that the spec gives the load
 	Work     *load.Result              `json:"work,omitempty"`    // of a subject that works by itself
+	Events   *Events                   `json:"events,omitempty"`  // where the load makes events that are counted
 	Ledger   *ledger.Ledger            `json:"ledger"`            // of the measured window; null when the trial failed before it
 	Further  map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
 	Subject  json.RawMessage           `json:"subject,omitempty"` // what the subject said of itself when it was ready
@@ -89,6 +92,31 @@ type Trial struct {
 	Metrics  map[string]float64        `json:"metrics"`           // single values of this trial, by metric name
 	Counts   map[string]Count          `json:"counts,omitempty"`  // counts of this trial, by metric name: to be pooled over trials
 	Validity Validity                  `json:"validity"`
+	Nodes    []NodeTrial               `json:"nodes,omitempty"` // what came of it at each node, where it ran on nodes: metrics and loads are of all of them together then
+}
+
+// Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them independently of each other; what the
+// tracer says it lost is a fourth number, and never the truth. The pointers are null where there is no tracer.
+type Events struct {
+	Generated int64  `json:"generated"`           // by the load: execs that succeeded, from its first to its last
+	Failed    int64  `json:"failed"`              // by the load: execs that did not
+	Counted   int64  `json:"counted"`             // by the kernel, in the load's control group, since the offset was read
+	Elsewhere int64  `json:"elsewhere"`           // by the kernel, outside of that group, from then until the tracer was told to end
+	Missed    int64  `json:"missed"`              // runs that the kernel's counter missed (recursion); a trial with any is invalid
+	Scope     string `json:"scope,omitempty"`     // whose events the tracer delivers: group or machine
+	Expected  *int64 `json:"expected,omitempty"`  // what it had to deliver: counted, and elsewhere too where its scope is the machine
+	AtMost    *int64 `json:"at_most,omitempty"`   // what it can have delivered at most; where its scope is the machine, others exec while the counts are read
+	Delivered *int64 `json:"delivered,omitempty"` // what it did, until it had ended
+	Late      *int64 `json:"late,omitempty"`      // of delivered: longer after the load's end than is in time
+	AtExit    *int64 `json:"at_exit,omitempty"`   // of delivered: after it was told to end
+	SaidLost  *int64 `json:"said_lost,omitempty"` // by its own word; null where it never says
+	Offset    Offset `json:"offset"`
+}
+
+// Offset is what was counted before the load had made any event, when all was set up: the harness's own. It is taken off all counts above.
+type Offset struct {
+	Counted   int64  `json:"counted"` // by the kernel, in the load's control group
+	Delivered *int64 `json:"delivered,omitempty"`
 }
 
 // Count is how many samples were in a part, of how many. One trial may hold too few to say anything; all of them together may not.
@@ -112,7 +140,7 @@ type Validity struct {
 
 // Reason is one gate that was tripped: what was seen, what was allowed, and what to change.
 type Reason struct {
-	Gate    string  `json:"gate"` // rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside
+	Gate    string  `json:"gate"` // rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside, counts, window
 	Seen    float64 `json:"seen"`
 	Allowed float64 `json:"allowed"`
 	Message string  `json:"message"`

@@ -61,11 +61,23 @@ type Reader struct {
 	name   []byte
 	budget int // descriptors that may still be kept open
 	pass   uint64
+	tops   []string // below the mounts: only these and what is in them is read
 }
 
 // NewReader finds all groups. Close it after use.
-func NewReader(l *Layout) (*Reader, error) {
-	r := &Reader{live: map[string]*Group{}, buf: make([]byte, 16<<10)}
+func NewReader(l *Layout) (*Reader, error) { return newReader(l, []string{""}) }
+
+// NewReaderOf finds the groups of those names at the top of the hierarchies, and those in them. All other groups are none of its concern.
+func NewReaderOf(l *Layout, names []string) (*Reader, error) {
+	var tops []string
+	for _, n := range names {
+		tops = append(tops, "/"+n)
+	}
+	return newReader(l, tops)
+}
+
+func newReader(l *Layout, tops []string) (*Reader, error) {
+	r := &Reader{live: map[string]*Group{}, buf: make([]byte, 16<<10), tops: tops}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, fmt.Errorf("reading the limit on open files: %w", err)
@@ -138,8 +150,10 @@ func (r *Reader) Groups() []*Group { return r.groups }
 func (r *Reader) Refresh() error {
 	r.pass++
 	for _, t := range r.trees {
-		if err := walk(t.dir, "", r.buf, func(rel string, ino uint64) { r.see(t, rel, ino) }); err != nil {
-			return err
+		for _, top := range r.tops {
+			if err := walk(t.dir, top, r.buf, func(rel string, ino uint64) { r.see(t, rel, ino) }); err != nil {
+				return err
+			}
 		}
 		for _, n := range t.nodes {
 			if n.pass != r.pass {

@@ -1,0 +1,264 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/cluster"
+	"tare/internal/cluster/local"
+	"tare/internal/experiment"
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
+	"tare/internal/meter"
+	"tare/internal/placement"
+	"tare/internal/version"
+)
+
+func init() { register(newNode) }
+
+// nodeFlags are the flags of tare node.
+type nodeFlags struct {
+	join, name           string
+	authority, cert, key string
+	dir                  string
+	patience             time.Duration
+	handed               int
+}
+
+func newNode() *cobra.Command {
+	var f nodeFlags
+	c := &cobra.Command{
+		Use:   "node --join HOST:PORT --name NAME --ca FILE --cert FILE --key FILE",
+		Short: "Be one of the machines of a run: join its coordinator and run its trials here, until the run is over",
+		Long: `Be one of the machines of a run that 'tare run --nodes-listen' coordinates: join it, run its trials here as 'tare run' would, and send one record of
+each. Both sides show certificates of one authority, which 'tare node keys' makes. Nothing is executed from afar: the coordinator sends a spec,
+and the begin of each trial.
+
+It ends when the run is over. When the coordinator cannot be reached it tries again for as long as --patience lasts.`,
+		Example: `  tare node keys --dir keys n1 n2
+  tare run trace-scaling --nodes-listen :7117 --nodes-keys keys --nodes 2
+  tare node --join coordinator:7117 --name n1 --ca keys/authority.pem --cert keys/n1.pem --key keys/n1.key`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed(local.HandedFlag) {
+				return localNode(cmd.Context(), f.handed)
+			}
+			return remoteNode(cmd.Context(), f, os.Stderr)
+		},
+	}
+	fs := c.Flags()
+	fs.StringVar(&f.join, "join", "", "where 'tare run --nodes-listen' listens: HOST:PORT")
+	fs.StringVar(&f.name, "name", "", "name of this node, as its certificate has it")
+	fs.StringVar(&f.authority, "ca", "", "file with the authority's certificate")
+	fs.StringVar(&f.cert, "cert", "", "file with this node's certificate")
+	fs.StringVar(&f.key, "key", "", "file with its key")
+	fs.StringVar(&f.dir, "dir", "", "directory for what trials need, and the last record; default one that is made and removed")
+	fs.DurationVar(&f.patience, "patience", time.Minute, "how long to try to join, at first and when the connection broke")
+	fs.IntVar(&f.handed, local.HandedFlag, 0, "descriptor from which 'tare run --local-nodes' hands over what is needed")
+	if err := fs.MarkHidden(local.HandedFlag); err != nil {
+		panic(err) // a flag of that name is defined above
+	}
+	c.AddCommand(newNodeKeys())
+	return c
+}
+
+func newNodeKeys() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:   "keys --dir DIR NODE...",
+		Short: "Make the keys and certificates by which nodes and coordinator know each other",
+		Long: `Make the keys and certificates by which nodes and coordinator know each other: into DIR, an authority and the coordinator's unless they are
+there, and those of the nodes named. They are valid for a year. The coordinator needs DIR (--nodes-keys); a node needs authority.pem and its own two
+files, and nothing else: with authority.key anybody can make himself a node or a coordinator.`,
+		Example: `  tare node keys --dir keys n1 n2 n3`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return fault.New(fault.Usage, cmd.CommandPath(), "see '"+cmd.CommandPath()+" --help'", "one or more names of nodes are needed")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if dir == "" {
+				return fault.New(fault.Usage, "--dir", "see 'tare node keys --help'", "a value is needed")
+			}
+			wrote, err := cluster.MakeKeys(dir, args)
+			for _, file := range wrote {
+				fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(dir, file))
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&dir, "dir", "", "directory for the files; it is made, for its owner alone, if it is not there")
+	return c
+}
+
+// buildVersion is what coordinator and agents must have in common.
+func buildVersion() string { return version.Version + " (" + version.Build() + ")" }
+
+func hello(name string) cluster.Hello {
+	m := proc.FS{}.Machine()
+	return cluster.Hello{Name: name, Version: buildVersion(), Hostname: m.Hostname, Kernel: m.Kernel, CPUs: m.CPUs, BootID: m.BootID, PID: os.Getpid()}
+}
+
+// remoteNode is an agent on a machine of its own.
+func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
+	for flag, value := range map[string]string{"--join": f.join, "--name": f.name, "--ca": f.authority, "--cert": f.cert, "--key": f.key} {
+		if value == "" {
+			return fault.New(fault.Usage, flag, "see 'tare node --help'", "a value is needed")
+		}
+	}
+	if err := cluster.CheckName(f.name); err != nil {
+		return err
+	}
+	credentials, err := cluster.ReadCredentials(f.authority, f.cert, f.key)
+	if err != nil {
+		return err
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	if _, err := placement.Clean(layout); err != nil {
+		fmt.Fprintf(log, "tare: what an earlier run left behind could not all be removed: %v\n", err)
+	}
+	if f.dir == "" {
+		if f.dir, err = os.MkdirTemp("", "tare-node-"); err != nil {
+			return fault.Wrap(err, fault.Machine, os.TempDir(), "name a directory with --dir", "a directory for trials cannot be made")
+		}
+		defer os.RemoveAll(f.dir)
+	} else if err := os.MkdirAll(f.dir, 0o755); err != nil {
+		return fault.Wrap(err, fault.Machine, f.dir, "name a directory that can be written with --dir", "the directory for trials cannot be made")
+	}
+	scale := &fullScale{ctx: ctx}
+	defer func() { err = errors.Join(err, scale.close()) }()
+	n := experiment.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames()}
+	n.Machine, err = nodeMachine(layout, scale.open)
+	if err != nil {
+		return err
+	}
+	a := cluster.Agent{Hello: hello(f.name), Address: f.join, Credentials: credentials, Patience: f.patience,
+		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable(event)) }}
+	return a.Join(ctx, n.Run)
+}
+
+// localNode is an agent that shares its machine with others: it weighs only what is its own.
+func localNode(ctx context.Context, fd int) (err error) {
+	runtime.GOMAXPROCS(1) // waking threads on other CPUs is most of what an agent costs, and those CPUs are the other nodes'
+	h, err := local.ReadHanded(fd)
+	if err != nil {
+		return err
+	}
+	if err := local.ConfigureInside(h.Address); err != nil {
+		return err
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	scale := &lightScale{}
+	defer func() { err = errors.Join(err, scale.close()) }()
+	n := experiment.NodeAgent{Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: scale.prepare}
+	n.Machine, err = nodeMachine(layout, scale.open)
+	if err != nil {
+		return err
+	}
+	shared := n.Machine
+	n.Machine = func(s *experiment.Spec) (experiment.Machine, error) {
+		m, err := shared(s)
+		m.Shared = true
+		return m, err
+	}
+	return cluster.Agent{Hello: hello(h.Name), Address: h.Join, Credentials: h.Credentials}.Join(ctx, n.Run)
+}
+
+// nodeMachine gives what trials need of this machine, whose scale is opened as a spec asks.
+func nodeMachine(layout *cgroup.Layout, open func(*experiment.Spec) (func() (experiment.Window, error), error)) (func(*experiment.Spec) (experiment.Machine, error), error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("finding the tare binary: %w", err)
+	}
+	return func(s *experiment.Spec) (experiment.Machine, error) {
+		if err := requireFeatures(s); err != nil {
+			return experiment.Machine{}, err
+		}
+		window, err := open(s)
+		return experiment.Machine{Self: self, Cgroups: layout, OpenWindow: window}, err
+	}, nil
+}
+
+// fullScale is a meter of the whole machine, opened anew when a spec wants another.
+type fullScale struct {
+	ctx context.Context // of the command
+	o   meter.Options
+	m   *meter.Meter
+}
+
+func (f *fullScale) open(s *experiment.Spec) (func() (experiment.Window, error), error) {
+	o := meterOptions(s)
+	if f.m == nil || o != f.o {
+		if err := f.close(); err != nil {
+			return nil, err
+		}
+		m, err := meter.New(f.ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		f.m, f.o = m, o
+	}
+	return func() (experiment.Window, error) { return f.m.Open() }, nil
+}
+
+func (f *fullScale) close() error {
+	if f.m == nil {
+		return nil
+	}
+	m := f.m
+	f.m = nil
+	return m.Close()
+}
+
+// lightScale is a light meter.
+type lightScale struct {
+	o meter.Options
+	m *meter.Light
+}
+
+func (l *lightScale) open(s *experiment.Spec) (func() (experiment.Window, error), error) {
+	o := meterOptions(s)
+	if l.m == nil || o != l.o {
+		if err := l.close(); err != nil {
+			return nil, err
+		}
+		m, err := meter.NewLight(o)
+		if err != nil {
+			return nil, err
+		}
+		l.m, l.o = m, o
+	}
+	return func() (experiment.Window, error) { return l.m.Open() }, nil
+}
+
+func (l *lightScale) prepare() error { return l.m.Prepare() }
+
+func (l *lightScale) close() error {
+	if l.m == nil {
+		return nil
+	}
+	m := l.m
+	l.m = nil
+	return m.Close()
+}
+
+// meterOptions are those of the scale that an experiment asks for.
+func meterOptions(s *experiment.Spec) meter.Options {
+	return meter.Options{SampleHz: s.SampleHz, NoStatistics: !s.Statistics}
+}

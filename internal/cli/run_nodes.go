@@ -1,0 +1,174 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"tare/internal/cluster"
+	"tare/internal/cluster/local"
+	"tare/internal/experiment"
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
+	"tare/internal/record"
+)
+
+// nodesFlags are the flags of tare run about nodes.
+type nodesFlags struct {
+	local  int
+	cpus   float64
+	listen string
+	keys   string
+	count  int
+	wait   time.Duration
+}
+
+func (f *nodesFlags) register(fs *pflag.FlagSet) {
+	fs.IntVar(&f.local, "local-nodes", 0, "run on so many nodes, all on this machine; default, for an experiment that has nodes: 25 for every two CPUs, at most 50")
+	fs.Float64Var(&f.cpus, "node-cpus", -1, "CPUs that the groups of one local node may use together, 0 for no limit; default an even share of nine tenths of the machine")
+	fs.StringVar(&f.listen, "nodes-listen", "", "run on machines that join here with 'tare node': ADDRESS:PORT")
+	fs.StringVar(&f.keys, "nodes-keys", "", "directory of 'tare node keys', for --nodes-listen")
+	fs.IntVar(&f.count, "nodes", 0, "nodes to wait for, for --nodes-listen")
+	fs.DurationVar(&f.wait, "nodes-wait", 5*time.Minute, "how long to wait for them")
+}
+
+// check refuses flags that do not go together.
+func (f *nodesFlags) check(changed func(string) bool) error {
+	switch {
+	case changed("local-nodes") && (f.local < 1 || f.local > local.MostNodes):
+		return fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", local.MostNodes), "%d nodes cannot be on one machine", f.local)
+	case f.listen != "" && f.local > 0:
+		return fault.New(fault.Usage, "--nodes-listen", "leave one of them out", "nodes are on this machine (--local-nodes) or on others (--nodes-listen)")
+	case f.listen != "" && (f.keys == "" || f.count < 1):
+		return fault.New(fault.Usage, "--nodes-listen", "give --nodes-keys DIR and --nodes N; see 'tare node --help'", "the keys and the number of nodes are needed")
+	case f.listen == "" && (f.keys != "" || f.count != 0):
+		return fault.New(fault.Usage, "--nodes-listen", "give the address at which nodes join, or --local-nodes N", "a value is needed")
+	case changed("node-cpus") && f.cpus != 0 && f.cpus < leastShare:
+		return fault.New(fault.Usage, "--node-cpus", fmt.Sprintf("give at least %g, or 0 for no limit", leastShare), "a limit of %g CPUs", f.cpus)
+	case changed("node-cpus") && f.listen != "":
+		return fault.New(fault.Usage, "--node-cpus", "leave it out", "it is of local nodes: a machine is all a node's own")
+	}
+	return nil
+}
+
+// leastShare is the least limit that the kernel can set, in CPUs.
+const leastShare = 0.01
+
+// carries is how many local nodes a machine of so many CPUs carries: each then has 0.07 CPU, on which a tracer starts in seconds.
+func carries(cpus int) int { return max(1, min(25*cpus/2, 50)) }
+
+// nodeShare is what of its machine each node's trial gets. The groups of all local nodes together weigh as much as one other group: what reads the
+// counters must not wait for what is measured.
+func nodeShare(r *record.Nodes) cluster.Share {
+	if !r.Local {
+		return cluster.Share{}
+	}
+	return cluster.Share{CPUs: r.CPUs, Weight: 1 / float64(r.Count)}
+}
+
+// fleet is the nodes of a run, ready to be used.
+type fleet struct {
+	experiment.Nodes
+	close func() error
+}
+
+// plan fits the spec to the nodes that there will be, and says how they are had; null when the experiment has no nodes.
+func (f *nodesFlags) plan(s *experiment.Spec) *record.Nodes {
+	most := s.MostNodes()
+	n := f.local
+	switch {
+	case f.listen != "":
+		return &record.Nodes{Count: f.count, Scaled: s.ScaleNodes(f.count)}
+	case n == 0 && most == 0:
+		return nil
+	case n == 0:
+		n = min(max(most, 1), carries(proc.FS{}.Machine().CPUs))
+	}
+	r := &record.Nodes{Local: true, Scaled: s.ScaleNodes(n)}
+	r.Count = s.MostNodes()
+	if r.CPUs = f.cpus; f.cpus < 0 {
+		r.CPUs = max(leastShare, 0.9*float64(proc.FS{}.Machine().CPUs)/float64(r.Count))
+	}
+	return r
+}
+
+// gather has the nodes join. said is for the person who waits.
+func (f *nodesFlags) gather(ctx context.Context, r *record.Nodes, self string, layout *cgroup.Layout, dir string, said io.Writer) (*fleet, error) {
+	joined := func(n int) {
+		if n > 0 {
+			fmt.Fprintf(said, "%d of %s joined\n", n, counted(r.Count, "node"))
+		}
+	}
+	if r.Local {
+		started := time.Now()
+		n, err := local.Start(ctx, local.Options{Self: self, Cgroups: layout, Count: r.Count, Dir: filepath.Join(dir, "nodes"), Version: buildVersion()}, func(int) {})
+		if err != nil {
+			return nil, err
+		}
+		limit := "without a limit of CPU"
+		if r.CPUs > 0 {
+			limit = fmt.Sprintf("%.3g CPU each", r.CPUs)
+		}
+		fmt.Fprintf(said, "%s on this machine, %s, joined within %.1f s\n", counted(len(n.Nodes()), "node"), limit, time.Since(started).Seconds())
+		return &fleet{Nodes: localNodes{n}, close: n.Close}, nil
+	}
+	keys, err := cluster.ReadCoordinator(f.keys)
+	if err != nil {
+		return nil, err
+	}
+	c, err := cluster.NewCoordinator(cluster.Options{Version: buildVersion(), Credentials: keys})
+	if err != nil {
+		return nil, err
+	}
+	closed := func() error { c.Close(); return nil }
+	at, err := c.Listen(f.listen)
+	if err == nil {
+		fmt.Fprintf(said, "waiting for %s at %s\n", counted(r.Count, "node"), at)
+		err = c.Wait(ctx, r.Count, f.wait, joined)
+	}
+	if err != nil {
+		return nil, errors.Join(err, closed())
+	}
+	nodes := remoteNodes{Coordinator: c}
+	for _, h := range c.Nodes()[:r.Count] {
+		nodes.names = append(nodes.names, h.Name)
+		r.Nodes = append(r.Nodes, record.Node{Name: h.Name, Hostname: h.Hostname, Kernel: h.Kernel, CPUs: h.CPUs, BootID: h.BootID})
+	}
+	return &fleet{Nodes: nodes, close: closed}, nil
+}
+
+// localNodes are nodes on this machine: one that has gone is started again.
+type localNodes struct{ *local.Nodes }
+
+func (l localNodes) Ensure(ctx context.Context, names []string) error {
+	return l.Nodes.Ensure(ctx, names, func(int) {})
+}
+
+// remoteNodes are machines that joined by themselves, and may again.
+type remoteNodes struct {
+	*cluster.Coordinator
+	names []string
+}
+
+func (r remoteNodes) Names() []string                        { return r.names }
+func (r remoteNodes) Ensure(context.Context, []string) error { return nil }
+func (r remoteNodes) Why(string) string                      { return "" }
+func (r remoteNodes) Group() string                          { return "" }
+
+// PIDs are the agents that run beside the coordinator: its machine can be a node too.
+func (r remoteNodes) PIDs() []int {
+	here := proc.FS{}.Machine().BootID
+	var pids []int
+	for _, h := range r.Nodes() {
+		if h.BootID == here {
+			pids = append(pids, h.PID)
+		}
+	}
+	return pids
+}

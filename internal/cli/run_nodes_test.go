@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"testing"
+
+	"tare/internal/experiment"
+	"tare/internal/host/proc"
+)
+
+// TestNodesPlan: how many nodes there are, what each may use, and what of the spec is left out, by the flags and by what the spec asks for.
+func TestNodesPlan(t *testing.T) {
+	const head = "name: x\nquestion: Q?\nloads: {execs: {kind: exec}}\n"
+	cpus := float64(proc.FS{}.Machine().CPUs)
+	most := carries(int(cpus))
+	for _, c := range []struct {
+		name, spec string
+		flags      nodesFlags
+		count      int // 0: there are none
+		cpus       float64
+		local      bool
+		scaled     bool
+	}{
+		{"none", head, nodesFlags{cpus: -1}, 0, 0, false, false},
+		{"asked for by the spec", head + "nodes: 3\n", nodesFlags{cpus: -1}, 3, 0.9 * cpus / 3, true, false},
+		{"more than the machine carries", head + "factors: {nodes: [1, 5000]}\n", nodesFlags{cpus: -1}, 1, 0.9 * cpus, true, true},
+		{"all of them more", head + "nodes: 5000\n", nodesFlags{cpus: -1}, most, 0.9 * cpus / float64(most), true, true},
+		{"by the flag alone", head, nodesFlags{local: 4, cpus: -1}, 4, 0.9 * cpus / 4, true, false},
+		{"fewer than the flag", head + "nodes: 2\n", nodesFlags{local: 4, cpus: -1}, 2, 0.9 * cpus / 2, true, false},
+		{"without a limit", head, nodesFlags{local: 4, cpus: 0}, 4, 0, true, false},
+		{"with another", head, nodesFlags{local: 4, cpus: 0.25}, 4, 0.25, true, false},
+		{"on other machines", head + "factors: {nodes: [2, 9]}\n", nodesFlags{listen: ":0", count: 4, cpus: -1}, 4, 0, false, true},
+	} {
+		s, err := experiment.Parse("test", []byte(c.spec), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := c.flags.plan(s)
+		if c.count == 0 {
+			if r != nil {
+				t.Errorf("%s: %+v", c.name, r)
+			}
+			continue
+		}
+		if r == nil || r.Count != c.count || r.CPUs != c.cpus || r.Local != c.local || (r.Scaled != "") != c.scaled || s.MostNodes() > c.count {
+			t.Errorf("%s: %+v, at most %d; want %d with %g CPUs", c.name, r, s.MostNodes(), c.count, c.cpus)
+		}
+		share := nodeShare(r)
+		if share.CPUs != c.cpus || c.local != (share.Weight > 0) {
+			t.Errorf("%s: a node gets %+v", c.name, share)
+		}
+	}
+}

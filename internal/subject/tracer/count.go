@@ -1,0 +1,188 @@
+package tracer
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"regexp/syntax"
+	"strconv"
+)
+
+// matcher is a pattern for lines, by the cheapest means that decides it: a storm has tens of thousands of lines in a second.
+type matcher struct {
+	all      bool   // every line
+	prefix   []byte // lines that begin so, where it is not null
+	contains []byte // lines that hold it, where it is not null
+	re       *regexp.Regexp
+}
+
+// compile reads a pattern in the syntax of package regexp. Its error reads on after what the pattern is called.
+func compile(pattern string) (*matcher, error) {
+	re, err := regexp.Compile(pattern)
+	if err != nil {
+		return nil, fmt.Errorf("is no regular expression: %w", err)
+	}
+	m := &matcher{re: re}
+	switch pattern {
+	case "", ".*", "^", "$", "^.*", ".*$", "^.*$":
+		m.all = true
+		return m, nil
+	}
+	tree, err := syntax.Parse(pattern, syntax.Perl)
+	if err != nil {
+		return nil, fmt.Errorf("is no regular expression: %w", err)
+	}
+	literal := func(r *syntax.Regexp) []byte {
+		if r.Op != syntax.OpLiteral || r.Flags&syntax.FoldCase != 0 {
+			return nil
+		}
+		return []byte(string(r.Rune))
+	}
+	switch tree = tree.Simplify(); {
+	case literal(tree) != nil:
+		m.contains = literal(tree)
+	case tree.Op == syntax.OpConcat && len(tree.Sub) == 2 && tree.Sub[0].Op == syntax.OpBeginText && literal(tree.Sub[1]) != nil:
+		m.prefix = literal(tree.Sub[1])
+	}
+	return m, nil
+}
+
+func (m *matcher) match(line []byte) bool {
+	switch {
+	case m.all:
+		return true
+	case m.prefix != nil:
+		return bytes.HasPrefix(line, m.prefix)
+	case m.contains != nil:
+		return bytes.Contains(line, m.contains)
+	}
+	return m.re.Match(line)
+}
+
+// captured is the number in the first group of the pattern; false where the line does not match or has no number there.
+func (m *matcher) captured(line []byte) (int64, bool) {
+	found := m.re.FindSubmatch(line)
+	if len(found) < 2 {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(string(found[1]), 10, 64)
+	return n, err == nil && n >= 0
+}
+
+// tally is the count of one source of a stream as far as the stream has been read.
+type tally struct {
+	source  Source
+	n       int64
+	seen    bool  // it has said something: before that it is not 0 but unknown. Lines are known from the start
+	updates int64 // how often it has said something
+}
+
+func newTally(s Source) *tally { return &tally{source: s, seen: s.Lines != nil} }
+
+// take looks at one line.
+func (t *tally) take(line []byte) {
+	switch {
+	case t.source.Lines != nil:
+		if t.source.Lines.match(line) {
+			t.n++
+		}
+	case t.source.Sum != nil:
+		if n, ok := t.source.Sum.captured(line); ok {
+			t.n, t.seen, t.updates = t.n+n, true, t.updates+1
+		}
+	case t.source.JSON != nil:
+		if n, ok := lookUp(line, t.source.JSON); ok {
+			t.n, t.seen, t.updates = n, true, t.updates+1
+		}
+	}
+}
+
+// maxLine is how much of a line is looked at: a tracer that never ends its line must not fill the memory.
+const maxLine = 64 << 10
+
+// lastWords is how much of the end of a stream is kept for messages.
+const lastWords = 2 << 10
+
+// feed reads one stream, of which it keeps no more than a line and the last words.
+type feed struct {
+	tallies []*tally
+	watch   func(line []byte) // sees every line while it is not null
+
+	lines int64  // that have ended
+	carry []byte // the beginning of a line whose end has not come yet
+	over  bool   // the line is longer than what is looked at of it
+	tail  []byte
+}
+
+// write takes the next piece of the stream.
+func (f *feed) write(piece []byte) {
+	f.remember(piece)
+	if f.watch == nil && f.plain() {
+		n := int64(bytes.Count(piece, newline))
+		f.lines += n
+		for _, t := range f.tallies {
+			t.n += n
+		}
+		return
+	}
+	for len(piece) > 0 {
+		end := bytes.IndexByte(piece, '\n')
+		if end < 0 {
+			f.keep(piece)
+			return
+		}
+		line := piece[:end]
+		if len(f.carry) > 0 || f.over {
+			f.keep(line)
+			line = f.carry
+		} else if len(line) > maxLine {
+			line = line[:maxLine]
+		}
+		f.line(line)
+		f.carry, f.over = f.carry[:0], false
+		piece = piece[end+1:]
+	}
+}
+
+var newline = []byte{'\n'}
+
+// plain says whether all there is to do is to count lines.
+func (f *feed) plain() bool {
+	for _, t := range f.tallies {
+		if t.source.Lines == nil || !t.source.Lines.all {
+			return false
+		}
+	}
+	return true
+}
+
+// keep puts what has come of a line by, as far as it is looked at.
+func (f *feed) keep(part []byte) {
+	room := maxLine - len(f.carry)
+	if len(part) > room {
+		part, f.over = part[:room], true
+	}
+	f.carry = append(f.carry, part...)
+}
+
+func (f *feed) line(line []byte) {
+	f.lines++
+	for _, t := range f.tallies {
+		t.take(line)
+	}
+	if f.watch != nil {
+		f.watch(line)
+	}
+}
+
+// remember keeps the end of the stream.
+func (f *feed) remember(piece []byte) {
+	if len(piece) >= lastWords {
+		f.tail = append(f.tail[:0], piece[len(piece)-lastWords:]...)
+		return
+	}
+	if over := len(f.tail) + len(piece) - lastWords; over > 0 {
+		f.tail = append(f.tail[:0], f.tail[over:]...)
+	}
+	f.tail = append(f.tail, piece...)
+}

@@ -1,0 +1,238 @@
+// Package tracer runs tracing agents as subjects: programs, ours or anybody's, that say something of every exec that they see. A tracer is a
+// command line, and rules by which it shows that it is ready, what it has delivered, and what it says it lost. What is delivered is counted here,
+// on its output; whether that is all there was to deliver is for others to say, who have counts of their own.
+package tracer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"tare/internal/fault"
+	"tare/internal/near"
+)
+
+// Scope is whose execs a tracer delivers.
+type Scope string
+
+// The scopes.
+const (
+	Group   Scope = "group"   // those in the control group that it was given
+	Machine Scope = "machine" // those of the whole machine
+)
+
+// Scopes are the words for them.
+var Scopes = []string{string(Group), string(Machine)}
+
+// Tracer is how one tracer is run and read.
+type Tracer struct {
+	Argv      []string          // the program and its arguments
+	Env       []string          // variables beside those of this process, as NAME=value
+	Tracefs   bool              // it needs tracefs; where that is not mounted it gets one in a mount namespace of its own
+	Files     map[string]string // written into Place.Dir before it starts, by name
+	Version   []string          // prints the version; empty: it has none to tell
+	Ready     Ready
+	Delivered Source
+	Lost      *Source // null: it does not say
+	Scope     Scope
+	Stop      syscall.Signal // tells it to end, and to deliver what it still has
+	StopTime  time.Duration  // that it gets for it
+	Ask       syscall.Signal // has it write its totals at once; 0: it writes them when it likes
+	Install   string         // where to get it, for people
+}
+
+// Ready is how a tracer shows that it sees every exec from now on: by a line that matches, on either stream; then by a time. Where it has
+// neither it is ready at once.
+type Ready struct {
+	Pattern *regexp.Regexp
+	After   time.Duration
+}
+
+// Stream is one of the outputs of a process.
+type Stream string
+
+// The streams.
+const (
+	Stdout Stream = "stdout"
+	Stderr Stream = "stderr"
+)
+
+// Streams are the words for them.
+var Streams = []string{string(Stdout), string(Stderr)}
+
+// Source is where a number of events comes from. One of the four is set.
+type Source struct {
+	Stream Stream    // of the first three; empty: both
+	Lines  *matcher  // every line that matches is one event
+	Sum    *matcher  // numbers in lines, added up: what the first group of the pattern captures
+	JSON   []string  // a path into lines of JSON, to a running total: the latest counts
+	Metric *selector // a Prometheus metric, all samples that match added up
+	URL    string    // of the metric
+}
+
+// Place is where and for what a tracer is started.
+type Place struct {
+	Self       string // path of the tare binary
+	CgroupDir  string // the v2 directory of the control group whose execs are counted
+	CgroupID   uint64 // its id, as bpf_get_current_cgroup_id gives it
+	CgroupPath string // its path below the mount of v2, from /
+	Dir        string // a directory of its own, which is removed when it has ended
+	Port       int    // a TCP port that is free
+}
+
+// placeholders are what a command line may have in braces, in the order of the documentation.
+var placeholders = []struct {
+	name  string
+	value func(Place) string
+}{
+	{"self", func(p Place) string { return p.Self }},
+	{"cgroup_dir", func(p Place) string { return p.CgroupDir }},
+	{"cgroup_id", func(p Place) string { return strconv.FormatUint(p.CgroupID, 10) }},
+	{"cgroup_path", func(p Place) string { return p.CgroupPath }},
+	{"dir", func(p Place) string { return p.Dir }},
+	{"port", func(p Place) string { return strconv.Itoa(p.Port) }},
+}
+
+var braces = regexp.MustCompile(`\{[a-z_]+\}`)
+
+// checkPlaceholders finds those that are misspelt. Braces around anything else are the tracer's own.
+func checkPlaceholders(text string) error {
+	names := make([]string, len(placeholders))
+	for i, h := range placeholders {
+		names[i] = h.name
+	}
+	for _, in := range braces.FindAllString(text, -1) {
+		name := in[1 : len(in)-1]
+		if meant := near.Name(name, names); meant != "" && meant != name {
+			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s}?", in, meant)
+		}
+	}
+	return nil
+}
+
+// fill replaces the placeholders.
+func (p Place) fill(texts ...string) []string {
+	pairs := make([]string, 0, 2*len(placeholders))
+	for _, h := range placeholders {
+		pairs = append(pairs, "{"+h.name+"}", h.value(p))
+	}
+	r := strings.NewReplacer(pairs...)
+	filled := make([]string, len(texts))
+	for i, t := range texts {
+		filled[i] = r.Replace(t)
+	}
+	return filled
+}
+
+// split cuts a command line into words as a shell would: at blanks, with ' and " around what is one word, and \ before what is meant as it
+// stands. Nothing else of a shell is known here.
+func split(line string) ([]string, error) {
+	var words []string
+	var word strings.Builder
+	in, quote, escaped := false, rune(0), false
+	for _, c := range line {
+		switch {
+		case escaped:
+			if quote == '"' && c != '"' && c != '\\' {
+				word.WriteRune('\\')
+			}
+			word.WriteRune(c)
+			escaped = false
+		case c == '\\' && quote != '\'':
+			in, escaped = true, true
+		case quote != 0:
+			if c == quote {
+				quote = 0
+			} else {
+				word.WriteRune(c)
+			}
+		case c == '\'' || c == '"':
+			in, quote = true, c
+		case c == ' ' || c == '\t':
+			if in {
+				words = append(words, word.String())
+			}
+			word.Reset()
+			in = false
+		default:
+			in = true
+			word.WriteRune(c)
+		}
+	}
+	switch {
+	case quote != 0:
+		return nil, fmt.Errorf("has a %c without its other half", quote)
+	case escaped:
+		return nil, errors.New(`ends in \`)
+	}
+	if in {
+		words = append(words, word.String())
+	}
+	return words, nil
+}
+
+// self is the placeholder for the tare binary.
+const self = "{self}"
+
+// Self says whether the tracer is a role of the tare binary.
+func (t *Tracer) Self() bool { return t.Argv[0] == self }
+
+// Installed says whether the program is there. The error is a *fault.Error of code Machine that says where to get it.
+func (t *Tracer) Installed() error {
+	if t.Self() {
+		return nil
+	}
+	if _, err := exec.LookPath(t.Argv[0]); err != nil {
+		return fault.New(fault.Machine, t.Argv[0], t.Install, "not installed")
+	}
+	return nil
+}
+
+// versionTime is how long a program may take to say its version.
+const versionTime = 10 * time.Second
+
+// VersionText is what the program says of its version, in one line; empty where it says nothing.
+func (t *Tracer) VersionText(ctx context.Context) string {
+	if len(t.Version) == 0 {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, versionTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, t.Version[0], t.Version[1:]...)
+	cmd.WaitDelay = time.Second
+	out, _ := cmd.CombinedOutput() // some exit with 1 and print it all the same
+	for line := range strings.Lines(string(out)) {
+		if line = strings.TrimSpace(line); line != "" {
+			const most = 120
+			return printable(line[:min(len(line), most)])
+		}
+	}
+	return ""
+}
+
+// printable is text for a terminal: what else is in it is left out.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(text, ""))
+}
+
+// signals are those that a spec can name.
+var signals = map[string]syscall.Signal{
+	"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "QUIT": syscall.SIGQUIT, "HUP": syscall.SIGHUP, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
+}
+
+// StopSignals and AskSignals are the words for signals.
+var (
+	StopSignals = []string{"INT", "TERM", "QUIT", "HUP"}
+	AskSignals  = []string{"USR1", "USR2", "HUP"}
+)

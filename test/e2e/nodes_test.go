@@ -1,0 +1,405 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/record"
+)
+
+// nodesSpec is an experiment of tracers in short trials, with gates that none trips.
+const nodesSpec = `name: on-nodes
+question: Is every event counted at every node?
+blocks: %d
+warmup: 50ms
+duration: %s
+loads: {storm: {kind: exec}}
+arms: {exectrace: {subject: exectrace}}
+gates: {lag: 60s, drift: 1000}
+`
+
+// agents are the processes of a run's local nodes, by name.
+func agents(t *testing.T, coordinator int) map[string]int {
+	t.Helper()
+	found := map[string]int{}
+	cmdlines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range cmdlines {
+		line, _ := os.ReadFile(path) // it may have gone
+		dir := filepath.Dir(path)
+		if !bytes.Contains(line, []byte("\x00node\x00--handed\x00")) {
+			continue
+		}
+		if stat, err := os.ReadFile(filepath.Join(dir, "stat")); err != nil || parentOf(string(stat)) != coordinator {
+			continue
+		}
+		cgroup, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
+		name := regexp.MustCompile(`/tare-nodes-[^/]+/(n[0-9]+)-`).FindSubmatch(cgroup)
+		pid, _ := strconv.Atoi(filepath.Base(dir))
+		if name != nil {
+			found[string(name[1])] = pid
+		}
+	}
+	return found
+}
+
+func parentOf(stat string) int {
+	field := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	n, _ := strconv.Atoi(field[1])
+	return n
+}
+
+// noLinks fails the test if interfaces of a run's nodes are left at its end.
+func noLinks(t *testing.T, coordinator int) {
+	t.Helper()
+	all, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range all {
+		if strings.HasPrefix(i.Name, fmt.Sprintf("tare%dn", coordinator)) {
+			t.Errorf("an interface is left: %s", i.Name)
+		}
+	}
+}
+
+// TestLocalNodes: three nodes of one machine, each with its own load and its own tracer, count every event, and their sum is the trial's.
+func TestLocalNodes(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	dir := filepath.Join(t.TempDir(), "out")
+	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, "300ms")), "--local-nodes", "3", "--out", dir}, timeout: 3 * time.Minute}.start(t)
+	o := p.wait(t)
+	if o.code != 0 && o.code != 4 { // on a machine that is busy beside it, counters may be read too late, and trials be invalid
+		t.Fatal(o)
+	}
+	noLinks(t, p.pid)
+	if !regexp.MustCompile(`3 nodes on this machine, [0-9.]+ CPU each, joined within`).MatchString(o.stderr) {
+		t.Errorf("it does not say how the nodes are had: %s", o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := c.Run.Nodes; n == nil || !n.Local || n.Count != 3 || n.CPUs <= 0 {
+		t.Errorf("run.json has %+v", n)
+	}
+	for _, tr := range c.Trials {
+		if len(tr.Nodes) != 3 || tr.Validity.Failed != "" && !strings.Contains(tr.Validity.Failed, "is too busy") {
+			t.Fatalf("trial %d: %+v, %d nodes", tr.Index, tr.Validity, len(tr.Nodes))
+		}
+		sum, delivered := int64(0), int64(0)
+		for _, n := range tr.Nodes {
+			switch {
+			case n.Trial == nil || n.Trial.Events == nil:
+				t.Fatalf("%s: %s", n.Name, n.Failed)
+			case n.Failed != "":
+				t.Logf("%s: %s", n.Name, n.Failed)
+			}
+			e := n.Trial.Events
+			if e.Generated == 0 || e.Generated != e.Counted || e.Missed != 0 {
+				t.Errorf("%s made %d execs, the kernel counted %d", n.Name, e.Generated, e.Counted)
+			}
+			sum += e.Generated
+			if tr.Arm == "exectrace" {
+				delivered += *e.Delivered
+			}
+			// Nodes of one machine share its clock: what is found must be nothing, within its own error.
+			if off := *n.ClockOffset; max(off, -off) > *n.ClockError {
+				t.Errorf("the clock of %s is %d ns ahead, to %d", n.Name, off, *n.ClockError)
+			}
+			for _, g := range n.Trial.Ledger.Cgroups {
+				if !strings.HasPrefix(g.Path, "/tare-trial-") {
+					t.Errorf("%s weighs the group %s", n.Name, g.Path)
+				}
+			}
+		}
+		whole := tr.Validity.Failed == "" && !slices.ContainsFunc(tr.Nodes, func(n record.NodeTrial) bool { return n.Failed != "" })
+		got, ok := tr.Metrics["events_generated"]
+		if ok != whole || whole && int64(got) != sum {
+			t.Errorf("trial %d: events_generated is %g (there: %v), and the nodes made %d", tr.Index, got, ok, sum)
+		}
+		if tr.Arm == "exectrace" && delivered != sum {
+			t.Errorf("trial %d: %d of %d events were delivered", tr.Index, delivered, sum)
+		}
+		if tr.Ledger == nil || tr.Ledger.CPU.Capacity == 0 {
+			t.Errorf("trial %d has no ledger of the machine", tr.Index)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "nodes")); err == nil {
+		t.Error("the nodes' directories are left")
+	}
+}
+
+// TestNodeFailures: what becomes of one node in mid-run costs its part of that trial alone.
+func TestNodeFailures(t *testing.T) {
+	needsRoot(t)
+	for _, c := range []struct {
+		name string
+		harm func(t *testing.T, agent, coordinator int, dir string)
+		want string
+	}{
+		{"killed", func(t *testing.T, agent, _ int, _ string) {
+			if err := syscall.Kill(agent, syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		}, "its agent ended: signal: killed"},
+		{"stopped", func(t *testing.T, agent, _ int, _ string) {
+			if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil {
+				t.Error(err)
+			}
+		}, "it has said nothing for"},
+		{"partitioned", func(t *testing.T, _, coordinator int, _ string) {
+			if out, err := exec.Command("ip", "link", "set", fmt.Sprintf("tare%dn2", coordinator), "down").CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		}, "it has said nothing for"},
+		{"disk full", func(t *testing.T, _, _ int, dir string) {
+			node := filepath.Join(dir, "nodes", "n02")
+			if err := unix.Mount("tare-test", node, "tmpfs", 0, "size=4k"); err != nil {
+				t.Error(err)
+			}
+			if err := os.WriteFile(filepath.Join(node, "full"), make([]byte, 4096), 0o644); err != nil {
+				t.Error(err)
+			}
+		}, "no space left on device"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			leavesNothing(t)
+			dir := filepath.Join(t.TempDir(), "out")
+			p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, "1500ms")), "--local-nodes", "3", "--out", dir}, timeout: 3 * time.Minute}.start(t)
+			t.Cleanup(func() { _ = unix.Unmount(filepath.Join(dir, "nodes", "n02"), unix.MNT_DETACH) }) // where there was a mount
+			var agent int
+			whileItRuns(t, p, func() bool { // until the first trial is in its window: the load is at work
+				agent = agents(t, p.pid)["n02"]
+				made, _ := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/*/tare-trial-0-p%d-*/work/storm", agent))
+				alone, _ := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/tare-trial-0-p%d-*/work/storm", agent))
+				return agent != 0 && len(made)+len(alone) > 0
+			})
+			time.Sleep(700 * time.Millisecond)
+			c.harm(t, agent, p.pid, dir)
+			if c.name == "disk full" { // it is mended after the first trial
+				whileItRuns(t, p, func() bool {
+					lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile))
+					return bytes.Count(lines, []byte("\n")) > 0
+				})
+				if err := unix.Unmount(filepath.Join(dir, "nodes", "n02"), unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			}
+			o := p.wait(t)
+			noLinks(t, p.pid)
+			r, err := record.Read(dir)
+			if err != nil {
+				t.Fatalf("%v: %s", err, o)
+			}
+			if len(r.Trials) != 3 {
+				t.Fatalf("%d trials: %s", len(r.Trials), o)
+			}
+			for _, tr := range r.Trials {
+				held := strings.Contains(tr.Validity.Failed, "the trial failed at all of 3 nodes") && strings.Contains(tr.Validity.Failed, "is too busy")
+				if tr.Validity.Failed != "" && !held || len(tr.Nodes) != 3 {
+					t.Fatalf("trial %d: %+v", tr.Index, tr.Validity)
+				}
+				if held { // by what else this machine does
+					t.Logf("trial %d: %s", tr.Index, tr.Validity.Failed)
+				}
+				for i, n := range tr.Nodes {
+					if busy := strings.Contains(n.Failed, "is too busy"); n.Failed != "" && !busy && (tr.Index != 0 || i != 1) {
+						t.Errorf("trial %d failed at %s too: %s", tr.Index, n.Name, n.Failed)
+					}
+				}
+				_, sum := tr.Metrics["events_generated"]
+				if tr.Index == 0 && (!strings.Contains(tr.Nodes[1].Failed, c.want) || sum || tr.Metrics["nodes_failed"] < 1 && !held) {
+					t.Errorf("trial 0 at n02: %q, want %q; a sum over the nodes: %v", tr.Nodes[1].Failed, c.want, sum)
+				}
+			}
+			if !strings.Contains(o.stderr, "failed at nodes: ") || !strings.Contains(o.stderr, "n02: ") {
+				t.Errorf("progress does not name the node: %s", o)
+			}
+		})
+	}
+}
+
+// TestNodesKilled: a run on nodes that is killed leaves no process, namespace or interface, and tare clean takes away the rest.
+func TestNodesKilled(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	before := look(t)
+	dir := filepath.Join(t.TempDir(), "out")
+	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 10, "1s")), "--local-nodes", "3", "--out", dir}, timeout: 3 * time.Minute}.start(t)
+	var pids map[string]int
+	var networks []string
+	whileItRuns(t, p, func() bool {
+		lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile))
+		return bytes.Count(lines, []byte("\n")) > 0
+	})
+	if pids = agents(t, p.pid); len(pids) != 3 {
+		t.Fatalf("agents %v", pids)
+	}
+	for _, pid := range pids {
+		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		networks = append(networks, ns)
+	}
+	p.signal(t, syscall.SIGKILL)
+	p.wait(t)
+	if o := tare(t, "clean"); o.code != 0 {
+		t.Error(o)
+	}
+	for _, what := range before.left(t) {
+		t.Errorf("left behind: %s", what)
+	}
+	left := []string{"at first"}
+	for range 50 { // the kernel takes a namespace away a while after its last process
+		if left = usesNetwork(t, networks); len(left) == 0 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	for _, who := range left {
+		t.Errorf("left behind: %s", who)
+	}
+	noLinks(t, p.pid)
+}
+
+// TestNodesInterrupted: Ctrl-C takes the trial down at every node, and what was measured is kept.
+func TestNodesInterrupted(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	dir := filepath.Join(t.TempDir(), "out")
+	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 10, "1s")), "--local-nodes", "2", "--out", dir}, timeout: 3 * time.Minute}.start(t)
+	whileItRuns(t, p, func() bool {
+		lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile))
+		return bytes.Count(lines, []byte("\n")) > 0
+	})
+	p.signal(t, syscall.SIGINT)
+	o := p.wait(t)
+	if o.code != 4 || !strings.Contains(o.stderr, "interrupted: the run is partial") {
+		t.Error(o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := c.Trials[len(c.Trials)-1]; !c.Partial || last.Validity.Failed != record.Interrupted {
+		t.Errorf("%d trials, partial %v, the last %+v", len(c.Trials), c.Partial, last.Validity)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "nodes")); err == nil {
+		t.Error("the nodes' directories are left")
+	}
+	noLinks(t, p.pid)
+}
+
+// usesNetwork are the processes in those network namespaces.
+func usesNetwork(t *testing.T, networks []string) []string {
+	t.Helper()
+	var who []string
+	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if ns, err := os.Readlink(l); err == nil && slices.Contains(networks, ns) {
+			who = append(who, l)
+		}
+	}
+	return who
+}
+
+// TestNode: two agents on the loopback, with keys from files, run what a coordinator that listens tells them.
+func TestNode(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	keys := filepath.Join(t.TempDir(), "keys")
+	if o := tare(t, "node", "keys", "--dir", keys, "a", "b"); o.code != 0 || strings.Count(o.stdout, "\n") != 8 {
+		t.Fatal(o)
+	}
+	dir := filepath.Join(t.TempDir(), "out")
+	spec := specFile(t, strings.NewReplacer("blocks: 2", "blocks: 1\nnodes: 1", "300ms", "1s").Replace(shortSpec))
+	run := command{args: []string{"run", spec, "--nodes-listen", "127.0.0.1:0", "--nodes-keys", keys, "--nodes", "1", "--out", dir}, timeout: 2 * time.Minute}.start(t)
+	var address string
+	whileItRuns(t, run, func() bool {
+		if found := regexp.MustCompile(`waiting for 1 node at (\S+)`).FindStringSubmatch(run.stderr.String()); found != nil {
+			address = found[1]
+		}
+		return address != ""
+	})
+	node := func(name, as string) command {
+		own := filepath.Join(keys, as)
+		return command{args: []string{"node", "--join", address, "--name", name, "--ca", filepath.Join(keys, "authority.pem"), "--cert", own + ".pem", "--key", own + ".key"}, timeout: 2 * time.Minute}
+	}
+	if o := node("a", "b").start(t).wait(t); o.code != 2 || !strings.Contains(o.stderr, `the certificate is for a node "b", and the agent calls itself "a"`) {
+		t.Errorf("under another's name: %s", o)
+	}
+	agent := node("a", "a").start(t)
+	o := run.wait(t)
+	if o.code != 0 && !strings.Contains(o.stderr, "is too busy") {
+		t.Fatal(o)
+	}
+	if n := agent.wait(t); n.code != 0 || !strings.Contains(n.stderr, "a: joined "+address) {
+		t.Errorf("the agent: %s", n)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := c.Run.Nodes; n == nil || n.Local || n.Count != 1 || len(n.Nodes) != 1 || n.Nodes[0].Name != "a" || n.Nodes[0].CPUs == 0 {
+		t.Errorf("run.json has %+v", n)
+	}
+	if len(c.Trials) != 3 {
+		t.Errorf("%d trials", len(c.Trials))
+	}
+	if others := fmt.Sprintf("(process %d)", agent.pid); strings.Contains(o.stderr, others) {
+		t.Errorf("the agent is taken for another run: %s", o)
+	}
+	for _, tr := range c.Trials {
+		if strings.Contains(tr.Nodes[0].Failed, "is too busy") {
+			t.Logf("trial %d: %s", tr.Index, tr.Nodes[0].Failed)
+			continue
+		}
+		if !tr.Validity.Valid || tr.Metrics["throughput_per_second"] <= 0 || tr.Nodes[0].Trial.Ledger.CPU.Capacity == 0 {
+			t.Errorf("trial %d: %+v, %v", tr.Index, tr.Validity, tr.Metrics)
+		}
+	}
+}
+
+func TestNodesWrongUse(t *testing.T) {
+	leavesNothing(t)
+	spec := specFile(t, shortSpec)
+	for _, c := range []struct{ args, want string }{
+		{"run " + spec + " --local-nodes 0", "0 nodes cannot be on one machine"},
+		{"run " + spec + " --local-nodes 65", "give 1 to 64"},
+		{"run " + spec + " --local-nodes 2 --nodes-listen :0 --nodes-keys k --nodes 2", "nodes are on this machine (--local-nodes) or on others"},
+		{"run " + spec + " --nodes-listen :0", "the keys and the number of nodes are needed"},
+		{"run " + spec + " --nodes 3", "give the address at which nodes join"},
+		{"run " + spec + " --local-nodes 2 --node-cpus 0.001", "a limit of 0.001 CPUs"},
+		{"node", "a value is needed"},
+		{"node keys --dir k", "one or more names of nodes are needed"},
+		{"node keys n1", "--dir"},
+		{"node keys --dir k N1", "not a name for a node"},
+		{"node --join x:1 --name n --ca /nosuch --cert /nosuch --key /nosuch", "credentials cannot be read"},
+	} {
+		o := tare(t, strings.Fields(c.args)...)
+		if o.code != 2 || o.stdout != "" || !strings.Contains(o.stderr, c.want) {
+			t.Errorf("tare %s: want exit code 2 and %q: %s", c.args, c.want, o)
+		}
+	}
+}

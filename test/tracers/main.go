@@ -1,0 +1,167 @@
+// Tracers is a tracer that is not to be trusted, for tests of Tare: it runs a good one (the words after its own) and does something to what that
+// delivers. What each fault is must show in the counts, and no other.
+//
+//	drop     leaves out every 1,000th event, and says nothing
+//	more     delivers every 1,000th event twice
+//	late     delivers every event a second and a half late
+//	boast    says that it lost 100 events more than it did
+//	die      ends after 1,000 events
+//	flood    floods its standard error with what is no text, and has no end of a line
+//	stop     stops the good one for 2 s (SIGSTOP) after its first 1,000 events: it then loses, and says so itself
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	each  = 1000 // events
+	later = 1500 * time.Millisecond
+	held  = 2 * time.Second
+)
+
+func main() {
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: tracers drop|more|late|boast|die|flood|stop COMMAND...")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1], os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(fault string, command []string) error {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT) // it ends when the good one has, which is told as well
+	good := exec.Command(command[0], command[1:]...)
+	good.Stderr = os.Stderr
+	good.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	events, err := good.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := good.Start(); err != nil {
+		return err
+	}
+	out := bufio.NewWriterSize(os.Stdout, 64<<10)
+	switch fault {
+	case "late":
+		err = deliverLate(events, out)
+	default:
+		err = deliver(fault, good.Process, bufio.NewReaderSize(events, 1<<20), out)
+	}
+	if err != nil {
+		return err
+	}
+	if err := out.Flush(); err != nil {
+		return err
+	}
+	if fault == "boast" {
+		fmt.Fprintln(os.Stderr, "Lost 60 events")
+		fmt.Fprintln(os.Stderr, "Lost 40 events")
+	}
+	return good.Wait()
+}
+
+// deliver passes events on, save for the fault.
+func deliver(fault string, good *os.Process, events *bufio.Reader, out *bufio.Writer) error {
+	for n := 1; ; n++ {
+		line, err := events.ReadSlice('\n')
+		if err != nil {
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		}
+		times := 1
+		if n%each == 0 {
+			switch fault {
+			case "drop":
+				times = 0
+			case "more":
+				times = 2
+			case "die":
+				return fmt.Errorf("out of ideas after %d events", n)
+			}
+		}
+		switch {
+		case fault == "flood" && n == 1:
+			go flood()
+		case fault == "stop" && n == each:
+			if err := good.Signal(syscall.SIGSTOP); err != nil {
+				return err
+			}
+			time.AfterFunc(held, func() { _ = good.Signal(syscall.SIGCONT) }) // it may have been killed
+		}
+		for range times {
+			if _, err := out.Write(line); err != nil {
+				return err
+			}
+		}
+		if events.Buffered() == 0 {
+			if err := out.Flush(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// piece is what was delivered at one time.
+type piece struct {
+	text []byte
+	at   time.Time
+}
+
+// deliverLate passes on what comes when its time has come.
+func deliverLate(events io.Reader, out *bufio.Writer) error {
+	pieces := make(chan piece, 1<<16)
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		defer close(pieces)
+		for {
+			text := make([]byte, 32<<10)
+			n, err := events.Read(text)
+			if n > 0 {
+				pieces <- piece{text[:n], time.Now()}
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	defer reading.Wait()
+	for p := range pieces {
+		time.Sleep(time.Until(p.at.Add(later)))
+		if _, err := out.Write(p.text); err != nil {
+			return err
+		}
+		if err := out.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func flood() {
+	garbage := make([]byte, 64<<10)
+	for {
+		for i := range garbage {
+			if garbage[i] = byte(rand.Uint32()); garbage[i] == '\n' {
+				garbage[i] = 0
+			}
+		}
+		if _, err := os.Stderr.Write(garbage); err != nil {
+			return
+		}
+		time.Sleep(time.Millisecond) // 64 MB/s
+	}
+}

@@ -1,0 +1,58 @@
+package vm
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/record"
+)
+
+// TestTrace: on an older kernel, with control groups v2 alone and beside v1, every exec is counted by all three, and what a tracer costs is known.
+func TestTrace(t *testing.T) {
+	const spec = `name: traced
+question: Is every event counted?
+blocks: 1
+warmup: 0s
+duration: 2s
+sampling: 97
+loads: {execs: {kind: exec, rate: 50}}
+arms: {exectrace: {subject: exectrace, ring: 8MiB}}
+gates: {rate: 0, lag: 60s, drift: 1000, errors: 1, throttled: 1h}
+`
+	for _, mode := range []CgroupMode{V2, Hybrid} {
+		t.Run(string(mode), func(t *testing.T) {
+			r := Run(t, Options{CgroupMode: mode, Files: map[string][]byte{"/traced.yaml": []byte(spec)}, Timeout: 3 * time.Minute},
+				"tare run /traced.yaml --out /tmp/out >&2; cat /tmp/out/trials.jsonl")
+			ok(t, r)
+			lines := strings.Split(strings.TrimSpace(r.Output), "\n")
+			if len(lines) != 3 {
+				t.Fatalf("%d trials:\n%s", len(lines), r.Output)
+			}
+			for _, line := range lines {
+				var tr record.Trial
+				if err := json.Unmarshal([]byte(line), &tr); err != nil {
+					t.Fatal(err)
+				}
+				e := tr.Events
+				if !tr.Validity.Valid || e == nil || e.Generated == 0 || e.Generated != e.Counted || e.Missed != 0 {
+					t.Errorf("%s: %+v, %+v", tr.Arm, tr.Validity, e)
+					continue
+				}
+				if tr.Arm != "exectrace" {
+					continue
+				}
+				if *e.Delivered != e.Counted || *e.Offset.Delivered != e.Offset.Counted || e.SaidLost == nil || *e.SaidLost != 0 {
+					t.Errorf("delivered are %d of %d, and %d of %d before", *e.Delivered, e.Counted, *e.Offset.Delivered, e.Offset.Counted)
+				}
+				for _, m := range []string{"cpu_seconds_per_kiloevent", "agent_cpu_seconds_per_kiloevent", "bpf_seconds_per_kiloevent", "machine_cpu_seconds_per_kiloevent",
+					"load_cpu_seconds_per_kiloevent", "memory_peak_bytes", "memory_anon_bytes", "rss_peak_bytes", "map_bytes", "start_seconds"} {
+					if tr.Metrics[m] <= 0 {
+						t.Errorf("%s is %g", m, tr.Metrics[m])
+					}
+				}
+			}
+		})
+	}
+}
