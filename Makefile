@@ -43,7 +43,7 @@ bench: ## run the Go benchmarks (BENCH=regexp chooses)
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
 
 experiments: ## the short form of every experiment, and the calibration, with checks: minutes of a quiet machine
-	TARE_QUIET=1 go test -count=1 -v -timeout 30m ./test/e2e -run 'CPULimit|Saturation|Stress|Memory|Config|Consistency|Path|Push|Calibrat|Wrk'
+	TARE_QUIET=1 go test -count=1 -v -timeout 30m ./test/e2e -run 'CPULimit|Saturation|Stress|Memory|Config|Consistency|Path|Push|Trace|Calibrat|Wrk'
 
 bench-load: ## the load generator against fortio and wrk, as ratios in one run (needs nginx-light, wrk)
 	./test/bench/load.sh

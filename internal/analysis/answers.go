@@ -31,6 +31,9 @@ var wordings = map[string]wording{
 	"config-consistency": {answer: consistencyAnswers},
 	"config-path":        {answer: pathAnswers},
 	"config-push":        {answer: pushAnswers},
+	"trace-exec":         {answer: traceAnswers},
+	"trace-starved":      {answer: traceAnswers},
+	"trace-scaling":      {answer: traceAnswers},
 }
 
 // Level writes one value of each factor: "connections 64, rate 1000".

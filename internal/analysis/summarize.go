@@ -30,7 +30,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	}
 	s := &Summary{
 		Schema: Schema, Experiment: run.Experiment, Question: run.Question, Baseline: run.Baseline, Seed: run.Seed,
-		InvalidReasons: []string{}, Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{},
+		InvalidReasons: []string{}, Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent,
 	}
 	t := newTable(trials, s)
 	s.Trials = countTrials(run, trials)
@@ -315,6 +315,9 @@ func (s *Summary) estimate(t *table, at factors, metric string, seed uint64) {
 // minPooled is how many samples a pooled part needs to be given at all.
 const minPooled = 25
 
+// PooledMethod is the method of estimates that are parts of samples of all trials together.
+const PooledMethod = "pooled samples, Wilson"
+
 // pool gives the parts that are counted over all trials of an arm. Their unit of replication is the sample, not the trial: samples of
 // one trial are as good as of another, for each falls on a run of a program by chance.
 func (s *Summary) pool(t *table, at factors) {
@@ -329,7 +332,7 @@ func (s *Summary) pool(t *table, at factors) {
 		lo, hi := stats.BinomialInterval(c.In, c.Of, confidence)
 		s.Estimates = append(s.Estimates, Estimate{
 			Metric: key.metric, Unit: quantity.UnitOf(key.metric), Arm: key.arm, Factors: at,
-			Value: float64(c.In) / float64(c.Of), Lo: &lo, Hi: &hi, Confidence: confidence, N: c.Of, Method: "pooled samples, Wilson",
+			Value: float64(c.In) / float64(c.Of), Lo: &lo, Hi: &hi, Confidence: confidence, N: c.Of, Method: PooledMethod,
 		})
 	}
 }

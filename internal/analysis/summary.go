@@ -7,22 +7,23 @@ const Schema = "tare.summary/v1"
 
 // Summary is summary.json.
 type Summary struct {
-	Schema         string     `json:"schema"`
-	Experiment     string     `json:"experiment"`
-	Question       string     `json:"question"`
-	Baseline       string     `json:"baseline,omitempty"` // the subject that the arms direct and aa run; none where they run no subject
-	Partial        bool       `json:"partial"`            // the run was interrupted: fewer trials than planned
-	Valid          bool       `json:"valid"`
-	InvalidReasons []string   `json:"invalid_reasons"`
-	Blocks         int        `json:"blocks"` // complete blocks
-	Seed           uint64     `json:"seed"`
-	Estimates      []Estimate `json:"estimates"`
-	MDE            []MDE      `json:"mde"`
-	Models         []Model    `json:"models"`
-	Answers        []Answer   `json:"answers"`
-	Trials         Trials     `json:"trials"`
-	Self           Self       `json:"self"`
-	Warnings       []string   `json:"warnings"`
+	Schema         string            `json:"schema"`
+	Experiment     string            `json:"experiment"`
+	Question       string            `json:"question"`
+	Baseline       string            `json:"baseline,omitempty"` // the subject that the arms direct and aa run; none where they run no subject
+	Partial        bool              `json:"partial"`            // the run was interrupted: fewer trials than planned
+	Valid          bool              `json:"valid"`
+	InvalidReasons []string          `json:"invalid_reasons"`
+	Blocks         int               `json:"blocks"` // complete blocks
+	Seed           uint64            `json:"seed"`
+	Estimates      []Estimate        `json:"estimates"`
+	MDE            []MDE             `json:"mde"`
+	Models         []Model           `json:"models"`
+	Answers        []Answer          `json:"answers"`
+	Trials         Trials            `json:"trials"`
+	Self           Self              `json:"self"`
+	Absent         map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
+	Warnings       []string          `json:"warnings"`
 }
 
 // Trials counts them, and names those that are left out of the estimates.

@@ -34,6 +34,9 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 			fmt.Fprintf(b, "%s: %s\n", c.key, clean(c.value))
 		}
 	}
+	for _, arm := range slices.Sorted(maps.Keys(run.Absent)) {
+		fmt.Fprintf(b, "absent-%s: %s\n", word(arm), clean(run.Absent[arm]))
+	}
 	said := map[string]bool{}
 	for _, t := range trials {
 		if !t.Validity.Valid || t.Validity.Failed != "" {

@@ -47,6 +47,8 @@ type chartData struct {
 
 	memory   []memoryTable // for the tables alone
 	waited   []waitTable
+	events   []eventTable
+	nodes    []nodeTable
 	unplaced []string
 }
 
@@ -180,6 +182,7 @@ func newChartData(s *analysis.Summary, trials []record.Trial) *chartData {
 	m.upAndDown()
 	m.waits()
 	m.waited = m.waitTables()
+	m.events, m.nodes = m.eventTables(), m.nodeTables()
 	return m.chartData
 }
 
@@ -594,13 +597,7 @@ var rolePart = map[string]string{"app": "application processes", "load": "load g
 
 // byPlace collects the valid trials that have a ledger.
 func (m *dataMaker) byPlace() map[place][]record.Trial {
-	all := map[place][]record.Trial{}
-	for _, t := range m.trials {
-		if t.Validity.Valid && t.Validity.Failed == "" && t.Ledger != nil {
-			all[m.place(t)] = append(all[m.place(t)], t)
-		}
-	}
-	return all
+	return m.byPlaceOf(func(t record.Trial) bool { return t.Ledger != nil })
 }
 
 func comparePlaces(a, b place) int {

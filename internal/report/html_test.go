@@ -3,6 +3,7 @@ package report_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"html"
 	"math"
 	"regexp"
@@ -260,6 +261,41 @@ func BenchmarkHTML(b *testing.B) {
 		var out bytes.Buffer
 		if err := report.HTML(&out, s, run, trials, report.HTMLOptions{}); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+func TestHTMLEventTables(t *testing.T) {
+	run, trials := analysistest.Quickstart(plain)
+	ns := int64(40_000)
+	for i := range trials {
+		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
+		if trials[i].Arm == "kernelmesh" {
+			m["events_delivered"], m["events_lost"], m["events_late"] = 995, 5, 2
+			trials[i].Nodes = []record.NodeTrial{{Name: "node-1", ClockError: &ns, Trial: &record.Trial{Metrics: map[string]float64{"events_generated": 1000, "events_delivered": 995, "events_lost": 5, "cpu_seconds_per_kiloevent": 2e-3}}}, {Name: "node-2", Failed: "it died"}}
+		}
+		trials[i].Metrics = m
+	}
+	page, _ := htmlOf(t, run, trials, report.HTMLOptions{NoCharts: true})
+	row := func(label string) string {
+		_, table, _ := strings.Cut(page, `aria-label="`+label+`"`)
+		table, _, _ = strings.Cut(table, "</table>")
+		return prose("<p " + table)
+	}
+	n := 0
+	for _, x := range trials {
+		if x.Arm == "kernelmesh" && x.Validity.Valid {
+			n++
+		}
+	}
+	for label, wants := range map[string][]string{
+		"Events by arm":  {fmt.Sprintf("direct %d ", n), fmt.Sprintf("kernelmesh %d %d,000 %d,000 ", n, n, n), fmt.Sprintf(" %d (0.500 %%) %d of %d %d -", 5*n, n, n, 2*n)},
+		"Events by node": {fmt.Sprintf("node-1 kernelmesh %d 0 %d,000 ", n, n), " 2.00 ms 40.0 us", fmt.Sprintf("node-2 kernelmesh 0 %d - - - - -", n)},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(row(label), want) {
+				t.Errorf("no %q in\n%s", want, row(label))
+			}
 		}
 	}
 }

@@ -91,7 +91,7 @@ func titleOf(e analysis.Estimate) string {
 
 // families are the beginnings of metrics' names in the order in which people ask for them. What is not among them comes after, and
 // how late the load generator was, which is about the measurement and not about the subject, last.
-var families = []string{"flush_", "lookup_", "bpf_", "cpu_", "latency_", "connect_", "throughput_", "error_", "map_", "memory_"}
+var families = []string{"events_", "lossy_", "flush_", "lookup_", "bpf_", "cpu_", "latency_", "connect_", "throughput_", "error_", "map_", "memory_"}
 
 func rank(metric string) int {
 	for i, f := range families {
@@ -107,7 +107,11 @@ func rank(metric string) int {
 
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	r := row{metric: quantity.Label(e.Metric), arm: s.ArmName(e.Arm), value: quantity.Value(e.Value, e.Unit)}
-	if e.Lo != nil && e.Hi != nil {
+	switch {
+	case e.Value == 0 && e.Method == analysis.PooledMethod && e.N > 0:
+		// What was never seen in n is below 3/n, at 95 % (Hanley and Lippman-Hand, JAMA 1983).
+		r.value = fmt.Sprintf("none in %d (below %s)", e.N, quantity.Rough(3/float64(e.N), e.Unit))
+	case e.Lo != nil && e.Hi != nil:
 		r.value = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
 	}
 	d := e.Difference
@@ -157,6 +161,9 @@ func percent(ratio float64) string {
 // notes are what to know before quoting an estimate, each named once.
 func notes(s *analysis.Summary) []string {
 	var all []string
+	for _, arm := range slices.Sorted(maps.Keys(s.Absent)) {
+		all = append(all, fmt.Sprintf("the arm %s did not run: %s", arm, s.Absent[arm]))
+	}
 	for _, e := range s.Estimates {
 		name := quantity.Label(e.Metric) + " of " + s.ArmName(e.Arm)
 		if len(e.Factors) > 0 {

@@ -429,6 +429,13 @@ func TestAnswersAreDrawn(t *testing.T) {
 			}
 			t.Metrics["sched_delay_p50_seconds"], t.Metrics["sched_delay_p99_seconds"], t.Metrics["sched_delay_max_seconds"] = wait, 2*wait, 20*wait
 		}), 3, "[aria-label='dot'] path, [aria-label='dot'] circle", 6 + 6 + 2*3*8, []string{"usable up to 1 s", "longest of each trial", "10,000"}},
+		{"events", "events", two, ask("mine", "rate", func(t *record.Trial, level float64) {
+			t.Metrics["events_generated"], t.Metrics["events_counted"] = 1000*level, 1000*level
+			if t.Arm == "kernelmesh" {
+				t.Metrics["events_lost"] = level
+				t.Metrics["events_delivered"] = 1000*level - level
+			}
+		}), 4, "[aria-label='dot'] path, [aria-label='dot'] circle", 2 * (8 + 8 + 8), []string{"kernelmesh: delivered", "repetition", "Delivered less generated at rate 4"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := page(t, c.truth, c.alter)

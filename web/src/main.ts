@@ -2,13 +2,14 @@ import "./report.css";
 import * as answers from "./answers";
 import * as charts from "./charts";
 import type { Data } from "./data";
+import { events } from "./events";
 import { keyboard } from "./keyboard";
 import { hatches } from "./style";
 
 const figures: Record<string, (d: Data, f: charts.Figure) => void> = {
   differences: charts.differences, values: charts.values, latency: charts.latency, "latency-difference": charts.latencyDifference,
   limits: answers.limits, waits: answers.waits, stairs: answers.stairs, ran: answers.ran,
-  sweep: charts.sweep, cpu: charts.cpu, memory: charts.memory, trials: charts.trials,
+  events, sweep: charts.sweep, cpu: charts.cpu, memory: charts.memory, trials: charts.trials,
 };
 
 function draw(data: Data): void {

@@ -1,0 +1,92 @@
+package analysis
+
+import (
+	"strings"
+	"testing"
+
+	"tare/internal/record"
+)
+
+// traceRun is a run of tracers by rate: each arm loses and says what values gives.
+func TestTraceAnswers(t *testing.T) {
+	levels := []map[string]string{{"rate": "1000"}, {"rate": "64000"}}
+	s := storeRun(t, "trace-exec", "", levels, []string{"whole", "lossy", "silent", "liar"}, func(arm string, level map[string]string) map[string]float64 {
+		m := map[string]float64{"events_generated": 1000, "events_counted": 1000, "throughput_per_second": 1000}
+		if level["rate"] == "64000" {
+			m["throughput_per_second"] = 36_000
+		}
+		if arm == record.Direct || arm == record.AA {
+			return m
+		}
+		m["events_lost"], m["events_extra"], m["events_late"] = 0, 0, 0
+		m["cpu_seconds_per_kiloevent"], m["agent_cpu_seconds_per_kiloevent"], m["bpf_seconds_per_kiloevent"] = 2e-3, 1.5e-3, 0.5e-3
+		m["rss_peak_bytes"], m["memory_hard_bytes"] = 20e6, 9e6
+		if arm != "silent" {
+			m["events_unsaid"] = 0
+		}
+		if level["rate"] == "64000" {
+			switch arm {
+			case "whole":
+				m["throughput_per_second"] = 27_000
+			case "liar":
+				m["events_lost"], m["events_unsaid"], m["events_late"] = 5, 3, 7
+			default:
+				m["events_lost"] = 5
+			}
+		}
+		return m
+	})
+	if len(s.Answers) != 5 {
+		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
+	}
+	for i, wants := range [][]string{
+		{"whole delivered every event. liar, lossy and silent did not."},
+		{"liar: of 16,000 events in 16 trials 40 were lost (0.250 %), in 8 of the trials.", "wrong by 24 events", "56 came late (0.350 %)"},
+		{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.", "It says so itself, to the event.", "execs a second come about with it and 36,000 without, which is not resolved."},
+		{"silent: ", "It says nothing of what it loses."},
+		{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.", "The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",
+			"At rate 64000 27,000 execs a second come about with it and 36,000 without: 25", "less.", "Its processes held at most 20.0 MB of memory, its group 9.00 MB that could not be given back."},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(s.Answers[i].Answer, want) {
+				t.Errorf("answer %d lacks %q:\n%s", i, want, s.Answers[i].Answer)
+			}
+		}
+		if len(s.Answers[i].Evidence) == 0 {
+			t.Errorf("answer %d rests on nothing", i)
+		}
+	}
+}
+
+func TestTraceAnswersByNodes(t *testing.T) {
+	var levels []map[string]string
+	for _, n := range []string{"2", "12", "25"} {
+		levels = append(levels, map[string]string{"nodes": n})
+	}
+	s := storeRun(t, "trace-scaling", "", levels, []string{"same", "growing"}, func(arm string, level map[string]string) map[string]float64 {
+		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
+		if arm == record.Direct || arm == record.AA {
+			return m
+		}
+		m["events_lost"], m["cpu_seconds_per_kiloevent"], m["nodes_failed"] = 0, 2e-3, 0
+		if n, _ := number(level["nodes"]); arm == "growing" {
+			m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-3*n
+			m["nodes_failed"] = 1
+		}
+		return m
+	})
+	for i, wants := range [][]string{
+		{"growing and same delivered every event."},
+		{"The CPU time per 1,000 events grows with the number of nodes: by 1.00", "for each, from 2 to 25.", "24 nodes failed in 24 trials"},
+		{"The CPU time per 1,000 events does not depend on the number of nodes as far as this run can see: "},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(s.Answers[i].Answer, want) {
+				t.Errorf("answer %d lacks %q:\n%s", i, want, s.Answers[i].Answer)
+			}
+		}
+	}
+	if strings.Contains(s.Answers[2].Answer, "failed") {
+		t.Error(s.Answers[2].Answer)
+	}
+}
