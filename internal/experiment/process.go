@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
-	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -29,7 +27,7 @@ type process struct {
 	cmd      *exec.Cmd
 	conn     *role.Conn
 	stdin    io.Closer
-	stderr   tail
+	stderr   role.Tail
 	ready    chan json.RawMessage
 	result   chan json.RawMessage
 	logs     chan string   // its latest lines of log
@@ -156,7 +154,7 @@ func (p *process) failure(when string) error {
 }
 
 func (p *process) withLastWords(err error) error {
-	if text := p.stderr.text(); text != "" {
+	if text := p.stderr.Text(); text != "" {
 		return fmt.Errorf("%w; its last words: %s", err, text)
 	}
 	return err
@@ -177,27 +175,3 @@ func (p *process) stop() {
 }
 
 func (p *process) kill() { _ = p.cmd.Process.Kill() } // it may be gone already
-
-// tail keeps the end of what a process writes to standard error.
-type tail struct {
-	mu  sync.Mutex
-	buf []byte
-}
-
-const tailBytes = 2 << 10
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, p...)
-	if over := len(t.buf) - tailBytes; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) text() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.ToValidUTF8(strings.TrimSpace(string(t.buf)), "")
-}

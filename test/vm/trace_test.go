@@ -47,7 +47,7 @@ gates: {rate: 0, lag: 60s, drift: 1000, errors: 1, throttled: 1h}
 					t.Errorf("delivered are %d of %d, and %d of %d before", *e.Delivered, e.Counted, *e.Offset.Delivered, e.Offset.Counted)
 				}
 				for _, m := range []string{"cpu_seconds_per_kiloevent", "agent_cpu_seconds_per_kiloevent", "bpf_seconds_per_kiloevent", "machine_cpu_seconds_per_kiloevent",
-					"load_cpu_seconds_per_kiloevent", "memory_peak_bytes", "memory_anon_bytes", "rss_peak_bytes", "map_bytes", "start_seconds"} {
+					"load_cpu_seconds_per_kiloevent", "memory_peak_bytes", "memory_anon_bytes", "rss_bytes", "rss_peak_bytes", "map_bytes", "start_seconds"} {
 					if tr.Metrics[m] <= 0 {
 						t.Errorf("%s is %g", m, tr.Metrics[m])
 					}

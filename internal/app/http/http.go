@@ -162,27 +162,16 @@ func waitUntil(ctx context.Context, at int64) error {
 // Run plays the application's part in the role protocol on conn: says ready with the address, and serves until the parent closes
 // its end or the context ends. A server with a distribution or stalls then says what it served.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { // ends with the parent's end of the pipe
-		_, err := conn.Receive()
-		cancel()
-		ended <- err
-	}()
-	served, err := serveAndRecord(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })
-	if err != nil {
+	var served any
+	err := role.Play(ctx, conn, func(ctx context.Context) error {
+		s, err := serveAndRecord(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })
+		if s != nil {
+			served = s
+		}
+		return err
+	})
+	if err != nil || served == nil || ctx.Err() != nil {
 		return err
 	}
-	select {
-	case err := <-ended:
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if served != nil {
-			return conn.Send(role.Result, served)
-		}
-	default: // the context ended first; the reader ends with the process
-	}
-	return nil
+	return conn.Send(role.Result, served)
 }

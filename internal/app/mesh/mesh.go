@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"runtime"
 	"runtime/debug"
@@ -243,25 +242,9 @@ func (p *plane) collect(enough uint64) {
 // Run plays the application's part in the role protocol on conn: says ready with its addresses, and serves until the parent closes its end or
 // the context ends.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { // ends with the parent's end of the pipe
-		_, err := conn.Receive()
-		cancel()
-		ended <- err
-	}()
-	if err := Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) }); err != nil {
-		return err
-	}
-	select {
-	case err := <-ended:
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-	default: // the context ended first; the reader ends with the process
-	}
-	return nil
+	return role.Play(ctx, conn, func(ctx context.Context) error {
+		return Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })
+	})
 }
 
 // Client asks a mesh for changes. It is for one goroutine.

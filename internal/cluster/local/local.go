@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -26,6 +25,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/placement"
+	"tare/internal/role"
 )
 
 // Options of local nodes.
@@ -76,7 +76,7 @@ type Nodes struct {
 type agent struct {
 	cmd    *exec.Cmd
 	link   string
-	stderr tail
+	stderr role.Tail
 	ended  chan struct{}
 	why    error
 }
@@ -255,7 +255,7 @@ func errOr(err error, otherwise string) error {
 }
 
 func (a *agent) withLastWords(err error) error {
-	if text := a.stderr.text(); text != "" {
+	if text := a.stderr.Text(); text != "" {
 		return fmt.Errorf("%w; its last words: %s", err, text)
 	}
 	return err
@@ -370,28 +370,4 @@ func ReadHanded(fd int) (h Handed, err error) {
 		return h, fmt.Errorf("decoding what is handed over: %w", err)
 	}
 	return h, nil
-}
-
-// tail keeps the end of what an agent writes to standard error.
-type tail struct {
-	mu  sync.Mutex
-	buf []byte
-}
-
-const tailBytes = 2 << 10
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, p...)
-	if over := len(t.buf) - tailBytes; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) text() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.ToValidUTF8(strings.TrimSpace(string(t.buf)), "")
 }

@@ -352,7 +352,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	}
 	own := make(chan used, 1)
 	go func() {
-		seconds, err := processCPU(running, warm, end)
+		seconds, err := pace.ProcessCPU(running, warm, end)
 		own <- used{seconds, err}
 	}()
 	err := l.await(ctx.Done())
@@ -369,27 +369,6 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 		return nil, cpu.err
 	}
 	return l.result(s, cpu.seconds)
-}
-
-// processCPU is what this process, without its children, uses of the CPUs between two times, in seconds.
-func processCPU(ctx context.Context, begin, end int64) (float64, error) {
-	thread, err := pace.LockThread(0)
-	if err != nil {
-		return 0, err
-	}
-	defer thread.Close()
-	var used [2]float64
-	for i, at := range []int64{begin, end} {
-		if _, err := thread.Until(ctx, at); err != nil {
-			return 0, err
-		}
-		var u unix.Rusage
-		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-			return 0, fmt.Errorf("reading the CPU time of the generator: %w", err)
-		}
-		used[i] = float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-	}
-	return used[1] - used[0], nil
 }
 
 // result adds up what the workers counted.

@@ -413,7 +413,7 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 			}
 		})
 	}
-	cpu, err := processCPU(ctx, begin, end)
+	cpu, err := pace.ProcessCPU(ctx, begin, end)
 	if err != nil {
 		stop.Store(true)
 	}
@@ -429,27 +429,6 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 		return nil, err
 	}
 	return g.result(s, cpu)
-}
-
-// processCPU is what this process uses of the CPUs between two times, in seconds.
-func processCPU(ctx context.Context, begin, end int64) (float64, error) {
-	thread, err := pace.LockThread(0)
-	if err != nil {
-		return 0, err
-	}
-	defer thread.Close()
-	var used [2]float64
-	for i, at := range []int64{begin, end} {
-		if _, err := thread.Until(ctx, at); err != nil {
-			return 0, err
-		}
-		var u unix.Rusage
-		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-			return 0, fmt.Errorf("reading the CPU time of the generator: %w", err)
-		}
-		used[i] = float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-	}
-	return used[1] - used[0], nil
 }
 
 // result merges what the workers counted.

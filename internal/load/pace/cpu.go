@@ -1,0 +1,29 @@
+package pace
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// ProcessCPU is what this process, without its children, uses of the CPUs between two times of Now, in seconds. It returns after the second.
+func ProcessCPU(ctx context.Context, begin, end int64) (float64, error) {
+	thread, err := LockThread(0)
+	if err != nil {
+		return 0, err
+	}
+	defer thread.Close()
+	var used [2]float64
+	for i, at := range []int64{begin, end} {
+		if _, err := thread.Until(ctx, at); err != nil {
+			return 0, err
+		}
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			return 0, fmt.Errorf("reading the CPU time of the generator: %w", err)
+		}
+		used[i] = float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+	}
+	return used[1] - used[0], nil
+}

@@ -1,0 +1,31 @@
+package role
+
+import (
+	"context"
+	"errors"
+	"io"
+)
+
+// Play runs serve until it ends, the context does, or the parent closes its end of conn: an application's part in the protocol, which is told nothing
+// but that. The parent's closing is no error, and neither is the end of the context; what else went wrong in reading is.
+func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { // ends with the parent's end of the pipe
+		_, err := conn.Receive()
+		cancel()
+		ended <- err
+	}()
+	if err := serve(ctx); err != nil {
+		return err
+	}
+	select {
+	case err := <-ended:
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+	default: // the context ended first; the reader ends with the process
+	}
+	return nil
+}

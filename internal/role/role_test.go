@@ -1,0 +1,78 @@
+package role
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+)
+
+// TestPlay: what is served ends with the parent's end of the pipe, and only what went wrong is an error.
+func TestPlay(t *testing.T) {
+	broken := errors.New("broken")
+	wait := func(ctx context.Context) error { <-ctx.Done(); return nil }
+	for name, c := range map[string]struct {
+		input io.Reader
+		serve func(context.Context) error
+		want  string
+	}{
+		"the parent closes":     {strings.NewReader(""), wait, ""},
+		"the parent says what?": {strings.NewReader("nonsense\n"), wait, "not of the role protocol"},
+		"it fails by itself":    {strings.NewReader(""), func(context.Context) error { return broken }, "broken"},
+	} {
+		err := Play(t.Context(), NewConn(c.input, io.Discard), c.serve)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	silent, end := io.Pipe()
+	defer end.Close()
+	if err := Play(ctx, NewConn(silent, io.Discard), wait); err != nil {
+		t.Errorf("the context ends: %v", err)
+	}
+}
+
+func TestTail(t *testing.T) {
+	var last Tail
+	for range 1000 {
+		if n, err := last.Write([]byte("0123456789")); n != 10 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if _, err := last.Write([]byte("the end\xff\n")); err != nil {
+		t.Fatal(err)
+	}
+	if text := last.Text(); !strings.HasSuffix(text, "789the end") || len(text) > tailBytes {
+		t.Errorf("%d bytes are kept, with the end %q", len(text), text[len(text)-20:])
+	}
+}
+
+// TestConn: what one end sends the other expects, in order, with errors as they were.
+func TestConn(t *testing.T) {
+	r, w := io.Pipe()
+	from, to := NewConn(r, io.Discard), NewConn(strings.NewReader(""), w)
+	go func() {
+		defer w.Close()
+		_ = to.Send(Log, "hello")
+		_ = to.Send(Ready, 5)
+		_ = to.Fail(broken{})
+	}()
+	var n int
+	var said []string
+	if err := from.Expect(Ready, &n, func(s string) { said = append(said, s) }); err != nil || n != 5 || len(said) != 1 {
+		t.Errorf("ready %d, log %q, %v", n, said, err)
+	}
+	if err := from.Expect(Result, nil, nil); err == nil || !strings.Contains(err.Error(), "it broke") {
+		t.Errorf("the error came as %v", err)
+	}
+	if err := from.Expect(Result, nil, nil); !errors.Is(err, io.EOF) {
+		t.Errorf("the end came as %v", err)
+	}
+}
+
+type broken struct{}
+
+func (broken) Error() string { return "it broke" }
