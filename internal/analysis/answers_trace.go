@@ -193,10 +193,13 @@ func (w *words) traceCost(t *table) {
 			w.add("%s%s execs a second come about with it and %s without, which is not resolved.", at, digits(e), digits(base))
 		}
 	}
-	if e := w.find("rss_peak_bytes", w.arm); e != nil {
-		text := fmt.Sprintf("Its processes held at most %s of memory", said(e))
+	if e := w.find("rss_bytes", w.arm); e != nil {
+		text := fmt.Sprintf("Its processes hold %s of resident memory", said(e))
+		if peak := w.find("rss_peak_bytes", w.arm); peak != nil {
+			text += fmt.Sprintf(", %s at the most", said(peak))
+		}
 		if hard := w.find("memory_hard_bytes", w.arm); hard != nil {
-			text += fmt.Sprintf(", its group %s that could not be given back", said(hard))
+			text += fmt.Sprintf("; its group holds %s that could not be given back", said(hard))
 		}
 		w.add("%s.", text)
 	}

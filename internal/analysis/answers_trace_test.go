@@ -20,7 +20,7 @@ func TestTraceAnswers(t *testing.T) {
 		}
 		m["events_lost"], m["events_extra"], m["events_late"] = 0, 0, 0
 		m["cpu_seconds_per_kiloevent"], m["agent_cpu_seconds_per_kiloevent"], m["bpf_seconds_per_kiloevent"] = 2e-3, 1.5e-3, 0.5e-3
-		m["rss_peak_bytes"], m["memory_hard_bytes"] = 20e6, 9e6
+		m["rss_bytes"], m["rss_peak_bytes"], m["memory_hard_bytes"] = 14e6, 20e6, 9e6
 		if arm != "silent" {
 			m["events_unsaid"] = 0
 		}
@@ -45,7 +45,7 @@ func TestTraceAnswers(t *testing.T) {
 		{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.", "It says so itself, to the event.", "execs a second come about with it and 36,000 without, which is not resolved."},
 		{"silent: ", "It says nothing of what it loses."},
 		{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.", "The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",
-			"At rate 64000 27,000 execs a second come about with it and 36,000 without: 25", "less.", "Its processes held at most 20.0 MB of memory, its group 9.00 MB that could not be given back."},
+			"At rate 64000 27,000 execs a second come about with it and 36,000 without: 25", "less.", "Its processes hold 14.0 MB of resident memory, 20.0 MB at the most; its group holds 9.00 MB that could not be given back."},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(s.Answers[i].Answer, want) {

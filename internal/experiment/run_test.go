@@ -174,7 +174,7 @@ func TestTrials(t *testing.T) {
 			t.Errorf("%s: %+v", tr.Arm, tr.Validity)
 			continue
 		}
-		if r := tr.Loads["client"]; r.Done == 0 || r.Opened < r.Done || r.Done+r.Unfinished > r.Intended {
+		if r := tr.Loads["client"]; r.Done == 0 || r.Opened+r.Late < r.Done || r.Done+r.Unfinished > r.Intended {
 			t.Errorf("%s: %+v", tr.Arm, r)
 		}
 		if tr.Loads["held"].Done == 0 {
