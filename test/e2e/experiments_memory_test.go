@@ -50,6 +50,7 @@ func TestStress(t *testing.T) {
 
 // TestMemory holds the model of ebpf-memory against what bpftool says of the same maps, of a data plane that the test starts by itself.
 func TestMemory(t *testing.T) {
+	needsTime(t)
 	needsRoot(t)
 	leavesNothing(t)
 	c, s := quickly(t, "ebpf-memory")

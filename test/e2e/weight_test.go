@@ -29,8 +29,8 @@ import (
 // The planted weight: a program that bpftool loads and attaches, two groups that make connections 3:1, and a window around them. Tare must
 // count every run, give the kernel's own time per run, and split it 3:1.
 const (
-	weightWindows = 20 // of which the interval must hold the truth in at least mustHold
-	mustHold      = 17 // a 95 % interval misses 4 or more of 20 in 1.6 % of tests; its nominal mean is one
+	weightWindows = 10 // of which the interval must hold the truth in at least mustHold
+	mustHold      = 8  // a 95 % interval misses 3 or more of 10 in 1.2 % of tests; its nominal mean is a half
 	window        = 3 * time.Second
 	planted       = 1600 * time.Millisecond
 	heavyRate     = 6000                 // connections per second in group a

@@ -141,7 +141,7 @@ wait`)
 func TestQuickstart(t *testing.T) {
 	r := Run(t, Options{Timeout: 5 * time.Minute}, `
 { tare list quickstart; echo "gates: {rate: 0.5, errors: 0.1, generator_cpu: 1, lag: 2s, invalid: 0.9}"; } >/tmp/quickstart.yaml
-tare run /tmp/quickstart.yaml --quick --set rate=50 --out /tmp/run >&2
+tare run /tmp/quickstart.yaml --quick --blocks 2 --set rate=50 --out /tmp/run >&2
 code=$?
 find /sys/fs/cgroup -name "tare-*"
 cat /tmp/run/summary.json
