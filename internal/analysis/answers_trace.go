@@ -227,7 +227,8 @@ func (w *words) byNodes(t *table) {
 		}
 	}
 	for _, m := range []struct{ metric, what string }{
-		{"cpu_seconds_per_kiloevent", "CPU time per 1,000 events"}, {"memory_hard_bytes", "hard memory of a node's tracer"},
+		{"cpu_seconds_per_kiloevent", "CPU time per 1,000 events"}, {"agent_cpu_seconds_per_kiloevent", "part of its processes in that"},
+		{"bpf_seconds_per_kiloevent", "part of its programs, which on one machine run for the events of all its nodes,"}, {"memory_hard_bytes", "hard memory of a node's tracer"},
 	} {
 		slope, of, ok := w.slope(m.metric, factor)
 		if !ok || slope.Lo == nil || slope.Hi == nil {
