@@ -171,27 +171,7 @@ func pathAnswers(s *Summary, t *table) []Answer {
 
 // path words the time of the programs at the first and the last level, and at how many levels it is above the baseline's.
 func (w *words) path(t *table) {
-	var ends []string
-	var above, below, n int
-	for i, at := range t.levels {
-		w.at = at
-		e := w.find("bpf_seconds_per_connection", w.arm)
-		if e == nil {
-			continue
-		}
-		if i == 0 || i == len(t.levels)-1 {
-			ends = append(ends, said(e)+" at "+Level(at))
-		}
-		if d := e.Difference; w.arm != record.Direct && d != nil {
-			n++
-			switch {
-			case d.Resolved && d.Value > 0:
-				above++
-			case d.Resolved:
-				below++
-			}
-		}
-	}
+	ends, above, below, n := w.against(t, "bpf_seconds_per_connection")
 	if len(ends) == 0 {
 		return
 	}

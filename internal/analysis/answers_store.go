@@ -185,27 +185,7 @@ func scaleAnswers(s *Summary, t *table) []Answer {
 // lookups: at the first and the last level, and whether they are above the baseline's anywhere.
 func (w *words) lookups(t *table) {
 	name := w.s.ArmName(w.arm)
-	var ends []string
-	above, below, n := 0, 0, 0
-	for i, at := range t.levels {
-		w.at = at
-		e := w.find("lookup_seconds", w.arm)
-		if e == nil {
-			continue
-		}
-		if i == 0 || i == len(t.levels)-1 {
-			ends = append(ends, said(e)+" at "+Level(at))
-		}
-		if d := e.Difference; w.arm != record.Direct && d != nil {
-			n++
-			switch {
-			case d.Resolved && d.Value > 0:
-				above++
-			case d.Resolved:
-				below++
-			}
-		}
-	}
+	ends, above, below, n := w.against(t, "lookup_seconds")
 	if len(ends) == 0 {
 		return
 	}
@@ -240,4 +220,29 @@ func (w *words) holds(t *table) {
 	if open, fill := w.find("store_open_seconds", w.arm), w.find("store_fill_seconds", w.arm); open != nil && fill != nil {
 		w.add("It opens in %s and takes these services in %s.", said(open), said(fill))
 	}
+}
+
+// against gives a metric of the arm at the first and the last level in words, and at how many of n levels it is, resolved, above and below the baseline's. It
+// leaves the answer at the last level.
+func (w *words) against(t *table, metric string) (ends []string, above, below, n int) {
+	for i, at := range t.levels {
+		w.at = at
+		e := w.find(metric, w.arm)
+		if e == nil {
+			continue
+		}
+		if i == 0 || i == len(t.levels)-1 {
+			ends = append(ends, said(e)+" at "+Level(at))
+		}
+		if d := e.Difference; w.arm != record.Direct && d != nil {
+			n++
+			switch {
+			case d.Resolved && d.Value > 0:
+				above++
+			case d.Resolved:
+				below++
+			}
+		}
+	}
+	return ends, above, below, n
 }

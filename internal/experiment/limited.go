@@ -187,17 +187,20 @@ func (m *measurement) ofCapacity(seconds float64, ok bool) (float64, bool) {
 
 // roleCPU is the CPU time of the groups of a role, as a part of the machine.
 func roleCPU(role string) func(*measurement) (float64, bool) {
-	return func(m *measurement) (float64, bool) {
-		total, found := 0.0, false
-		for _, g := range m.ledger.Cgroups {
-			if g.Role != role || !within(g.Path, m.tree) {
-				continue
-			}
-			if g.CPUSeconds == nil {
-				return 0, false
-			}
-			total, found = total+*g.CPUSeconds, true
+	return func(m *measurement) (float64, bool) { return m.ofCapacity(m.roleSeconds(role)) }
+}
+
+// roleSeconds is the CPU time of the trial's groups of a role in the window; false where there is none, or one whose time is not known.
+func (m *measurement) roleSeconds(role string) (float64, bool) {
+	total, found := 0.0, false
+	for _, g := range m.ledger.Cgroups {
+		if g.Role != role || !within(g.Path, m.tree) {
+			continue
 		}
-		return m.ofCapacity(total, found)
+		if g.CPUSeconds == nil {
+			return 0, false
+		}
+		total, found = total+*g.CPUSeconds, true
 	}
+	return total, found
 }

@@ -141,22 +141,16 @@ func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 	t.Started, t.Clocks, t.Loads = time.Now(), map[string]time.Duration{}, map[string]load.Result{}
 	err := x.measure(ctx, t)
 	t.Ended = time.Now()
-	switch {
-	case err != nil && ctx.Err() != nil:
-		t.Validity.Failed = record.Interrupted
-	case err != nil:
-		t.Validity.Failed = err.Error()
-		if mend := fault.MendOf(err); mend != "" {
-			t.Validity.Failed += "; " + mend
-		}
-	default:
-		p := &pooled{spec: x.spec, trial: t, tells: x.machine.Nodes.Group() != "" && x.late <= x.edgeAllowed()}
-		p.gather()
-		t.Validity.Reasons = p.judge()
-		t.Validity.Valid = len(t.Validity.Reasons) == 0
-		p.trim(x.machine.Nodes.Group())
+	if err != nil {
+		t.Validity.Failed = failure(ctx, err)
+		return err
 	}
-	return err
+	p := &pooled{spec: x.spec, trial: t, tells: x.machine.Nodes.Group() != "" && x.late <= x.edgeAllowed()}
+	p.gather()
+	t.Validity.Reasons = p.judge()
+	t.Validity.Valid = len(t.Validity.Reasons) == 0
+	p.trim(x.machine.Nodes.Group())
+	return nil
 }
 
 func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {

@@ -187,16 +187,7 @@ func (m *measurement) agentPerKiloevent() (float64, bool) {
 
 // roleRate is the CPU time per second of the groups of a role.
 func (m *measurement) roleRate(role string) (float64, bool) {
-	total, found := 0.0, false
-	for _, g := range m.ledger.Cgroups {
-		if g.Role != role || !within(g.Path, m.tree) {
-			continue
-		}
-		if g.CPUSeconds == nil {
-			return 0, false
-		}
-		total, found = total+*g.CPUSeconds, true
-	}
+	total, found := m.roleSeconds(role)
 	return rate(total, m.ledger.Window.Seconds), found && m.ledger.Window.Seconds > 0
 }
 

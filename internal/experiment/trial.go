@@ -102,24 +102,29 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	t.Clocks["tear-down"] = t.Ended.Sub(begin)
 	t.Subject = x.readyRaw
 
-	switch {
-	case err != nil && ctx.Err() != nil:
-		t.Validity.Failed = record.Interrupted
-	case err != nil:
-		t.Validity.Failed = err.Error()
-		if mend := fault.MendOf(err); mend != "" {
-			t.Validity.Failed += "; " + mend
-		}
-	default:
-		m := &measurement{spec: x.spec, loads: t.Loads, work: t.Work, ledger: t.Ledger, further: t.Further, tree: path.Dir(x.work.Path()), shared: x.machine.Share.CPUs > 0, subject: x.ready, start: x.readyIn.Seconds(),
-			arm: x.arm, events: t.Events, tracer: x.found}
-		m.setRoles(x.roles)
-		t.Metrics, t.Counts = m.values(), m.counts()
-		t.Validity.Reasons = m.judge()
-		t.Validity.Valid = len(t.Validity.Reasons) == 0
-		m.trim()
+	if err != nil {
+		t.Validity.Failed = failure(ctx, err)
+		return err
 	}
-	return err
+	m := &measurement{spec: x.spec, loads: t.Loads, work: t.Work, ledger: t.Ledger, further: t.Further, tree: path.Dir(x.work.Path()), shared: x.machine.Share.CPUs > 0, subject: x.ready, start: x.readyIn.Seconds(),
+		arm: x.arm, events: t.Events, tracer: x.found}
+	m.setRoles(x.roles)
+	t.Metrics, t.Counts = m.values(), m.counts()
+	t.Validity.Reasons = m.judge()
+	t.Validity.Valid = len(t.Validity.Reasons) == 0
+	m.trim()
+	return nil
+}
+
+// failure is what Validity.Failed says of a trial that ended with err.
+func failure(ctx context.Context, err error) string {
+	if ctx.Err() != nil {
+		return record.Interrupted
+	}
+	if mend := fault.MendOf(err); mend != "" {
+		return err.Error() + "; " + mend
+	}
+	return err.Error()
 }
 
 // measure sets up, opens the window over the loads' measured time, and gathers what they say.

@@ -76,3 +76,34 @@ func TestConn(t *testing.T) {
 type broken struct{}
 
 func (broken) Error() string { return "it broke" }
+
+// TestWork: a load says ready, runs by the schedule, and stays with its result until the parent goes; the parent may go at any time.
+func TestWork(t *testing.T) {
+	broken := errors.New("broken")
+	for name, c := range map[string]struct {
+		input string
+		run   func(context.Context, Schedule) (int64, error)
+		want  string // the error
+		says  string // the last message
+	}{
+		"a whole run":                 {`{"event":"start","data":{"duration_ns":7}}` + "\n", func(_ context.Context, s Schedule) (int64, error) { return s.Duration, nil }, "", `{"event":"result","data":7}`},
+		"the parent goes before":      {"", func(context.Context, Schedule) (int64, error) { t.Error("it ran"); return 0, nil }, "", `{"event":"ready","data":"here"}`},
+		"the parent goes meanwhile":   {`{"event":"start","data":{}}` + "\n", func(ctx context.Context, _ Schedule) (int64, error) { <-ctx.Done(); return 0, ctx.Err() }, "", `{"event":"ready","data":"here"}`},
+		"the parent says another way": {`{"event":"ready"}` + "\n", func(context.Context, Schedule) (int64, error) { return 0, nil }, "waiting for start: got ready", `{"event":"ready","data":"here"}`},
+	} {
+		var out strings.Builder
+		err := Work(t.Context(), NewConn(strings.NewReader(c.input), &out), "here", c.run)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if said := strings.TrimSpace(out.String()); !strings.HasSuffix(said, c.says) {
+			t.Errorf("%s: it said %s", name, said)
+		}
+	}
+	input, keep := io.Pipe() // the parent stays: what went wrong is told
+	defer keep.Close()
+	go func() { _ = NewConn(strings.NewReader(""), keep).Send(Start, Schedule{}) }()
+	if err := Work(t.Context(), NewConn(input, io.Discard), "here", func(context.Context, Schedule) (int64, error) { return 0, broken }); !errors.Is(err, broken) {
+		t.Errorf("what went wrong came as %v", err)
+	}
+}

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -166,9 +165,9 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 		var stop atomic.Bool
 		defer context.AfterFunc(ctx, func() { stop.Store(true) })()
 		var before, after float64
-		if before, err = cpuSeconds(); err == nil {
+		if before, err = pace.CPUTime(); err == nil {
 			l.loop(t, &stop)
-			after, err = cpuSeconds()
+			after, err = pace.CPUTime()
 		}
 		// Of the whole run, warm-up included, in proportion.
 		t.cpu = (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration)
@@ -331,14 +330,6 @@ func errorName(errno unix.Errno) string {
 	return "connect-" + strconv.Itoa(int(errno))
 }
 
-func cpuSeconds() (float64, error) {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0, fmt.Errorf("reading the CPU time of the load: %w", err)
-	}
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
-}
-
 // Run plays a load's part in the role protocol on conn: says ready, waits for the start, connects, sends the result, and stays until the parent
 // closes its end. If the parent does so earlier, that is the end, and no error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
@@ -347,40 +338,5 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	if err := conn.Send(role.Ready, l.Ready()); err != nil {
-		return err
-	}
-	var s role.Schedule
-	if err := conn.Expect(role.Start, &s, nil); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan struct{})
-	go func() { // ends with the parent's end of the pipe, for which we wait below
-		defer close(ended)
-		defer cancel()
-		for {
-			if _, err := conn.Receive(); err != nil {
-				return
-			}
-		}
-	}()
-	r, err := l.Run(ctx, s)
-	if err != nil {
-		select {
-		case <-ended:
-			return nil
-		default:
-			return err
-		}
-	}
-	if err := conn.Send(role.Result, r); err != nil {
-		return err
-	}
-	<-ended
-	return nil
+	return role.Work(ctx, conn, l.Ready(), l.Run)
 }

@@ -24,7 +24,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"net/url"
@@ -495,40 +494,5 @@ func Run(ctx context.Context, o Options, conn *role.Conn) error {
 		return err
 	}
 	defer g.Close()
-	if err := conn.Send(role.Ready, g.Ready()); err != nil {
-		return err
-	}
-	var s role.Schedule
-	if err := conn.Expect(role.Start, &s, nil); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan struct{})
-	go func() { // ends with the parent's end of the pipe, for which we wait below
-		defer close(ended)
-		defer cancel()
-		for {
-			if _, err := conn.Receive(); err != nil {
-				return
-			}
-		}
-	}()
-	r, err := g.Run(ctx, s)
-	if err != nil {
-		select {
-		case <-ended:
-			return nil
-		default:
-			return err
-		}
-	}
-	if err := conn.Send(role.Result, r); err != nil {
-		return err
-	}
-	<-ended
-	return nil
+	return role.Work(ctx, conn, g.Ready(), g.Run)
 }

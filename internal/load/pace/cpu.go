@@ -19,11 +19,18 @@ func ProcessCPU(ctx context.Context, begin, end int64) (float64, error) {
 		if _, err := thread.Until(ctx, at); err != nil {
 			return 0, err
 		}
-		var u unix.Rusage
-		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-			return 0, fmt.Errorf("reading the CPU time of the generator: %w", err)
+		if used[i], err = CPUTime(); err != nil {
+			return 0, err
 		}
-		used[i] = float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 	}
 	return used[1] - used[0], nil
+}
+
+// CPUTime is what this process, without its children, has used of the CPUs, in seconds.
+func CPUTime() (float64, error) {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0, fmt.Errorf("reading the CPU time of this process: %w", err)
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
 }

@@ -8,9 +8,7 @@ package probe
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -95,7 +93,7 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	before, err := cpuSeconds()
+	before, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +111,7 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	after, err := cpuSeconds()
+	after, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
 	}
@@ -171,14 +169,6 @@ func (p *Probe) watch(ctx context.Context, i int, s role.Schedule, delays *hdrhi
 	return nil
 }
 
-func cpuSeconds() (float64, error) {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0, fmt.Errorf("reading the CPU time of the probe: %w", err)
-	}
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
-}
-
 // Run plays a load's part in the role protocol on conn: says ready, waits for the start, probes, sends the result, and stays until the
 // parent closes its end. If the parent does so earlier, that is the end, and no error.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
@@ -186,40 +176,5 @@ func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	if err != nil {
 		return err
 	}
-	if err := conn.Send(role.Ready, p.Ready()); err != nil {
-		return err
-	}
-	var s role.Schedule
-	if err := conn.Expect(role.Start, &s, nil); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan struct{})
-	go func() { // ends with the parent's end of the pipe, for which we wait below
-		defer close(ended)
-		defer cancel()
-		for {
-			if _, err := conn.Receive(); err != nil {
-				return
-			}
-		}
-	}()
-	r, err := p.Run(ctx, s)
-	if err != nil {
-		select {
-		case <-ended:
-			return nil
-		default:
-			return err
-		}
-	}
-	if err := conn.Send(role.Result, r); err != nil {
-		return err
-	}
-	<-ended
-	return nil
+	return role.Work(ctx, conn, p.Ready(), p.Run)
 }

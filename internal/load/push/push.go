@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
@@ -176,7 +175,7 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	// Garbage is collected between changes alone: while one is under way, that would look like a slow data plane.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	before, err := cpuSeconds()
+	before, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +195,7 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if err := p.turn(ctx, w, 0, false); err != nil {
 		return nil, err
 	}
-	after, err := cpuSeconds()
+	after, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
 	}
@@ -360,14 +359,6 @@ func (w *window) result(cpu float64) (*load.Result, error) {
 	return r, w.times.Into(r)
 }
 
-func cpuSeconds() (float64, error) {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0, fmt.Errorf("reading the CPU time of the load: %w", err)
-	}
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
-}
-
 // Run plays a load's part in the role protocol on conn: prepares, says ready, waits for the start, makes changes, sends the result, and stays until the
 // parent closes its end. If the parent does so earlier, that is the end, and no error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
@@ -376,40 +367,5 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
-	if err := conn.Send(role.Ready, p.Ready()); err != nil {
-		return err
-	}
-	var s role.Schedule
-	if err := conn.Expect(role.Start, &s, nil); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan struct{})
-	go func() { // ends with the parent's end of the pipe, for which we wait below
-		defer close(ended)
-		defer cancel()
-		for {
-			if _, err := conn.Receive(); err != nil {
-				return
-			}
-		}
-	}()
-	r, err := p.Run(ctx, s)
-	if err != nil {
-		select {
-		case <-ended:
-			return nil
-		default:
-			return err
-		}
-	}
-	if err := conn.Send(role.Result, r); err != nil {
-		return err
-	}
-	<-ended
-	return nil
+	return role.Work(ctx, conn, p.Ready(), p.Run)
 }

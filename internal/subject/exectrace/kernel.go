@@ -7,7 +7,6 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -15,6 +14,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
+	"tare/internal/mapped"
 )
 
 // kernel is what is loaded of the tracer. It is gone when it is closed, or its process ends in whatever way.
@@ -92,16 +92,12 @@ func load(o Options, l *cgroup.Layout) (_ *kernel, err error) {
 
 // view maps the elements of an array.
 func view[T any](k *kernel, m *ebpf.Map) ([]T, error) {
-	size, n, page := int(m.ValueSize()), int(m.MaxEntries()), unix.Getpagesize()
-	if size != int(unsafe.Sizeof(*new(T))) {
-		return nil, fmt.Errorf("mapping %s: its elements are not %d bytes", m, unsafe.Sizeof(*new(T)))
-	}
-	b, err := unix.Mmap(m.FD(), 0, (size*n+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	elements, memory, err := mapped.Array[T](m)
 	if err != nil {
-		return nil, fmt.Errorf("mapping %s: %w", m, err)
+		return nil, err
 	}
-	k.mapped = append(k.mapped, b)
-	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n), nil
+	k.mapped = append(k.mapped, memory)
+	return elements, nil
 }
 
 // attach begins the tracing.

@@ -2,12 +2,12 @@ package kernelmesh
 
 import (
 	"errors"
-	"fmt"
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"tare/internal/mapped"
 )
 
 // shared is the memory that the process shares with its programs, by which it reads and writes without system calls.
@@ -37,16 +37,12 @@ func (s *shared) open(maps map[string]*ebpf.Map, ids uint32) error {
 
 // view maps the elements of an array.
 func view[T any](s *shared, m *ebpf.Map) ([]T, error) {
-	size, n, page := int(m.ValueSize()), int(m.MaxEntries()), unix.Getpagesize()
-	if size != int(unsafe.Sizeof(*new(T))) {
-		return nil, fmt.Errorf("mapping %s: its elements are not %d bytes", m, unsafe.Sizeof(*new(T)))
-	}
-	b, err := unix.Mmap(m.FD(), 0, (size*n+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	elements, memory, err := mapped.Array[T](m)
 	if err != nil {
-		return nil, fmt.Errorf("mapping %s: %w", m, err)
+		return nil, err
 	}
-	s.mapped = append(s.mapped, b)
-	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n), nil
+	s.mapped = append(s.mapped, memory)
+	return elements, nil
 }
 
 func (s *shared) close() error {

@@ -7,6 +7,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/load"
+	"tare/internal/load/pace"
 	"tare/internal/load/push"
 	"tare/internal/role"
 	"tare/internal/xds"
@@ -70,7 +71,7 @@ func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, erro
 	begin, end := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
 	times := push.NewTimes(push.Received, push.Decoded, push.Visible, push.Acked)
 	r := &load.Result{Generator: push.Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, CPUs: float64(runtime.NumCPU()), Errors: map[string]int64{}}
-	before, err := processSeconds()
+	before, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +104,7 @@ func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, erro
 			}
 		}
 	}
-	after, err := processSeconds()
+	after, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
 	}

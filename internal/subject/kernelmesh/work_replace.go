@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
 	"tare/internal/load"
@@ -106,10 +105,10 @@ func (r *replacer) Run(ctx context.Context, s role.Schedule) (*load.Result, erro
 	t := newReplaced(s)
 	if _, err = thread.Until(ctx, s.Begin); err == nil {
 		var before, after float64
-		if before, err = processSeconds(); err == nil {
+		if before, err = pace.CPUTime(); err == nil {
 			err = r.loop(ctx, t)
 			var e error
-			after, e = processSeconds()
+			after, e = pace.CPUTime()
 			err = errors.Join(err, e)
 		}
 		// Of the whole run, warm-up included, in proportion.
@@ -184,12 +183,4 @@ func (t *replaced) result() (*load.Result, error) {
 		r.Slices = append(r.Slices, s)
 	}
 	return r, r.SetHistogram(generation.ReplacementTime, t.times)
-}
-
-func processSeconds() (float64, error) {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0, fmt.Errorf("reading the CPU time of the data plane's process: %w", err)
-	}
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
 	"tare/internal/load"
@@ -139,7 +138,7 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	if err := sleepUntil(ctx, s.Begin); err != nil {
 		return nil, err
 	}
-	before, err := cpuSeconds()
+	before, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +146,7 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	if err := work(ctx, w); err != nil {
 		return nil, err
 	}
-	after, err := cpuSeconds()
+	after, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
 	}
@@ -253,14 +252,6 @@ func sleepUntil(ctx context.Context, at int64) error {
 	case <-timer.C:
 		return nil
 	}
-}
-
-func cpuSeconds() (float64, error) {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0, fmt.Errorf("reading the CPU time of the store's process: %w", err)
-	}
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
 }
 
 // window gathers what is measured.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 
@@ -54,40 +53,5 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := conn.Send(role.Ready, ready); err != nil {
-		return err
-	}
-	var s role.Schedule
-	if err := conn.Expect(role.Start, &s, nil); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan struct{})
-	go func() { // ends with the parent's end of the pipe, for which we wait below
-		defer close(ended)
-		defer cancel()
-		for {
-			if _, err := conn.Receive(); err != nil {
-				return
-			}
-		}
-	}()
-	r, err := b.Run(ctx, s)
-	if err != nil {
-		select {
-		case <-ended:
-			return nil
-		default:
-			return err
-		}
-	}
-	if err := conn.Send(role.Result, r); err != nil {
-		return err
-	}
-	<-ended
-	return nil
+	return role.Work(ctx, conn, ready, b.Run)
 }
