@@ -3,7 +3,6 @@ package analysis
 import (
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 
 	"tare/internal/quantity"
@@ -75,7 +74,7 @@ func (w *words) consistency() {
 	if p := promises[design]; p != "" {
 		name += " (whole " + p + ")"
 	}
-	text := fmt.Sprintf("%s: of %s connections %s came to what is in neither the old nor the new set", name, thousands(wrong.N), pooled(wrong))
+	text := fmt.Sprintf("%s: of %s connections %s came to what is in neither the old nor the new set", name, quantity.Thousands(wrong.N), pooled(wrong))
 	if kinds := w.wrongKinds(); kinds != "" {
 		text += ": " + kinds
 	}
@@ -104,7 +103,7 @@ func (w *words) wrongKinds() string {
 		{"stale_connect_share", "to endpoints of older sets"}, {"torn_connect_share", "to endpoints of no set, parts of two"}, {"missed_connect_share", "past the mesh, to the service's own address"},
 	} {
 		if e := w.find(m.metric, w.arm); e != nil && e.Value > 0 {
-			kinds = append(kinds, thousands(happened(e))+" "+m.what)
+			kinds = append(kinds, quantity.Thousands(happened(e))+" "+m.what)
 		}
 	}
 	return strings.Join(kinds, ", ")
@@ -121,11 +120,11 @@ func pooled(e *Estimate) string {
 	case e.Value == 0:
 		return fmt.Sprintf("none (below %.2g in a million, at 95 %%)", 3*million/float64(e.N))
 	case e.Lo == nil || e.Hi == nil:
-		return thousands(happened(e))
+		return quantity.Thousands(happened(e))
 	case e.Value < 1e-3:
-		return fmt.Sprintf("%s (%s in a million)", thousands(happened(e)), quantity.Interval(e.Value*million, *e.Lo*million, *e.Hi*million, quantity.Count))
+		return fmt.Sprintf("%s (%s in a million)", quantity.Thousands(happened(e)), quantity.Interval(e.Value*million, *e.Lo*million, *e.Hi*million, quantity.Count))
 	}
-	return fmt.Sprintf("%s (%s)", thousands(happened(e)), quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit))
+	return fmt.Sprintf("%s (%s)", quantity.Thousands(happened(e)), quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit))
 }
 
 // digits is a large number in as many digits as say something.
@@ -137,16 +136,7 @@ func digits(e *Estimate) string {
 		return fmt.Sprintf("%.3g", e.Value)
 	}
 	unit := math.Pow(10, math.Floor(math.Log10(e.Value))-2)
-	return thousands(int(math.Round(e.Value/unit) * unit))
-}
-
-// thousands is a whole number with its thousands apart.
-func thousands(n int) string {
-	text := strconv.Itoa(n)
-	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
+	return quantity.Thousands(int(math.Round(e.Value/unit) * unit))
 }
 
 // join is a list as it is read.

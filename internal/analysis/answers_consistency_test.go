@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/store"
 	_ "tare/internal/store/designs"
@@ -109,8 +110,8 @@ func TestPathAnswers(t *testing.T) {
 
 func TestThousands(t *testing.T) {
 	for n, want := range map[int]string{0: "0", 7: "7", 999: "999", 1000: "1,000", 123_456: "123,456", 10_000_000: "10,000,000", -1000: "-1,000", -999: "-999"} {
-		if got := thousands(n); got != want {
-			t.Errorf("thousands(%d) = %s, want %s", n, got, want)
+		if got := quantity.Thousands(n); got != want {
+			t.Errorf("quantity.Thousands(%d) = %s, want %s", n, got, want)
 		}
 	}
 }

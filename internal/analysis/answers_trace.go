@@ -86,7 +86,7 @@ func (w *words) losses(t *table) (all loss) {
 }
 
 // count is a whole number of events.
-func count(x float64) string { return thousands(int(math.Round(x))) }
+func count(x float64) string { return quantity.Thousands(int(math.Round(x))) }
 
 // part is x of y in words: as a share, or per million where it is small.
 func part(x, of float64) string {
@@ -127,9 +127,6 @@ func (w *words) tracer(t *table, all loss) {
 	}
 	if all.late > 0 {
 		w.add("%s came late (%s), when the load had ended.", count(all.late), part(all.late, all.made))
-	}
-	if len(t.levels) == 0 {
-		return
 	}
 	w.traceCost(t)
 }
@@ -253,7 +250,7 @@ func counted(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
-	return thousands(n) + " " + what + "s"
+	return quantity.Thousands(n) + " " + what + "s"
 }
 
 // slope is how much a metric grows with a factor, by the model of the arm.

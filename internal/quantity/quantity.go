@@ -196,3 +196,12 @@ func magnitude(v float64) int {
 	}
 	return int(math.Floor(math.Log10(math.Abs(v)) + 1e-9))
 }
+
+// Thousands is a whole number with its thousands apart.
+func Thousands(n int) string {
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}

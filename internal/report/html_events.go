@@ -9,6 +9,7 @@ import (
 
 	"tare/internal/quantity"
 	"tare/internal/record"
+	"tare/internal/stats"
 )
 
 // eventTable is a row: what became of the events of all valid trials of an arm at a level, exact counts that are added up.
@@ -21,15 +22,6 @@ type eventTable struct {
 type nodeTable struct {
 	Node, Arm, Level string
 	Cells            []string // trials, failed, generated, delivered, lost, CPU per 1,000 events, longest clock error
-}
-
-// whole is a number of events, with its thousands apart.
-func whole(n float64) string {
-	text := fmt.Sprintf("%.0f", n)
-	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
 }
 
 // sums adds up metrics of trials; one that no trial has is not there.
@@ -59,7 +51,7 @@ func (s *sums) cell(name string) string {
 	if !ok || math.Abs(v) > 1e15 {
 		return "-"
 	}
-	return whole(v)
+	return quantity.Thousands(int(math.Round(v)))
 }
 
 // lost words what was lost with its part of what was counted.
@@ -89,7 +81,7 @@ func (m *dataMaker) eventTables() []eventTable {
 			lossy = fmt.Sprintf("%d of %d", s.lossy, s.n)
 		}
 		all = append(all, eventTable{m.Arms[p.arm].Name, m.Levels[p.level].Name, []string{
-			whole(float64(s.n)), s.cell("events_generated"), s.cell("events_counted"), s.cell("events_delivered"), s.lost(), lossy, s.cell("events_late"), s.cell("events_said_lost"),
+			quantity.Thousands(s.n), s.cell("events_generated"), s.cell("events_counted"), s.cell("events_delivered"), s.lost(), lossy, s.cell("events_late"), s.cell("events_said_lost"),
 		}})
 	}
 	return all
@@ -152,11 +144,10 @@ func (m *dataMaker) nodeTables() []nodeTable {
 			clock = quantity.Value(*s.clock, quantity.Seconds)
 		}
 		if len(s.cpu) > 0 {
-			slices.Sort(s.cpu)
-			cpu = quantity.Value(s.cpu[len(s.cpu)/2], quantity.Seconds)
+			cpu = quantity.Value(stats.Median(s.cpu).Value, quantity.Seconds)
 		}
 		all = append(all, nodeTable{key.node, m.Arms[key.arm].Name, m.Levels[key.level].Name, []string{
-			whole(float64(s.n)), whole(float64(s.failed)), s.cell("events_generated"), s.cell("events_delivered"), s.cell("events_lost"), cpu, clock,
+			quantity.Thousands(s.n), quantity.Thousands(s.failed), s.cell("events_generated"), s.cell("events_delivered"), s.cell("events_lost"), cpu, clock,
 		}})
 	}
 	return all
