@@ -13,7 +13,6 @@ import (
 	"tare/internal/calibrate"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
-	"tare/internal/placement"
 	"tare/internal/quantity"
 	"tare/internal/role"
 )
@@ -70,9 +69,7 @@ func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err err
 	if err != nil {
 		return err
 	}
-	if _, err := placement.Clean(layout); err != nil {
-		fmt.Fprintf(os.Stderr, "tare: what an earlier run left behind could not all be removed: %v\n", err)
-	}
+	cleanUpFirst(layout, os.Stderr)
 	o.Say = func(section, what string) { fmt.Fprintf(os.Stderr, "%s: %s\n", section, what) }
 	r, err := calibrate.Run(cmd.Context(), o)
 	if err != nil {

@@ -1,11 +1,13 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 
+	"tare/internal/cluster/local"
 	"tare/internal/host/cgroup"
 	"tare/internal/placement"
 )
@@ -16,7 +18,8 @@ func newClean() *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
-		Long: `Remove what runs that were killed left behind: their control groups and, should any have outlived them, their processes. Runs that are under
+		Long: `Remove what runs that were killed left behind: their control groups, the network interfaces of local nodes and,
+should any have outlived them, their processes. Runs that are under
 way and everything that is not Tare's own are left alone. Programs and maps of a subject go with its process. 'tare run' does the same before it begins.`,
 		Example: `  tare clean`,
 		Args:    noArgs,
@@ -25,7 +28,7 @@ way and everything that is not Tare's own are left alone. Programs and maps of a
 			if err != nil {
 				return err
 			}
-			r, err := placement.Clean(layout)
+			r, err := cleanUp(layout)
 			if e := printCleaned(cmd.OutOrStdout(), r); err == nil {
 				err = e
 			}
@@ -34,7 +37,28 @@ way and everything that is not Tare's own are left alone. Programs and maps of a
 	}
 }
 
-func printCleaned(w io.Writer, r placement.Report) error {
+// cleaned is what was removed of runs that have ended.
+type cleaned struct {
+	placement.Report
+	Links []string
+}
+
+// cleanUp removes all that is left of runs that have ended.
+func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
+	r.Report, err = placement.Clean(layout)
+	links, err2 := local.Clean(layout)
+	r.Links = links
+	return r, errors.Join(err, err2)
+}
+
+// cleanUpFirst does that before something begins, to which it is no obstacle if it fails.
+func cleanUpFirst(layout *cgroup.Layout, log io.Writer) {
+	if _, err := cleanUp(layout); err != nil {
+		fmt.Fprintf(log, "tare: what an earlier run left behind could not all be removed: %v\n", err)
+	}
+}
+
+func printCleaned(w io.Writer, r cleaned) error {
 	for _, t := range r.Trees {
 		fmt.Fprintf(w, "removed the control groups %s\n", t)
 	}
@@ -44,7 +68,10 @@ func printCleaned(w io.Writer, r placement.Report) error {
 	for _, p := range r.Moved {
 		fmt.Fprintf(w, "moved process %d (%s) out of %s: it is not tare's\n", p.PID, p.Comm, p.Tree)
 	}
-	if len(r.Trees)+len(r.Killed)+len(r.Moved) == 0 {
+	for _, l := range r.Links {
+		fmt.Fprintf(w, "removed the network interface %s\n", l)
+	}
+	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links) == 0 {
 		_, err := fmt.Fprintln(w, "there was nothing to remove")
 		return err
 	}

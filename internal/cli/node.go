@@ -19,7 +19,6 @@ import (
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/meter"
-	"tare/internal/placement"
 	"tare/internal/version"
 )
 
@@ -127,9 +126,7 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := placement.Clean(layout); err != nil {
-		fmt.Fprintf(log, "tare: what an earlier run left behind could not all be removed: %v\n", err)
-	}
+	cleanUpFirst(layout, log)
 	if f.dir == "" {
 		if f.dir, err = os.MkdirTemp("", "tare-node-"); err != nil {
 			return fault.Wrap(err, fault.Machine, os.TempDir(), "name a directory with --dir", "a directory for trials cannot be made")

@@ -150,9 +150,7 @@ func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (er
 	if err != nil {
 		return err
 	}
-	if _, err := placement.Clean(layout); err != nil {
-		fmt.Fprintf(os.Stderr, "tare: what an earlier run left behind could not all be removed: %v\n", err)
-	}
+	cleanUpFirst(layout, os.Stderr)
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding the tare binary: %w", err)

@@ -67,6 +67,13 @@ func (o owner) alive(hs []*cgroup.Hierarchy, tree string) bool {
 	return held(hs, tree)
 }
 
+// Ended says whether name is one that NewTree gave, to an owner that runs no more. What a run makes beside control groups can be marked with the name
+// of its tree, and be removed once this is so.
+func Ended(l *cgroup.Layout, name string) bool {
+	o, ok := parseTreeName(name)
+	return ok && !o.alive(hierarchies(l), name)
+}
+
 // held says whether a living process, of any PID namespace, holds the tree.
 func held(hs []*cgroup.Hierarchy, tree string) bool {
 	return slices.ContainsFunc(hs, func(h *cgroup.Hierarchy) bool {

@@ -58,6 +58,15 @@ func agents(t *testing.T, coordinator int) map[string]int {
 	return found
 }
 
+// underWay says whether an agent has the load's group of that trial.
+func underWay(agent, trial int) bool {
+	group := fmt.Sprintf("tare-trial-%d-p%d-*/work/storm", trial, agent)
+	return slices.ContainsFunc([]string{"", "*"}, func(hierarchy string) bool {
+		made, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", hierarchy, group))
+		return len(made) > 0
+	})
+}
+
 func parentOf(stat string) int {
 	field := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	n, _ := strconv.Atoi(field[1])
@@ -187,9 +196,7 @@ func TestNodeFailures(t *testing.T) {
 			var agent int
 			whileItRuns(t, p, func() bool { // until the first trial is in its window: the load is at work
 				agent = agents(t, p.pid)["n02"]
-				made, _ := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/*/tare-trial-0-p%d-*/work/storm", agent))
-				alone, _ := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/tare-trial-0-p%d-*/work/storm", agent))
-				return agent != 0 && len(made)+len(alone) > 0
+				return agent != 0 && underWay(agent, 0)
 			})
 			time.Sleep(700 * time.Millisecond)
 			c.harm(t, agent, p.pid, dir)
@@ -287,8 +294,8 @@ func TestNodesInterrupted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 10, "1s")), "--local-nodes", "2", "--out", dir}, timeout: 3 * time.Minute}.start(t)
 	whileItRuns(t, p, func() bool {
-		lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile))
-		return bytes.Count(lines, []byte("\n")) > 0
+		agent := agents(t, p.pid)["n02"] // between two trials, none would be interrupted
+		return agent != 0 && underWay(agent, 1)
 	})
 	p.signal(t, syscall.SIGINT)
 	o := p.wait(t)
@@ -299,7 +306,7 @@ func TestNodesInterrupted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if last := c.Trials[len(c.Trials)-1]; !c.Partial || last.Validity.Failed != record.Interrupted {
+	if last := c.Trials[len(c.Trials)-1]; !c.Partial || len(c.Trials) != 2 || last.Validity.Failed != record.Interrupted {
 		t.Errorf("%d trials, partial %v, the last %+v", len(c.Trials), c.Partial, last.Validity)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "nodes")); err == nil {

@@ -7,12 +7,15 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/placement"
 )
 
 // Rtnetlink, as far as a pair of virtual interfaces needs it. The kernel's side is net/core/rtnetlink.c and drivers/net/veth.c.
@@ -91,8 +94,10 @@ func link(index int, up bool) []byte {
 }
 
 // makePair makes a pair of virtual interfaces: one here, and the other, Inside, in the network namespace of a process.
-func makePair(name string, pid int) error {
-	peer := attribute(vethPeer, link(0, false), attribute(unix.IFLA_IFNAME, text(Inside)), attribute(unix.IFLA_NET_NS_PID, number(uint32(pid))))
+func makePair(name string, pid int) error { return makePairTo(name, Inside, pid) }
+
+func makePairTo(name, inside string, pid int) error {
+	peer := attribute(vethPeer, link(0, false), attribute(unix.IFLA_IFNAME, text(inside)), attribute(unix.IFLA_NET_NS_PID, number(uint32(pid))))
 	err := ask(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, link(0, false), attribute(unix.IFLA_IFNAME, text(name)),
 		attribute(unix.IFLA_LINKINFO, attribute(linkInfoKind, []byte("veth")), attribute(linkInfoData, peer)))
 	switch {
@@ -104,8 +109,8 @@ func makePair(name string, pid int) error {
 	return fault.Wrap(err, fault.Machine, name, "", "cannot make a pair of virtual interfaces")
 }
 
-// configure gives the interface of that name an address and sets it up.
-func configure(name string, address netip.Prefix) error {
+// configure gives the interface of that name an address and, unless it is empty, an alias, and sets it up.
+func configure(name, alias string, address netip.Prefix) error {
 	i, err := net.InterfaceByName(name)
 	if err != nil {
 		return fmt.Errorf("looking for the interface %s: %w", name, err)
@@ -120,7 +125,11 @@ func configure(name string, address netip.Prefix) error {
 			return fmt.Errorf("giving the interface %s the address %s: %w", name, address, err)
 		}
 	}
-	if err := ask(unix.RTM_NEWLINK, 0, link(i.Index, true)); err != nil {
+	body := [][]byte{link(i.Index, true)}
+	if alias != "" {
+		body = append(body, attribute(unix.IFLA_IFALIAS, []byte(alias)))
+	}
+	if err := ask(unix.RTM_NEWLINK, 0, body...); err != nil {
 		return fmt.Errorf("setting the interface %s up: %w", name, err)
 	}
 	return nil
@@ -138,12 +147,37 @@ func remove(name string) error {
 	return nil
 }
 
+// Clean removes the interfaces of runs that have ended, which are known by their alias, and gives their names. The kernel removes them by itself
+// with the namespaces of the agents, but takes its time over it.
+func Clean(l *cgroup.Layout) (removed []string, err error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("looking for network interfaces left behind: %w", err)
+	}
+	var errs []error
+	for _, i := range all {
+		// What has no alias, or has gone, is not ours. Reading it waits for a removal that is under way.
+		alias, _ := os.ReadFile(filepath.Join("/sys/class/net", i.Name, "ifalias"))
+		if !placement.Ended(l, strings.TrimSpace(string(alias))) {
+			continue
+		}
+		if err := ask(unix.RTM_DELLINK, 0, link(i.Index, false)); errors.Is(err, unix.ENODEV) {
+			continue
+		} else if err != nil {
+			errs = append(errs, fmt.Errorf("removing the interface %s: %w", i.Name, err))
+			continue
+		}
+		removed = append(removed, i.Name)
+	}
+	return removed, errors.Join(errs...)
+}
+
 // ConfigureInside sets up the network of the namespace that this process has for itself: the loopback and the node's end of its link.
 func ConfigureInside(address netip.Prefix) error {
-	if err := configure("lo", netip.Prefix{}); err != nil {
+	if err := configure("lo", "", netip.Prefix{}); err != nil {
 		return err
 	}
-	return configure(Inside, address)
+	return configure(Inside, "", address)
 }
 
 // The addresses for links: of the range for measurements between networks (RFC 2544), which nothing on the internet has.

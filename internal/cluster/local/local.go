@@ -223,7 +223,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 	if err := makePair(a.link, a.cmd.Process.Pid); err != nil {
 		return err
 	}
-	if err := configure(a.link, here); err != nil {
+	if err := configure(a.link, n.tree.Name(), here); err != nil {
 		return err
 	}
 	at, err := n.Listen(netip.AddrPortFrom(here.Addr(), 0).String())

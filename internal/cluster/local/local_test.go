@@ -10,7 +10,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -172,6 +174,49 @@ func setDown(name string) error {
 	down := link(i.Index, true)
 	ne.PutUint32(down[8:], 0)
 	return ask(unix.RTM_NEWLINK, 0, down)
+}
+
+// TestClean: what a run that has ended left is removed though a process keeps its namespace; what a run has, or somebody else, is not.
+func TestClean(t *testing.T) {
+	n := start(t, 1)
+	running := n.tree.Name()
+	ended := "tare-nodes-p" + strconv.Itoa(os.Getpid()) + "-t1" // this process, had it begun just after the machine
+	holder := exec.Command("sleep", "60")
+	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = holder.Process.Kill()
+		_ = holder.Wait()
+	})
+	aliases := map[string]string{"tart0": ended, "tart1": running, "tart2": "somebody's", "tart3": ""}
+	for name, alias := range aliases {
+		t.Cleanup(func() {
+			if err := remove(name); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := makePairTo(name, name, holder.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+		if err := configure(name, alias, netip.Prefix{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removed, err := Clean(n.o.Cgroups)
+	if err != nil || !slices.Equal(removed, []string{"tart0"}) {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	for name := range aliases {
+		if _, err := net.InterfaceByName(name); (err == nil) == (name == "tart0") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if len(links(t)) != 1 {
+		t.Error("a running node's interface was removed")
+	}
+	try(t, n, map[string]string{"n01": "decoding the trial"})
 }
 
 func TestStartWrong(t *testing.T) {
