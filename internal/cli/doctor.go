@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tare/internal/cluster/local"
 	"tare/internal/fault"
 	"tare/internal/host/bpf"
 	"tare/internal/host/cgroup"
@@ -71,7 +72,7 @@ without it, and the mend. The exit code is 3 when the machine lacks something th
 
 // features are what this machine can do, from every reader that has a say in it.
 var features = sync.OnceValue(func() []*feature.Probe {
-	return slices.Concat(bpf.Features(), perf.Features(), cgroup.Features(), ksym.Features())
+	return slices.Concat(bpf.Features(), perf.Features(), cgroup.Features(), ksym.Features(), local.Features())
 })
 
 func diagnose() diagnosis {

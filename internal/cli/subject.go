@@ -21,6 +21,7 @@ import (
 	"tare/internal/role"
 	"tare/internal/subject"
 	"tare/internal/subject/kernelmesh"
+	"tare/internal/subject/tracer"
 )
 
 func init() { register(newSubject) }
@@ -54,6 +55,17 @@ func listSubjects(w io.Writer) error {
 			fmt.Fprintf(t, "  %s\t%s (default %s)\n", o.Name, o.Summary, o.Default)
 		}
 		if err := t.Flush(); err != nil {
+			return fmt.Errorf("writing the list of subjects: %w", err)
+		}
+	}
+	for _, e := range tracer.Catalogue {
+		state := ""
+		if t, err := e.Make(map[string]string{}); err == nil { // without settings, "command" is none yet
+			if missing := t.Installed(); missing != nil {
+				state = " (" + missing.Error() + ")"
+			}
+		}
+		if _, err := fmt.Fprintf(w, "%s: tracer: %s%s\n", e.Name, e.Summary, state); err != nil {
 			return fmt.Errorf("writing the list of subjects: %w", err)
 		}
 	}

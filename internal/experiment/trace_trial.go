@@ -16,7 +16,9 @@ import (
 	"time"
 
 	"tare/internal/fault"
+	"tare/internal/host/cgroup"
 	"tare/internal/host/execs"
+	"tare/internal/host/proc"
 	"tare/internal/ledger"
 	"tare/internal/load/exec"
 	"tare/internal/load/pace"
@@ -193,22 +195,13 @@ func (e *tracing) counted() (inside, outside int64, err error) {
 	return inside, int64(counts.All) - inside, nil
 }
 
-// usage reads the CPU time that the kernel has charged to the tracer's control group (cpuacct.usage of v1, usage_usec of v2).
+// usage is the CPU time in seconds that the kernel has charged to the tracer's control group; null where it does not tell.
 func (e *tracing) usage() *float64 {
-	if text, err := os.ReadFile(filepath.Join(e.cpu, "cpuacct.usage")); err == nil {
-		if ns, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil {
-			return new(float64(ns) / 1e9)
-		}
+	v := cgroup.CPUTime(e.cpu)
+	if !v.OK {
+		return nil
 	}
-	text, _ := os.ReadFile(filepath.Join(e.cpu, "cpu.stat")) // it may have gone
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, "usage_usec "); ok {
-			if us, err := strconv.ParseUint(strings.TrimSpace(rest), 10, 64); err == nil {
-				return new(float64(us) / 1e6)
-			}
-		}
-	}
-	return nil
+	return new(float64(v.N) / 1e9)
 }
 
 // expected is how many events a tracer has to deliver between two readings: not those of others that came while the first was made, which it may have
@@ -405,7 +398,13 @@ func (x *trial) lookAtTracer(t *record.Trial, last reading) error {
 	}
 	ready := tracerReady{subjectReady: subjectReady{Programs: []object{}, Maps: []object{}}, Processes: pids}
 	for _, pid := range pids {
-		now, peak := residentSet(pid)
+		now, peak, err := proc.FS{}.Resident(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue // it has none any more
+		}
+		if err != nil {
+			return err
+		}
 		ready.RSS, ready.RSSPeak = ready.RSS+now, ready.RSSPeak+peak
 	}
 	mine := func(holders []ledger.Owner) bool {
@@ -435,7 +434,7 @@ func (x *trial) lookAtTracer(t *record.Trial, last reading) error {
 	return nil
 }
 
-// memoryPeak reads the most memory that a group has had (memory.peak, since Linux 5.19; memory.max_usage_in_bytes of v1).
+// memoryPeak is the most memory that a group has had; null where the kernel does not tell.
 func (x *trial) memoryPeak(g *placement.Group) *uint64 {
 	h, ok := x.machine.Cgroups.Controller("memory")
 	if !ok {
@@ -445,14 +444,7 @@ func (x *trial) memoryPeak(g *placement.Group) *uint64 {
 	if !ok {
 		return nil
 	}
-	for _, name := range []string{"memory.peak", "memory.max_usage_in_bytes"} {
-		if text, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
-			if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil {
-				return &n
-			}
-		}
-	}
-	return nil
+	return cgroup.MemoryPeak(dir).Ptr()
 }
 
 // processesIn lists the processes in a group, and in groups that they made below it.
@@ -477,22 +469,6 @@ func processesIn(g *placement.Group) ([]int, error) {
 		return nil, fmt.Errorf("listing the processes of the tracer: %w", err)
 	}
 	return pids, nil
-}
-
-// residentSet is the resident set of a process and the highest that it has had, in bytes (VmRSS and VmHWM of proc_pid_status(5)); 0 where it has ended.
-func residentSet(pid int) (now, peak uint64) {
-	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
-	for line := range strings.Lines(string(text)) {
-		name, rest, _ := strings.Cut(line, ":")
-		kib, _ := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64) // else it is another line
-		switch name {
-		case "VmRSS":
-			now = kib << 10
-		case "VmHWM":
-			peak = kib << 10
-		}
-	}
-	return now, peak
 }
 
 // close ends the tracer and the kernel's counter, and whatever still reads them.

@@ -2,12 +2,10 @@ package meter
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +13,7 @@ import (
 	"tare/internal/host/bpf"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/perf"
+	"tare/internal/host/proc"
 	"tare/internal/ledger"
 )
 
@@ -510,7 +509,7 @@ func (a *account) self() ledger.Self {
 	now := selfTime()
 	s := ledger.Self{CPUSeconds: (now - a.m.reported).Seconds()}
 	a.m.reported = now
-	if peak, err := peakRSS(); err == nil {
+	if _, peak, err := (proc.FS{}).Resident(os.Getpid()); err == nil {
 		s.RSSBytes = peak
 	} else {
 		a.warn("self-rss", "the memory of the scale itself could not be read: %v", err)
@@ -550,19 +549,4 @@ func (a *account) self() ledger.Self {
 		s.Samples, s.SamplesLost = a.found.samples, a.found.lost
 	}
 	return s
-}
-
-// peakRSS is the most memory that this process has had resident, in bytes.
-func peakRSS() (uint64, error) {
-	raw, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(raw)) {
-		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kb, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
-			return kb << 10, err
-		}
-	}
-	return 0, errors.New("/proc/self/status has no VmHWM")
 }

@@ -112,6 +112,9 @@ func TestSelf(t *testing.T) {
 	if err != nil || rss == 0 {
 		t.Errorf("RSS %d, %v", rss, err)
 	}
+	if now, peak, err := (FS{}).Resident(pid); err != nil || now == 0 || peak < now || peak>>30 > 0 {
+		t.Errorf("resident %d, at most %d, %v", now, peak, err)
+	}
 	if pss, err := (FS{}).PSS(pid); err != nil || pss == 0 {
 		t.Errorf("PSS %d, %v", pss, err)
 	}
@@ -169,14 +172,15 @@ func TestGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, f := range map[string]func() error{
-		"Process": func() error { _, err := FS{}.Process(pid); return err },
-		"Comm":    func() error { _, err := FS{}.Comm(pid); return err },
-		"Exe":     func() error { _, err := FS{}.Exe(pid); return err },
-		"Cmdline": func() error { _, err := FS{}.Cmdline(pid); return err },
-		"Environ": func() error { _, err := FS{}.Environ(pid); return err },
-		"RSS":     func() error { _, err := FS{}.RSS(pid); return err },
-		"PSS":     func() error { _, err := FS{}.PSS(pid); return err },
-		"Runtime": func() error { _, err := Runtime(pid); return err },
+		"Process":  func() error { _, err := FS{}.Process(pid); return err },
+		"Comm":     func() error { _, err := FS{}.Comm(pid); return err },
+		"Exe":      func() error { _, err := FS{}.Exe(pid); return err },
+		"Cmdline":  func() error { _, err := FS{}.Cmdline(pid); return err },
+		"Environ":  func() error { _, err := FS{}.Environ(pid); return err },
+		"RSS":      func() error { _, err := FS{}.RSS(pid); return err },
+		"PSS":      func() error { _, err := FS{}.PSS(pid); return err },
+		"Runtime":  func() error { _, err := Runtime(pid); return err },
+		"Resident": func() error { _, _, err := FS{}.Resident(pid); return err },
 	} {
 		if err := f(); !errors.Is(err, ErrGone) {
 			t.Errorf("%s: %v", name, err)

@@ -164,6 +164,18 @@ func (f FS) RSS(pid int) (uint64, error) {
 	return pages * uint64(os.Getpagesize()), nil
 }
 
+// Resident is the resident memory of a process in bytes, as RSS, and the most that it has had so far (VmRSS and VmHWM of proc_pid_status(5)). A process without
+// memory of its own (a kernel thread, a zombie) has 0.
+func (f FS) Resident(pid int) (now, peak uint64, err error) {
+	b, err := f.read(pid, "status")
+	if err != nil {
+		return 0, 0, err
+	}
+	now, _ = parseKB(b, "VmRSS") // without memory there are no such lines
+	peak, _ = parseKB(b, "VmHWM")
+	return now, peak, nil
+}
+
 // PSS is the resident memory of a process in bytes, each page divided by the number of processes that share it. The kernel walks the
 // page tables for it: that takes time in proportion to the memory, and holds the process up. A process without memory of its own
 // (a kernel thread, a zombie) has 0.
