@@ -227,18 +227,25 @@ func (w *words) byNodes(t *table) {
 		{"cpu_seconds_per_kiloevent", "CPU time per 1,000 events"}, {"agent_cpu_seconds_per_kiloevent", "part of its processes in that"},
 		{"bpf_seconds_per_kiloevent", "part of its programs, which on one machine run for the events of all its nodes,"}, {"memory_hard_bytes", "hard memory of a node's tracer"},
 	} {
-		slope, of, ok := w.slope(m.metric, factor)
-		if !ok || slope.Lo == nil || slope.Hi == nil {
+		slope, model := w.slope(m.metric, factor)
+		if model == nil || slope.Lo == nil || slope.Hi == nil {
 			continue
 		}
-		per := written(slope.Value, slope.Lo, slope.Hi, quantity.UnitOf(m.metric))
-		switch {
-		case *slope.Lo <= 0 && *slope.Hi >= 0:
+		per, of := written(slope.Value, slope.Lo, slope.Hi, quantity.UnitOf(m.metric)), model.ValidRange[factor]
+		way, bent := "grows", ""
+		if slope.Value < 0 {
+			way = "falls"
+		}
+		if !model.Linear {
+			bent = ", but not on a line: it is " + w.overLevels(t, m.metric)
+		}
+		switch level := *slope.Lo <= 0 && *slope.Hi >= 0; {
+		case level && model.Linear:
 			w.add("The %s does not depend on the number of nodes as far as this run can see: %s for each node more, from %g to %g.", m.what, per, of[0], of[1])
-		case *slope.Lo > 0:
-			w.add("The %s grows with the number of nodes: by %s for each, from %g to %g.", m.what, per, of[0], of[1])
+		case level:
+			w.add("The %s is not the same for all numbers of nodes, though it neither grows nor falls with them on the whole (%s for each node more, from %g to %g): it is %s.", m.what, per, of[0], of[1], w.overLevels(t, m.metric))
 		default:
-			w.add("The %s falls with the number of nodes: by %s for each, from %g to %g.", m.what, per, of[0], of[1])
+			w.add("The %s %s with the number of nodes: by %s for each, from %g to %g%s.", m.what, way, per, of[0], of[1], bent)
 		}
 	}
 	if failed > 0 {
@@ -253,18 +260,31 @@ func counted(n int, what string) string {
 	return quantity.Thousands(n) + " " + what + "s"
 }
 
-// slope is how much a metric grows with a factor, by the model of the arm.
-func (w *words) slope(metric, factor string) (Term, [2]float64, bool) {
-	for _, m := range w.s.Models {
+// overLevels are the values of a metric at every level.
+func (w *words) overLevels(t *table, metric string) string {
+	at := w.at
+	defer func() { w.at = at }()
+	var values []string
+	for _, w.at = range t.levels {
+		if e := w.find(metric, w.arm); e != nil {
+			values = append(values, said(e)+" at "+Level(w.at))
+		}
+	}
+	return join(values)
+}
+
+// slope is how much a metric grows with a factor, by the model of the arm; without a model there is none.
+func (w *words) slope(metric, factor string) (Term, *Model) {
+	for i, m := range w.s.Models {
 		if m.Metric != metric || m.Arm != w.arm {
 			continue
 		}
 		for _, term := range m.Terms {
 			if term.Name == factor {
 				w.evidence = append(w.evidence, metric+" "+w.arm)
-				return term, m.ValidRange[factor], true
+				return term, &w.s.Models[i]
 			}
 		}
 	}
-	return Term{}, [2]float64{}, false
+	return Term{}, nil
 }

@@ -63,22 +63,30 @@ func TestTraceAnswersByNodes(t *testing.T) {
 	for _, n := range []string{"2", "12", "25"} {
 		levels = append(levels, map[string]string{"nodes": n})
 	}
-	s := storeRun(t, "trace-scaling", "", levels, []string{"same", "growing"}, func(arm string, level map[string]string) map[string]float64 {
+	s := storeRun(t, "trace-scaling", "", levels, []string{"same", "growing", "bent", "steps"}, func(arm string, level map[string]string) map[string]float64 {
 		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
 		if arm == record.Direct || arm == record.AA {
 			return m
 		}
 		m["events_lost"], m["cpu_seconds_per_kiloevent"], m["nodes_failed"] = 0, 2e-3, 0
-		if n, _ := number(level["nodes"]); arm == "growing" {
+		n, _ := number(level["nodes"])
+		switch arm {
+		case "growing":
 			m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-3*n
 			m["nodes_failed"] = 1
+		case "bent":
+			m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-4*n*n
+		case "steps": // 2, 12 and 25 nodes
+			m["cpu_seconds_per_kiloevent"] = map[float64]float64{2: 3e-3, 12: 2e-3, 25: 3.08e-3}[n]
 		}
 		return m
 	})
 	for i, wants := range [][]string{
-		{"growing and same delivered every event."},
+		{"bent, growing, same and steps delivered every event."},
+		{"The CPU time per 1,000 events grows with the number of nodes: by ", " for each, from 2 to 25, but not on a line: it is 2.4", "at nodes 2, 16.", " at nodes 12 and 64.", " at nodes 25."},
 		{"The CPU time per 1,000 events grows with the number of nodes: by 1.00", "for each, from 2 to 25.", "24 nodes failed in 24 trials"},
 		{"The CPU time per 1,000 events does not depend on the number of nodes as far as this run can see: "},
+		{"The CPU time per 1,000 events is not the same for all numbers of nodes, though it neither grows nor falls with them on the whole (", "): it is 3.0", "at nodes 2, 2.0", " at nodes 12 and 3."},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(s.Answers[i].Answer, want) {
@@ -86,7 +94,7 @@ func TestTraceAnswersByNodes(t *testing.T) {
 			}
 		}
 	}
-	if strings.Contains(s.Answers[2].Answer, "failed") {
-		t.Error(s.Answers[2].Answer)
+	if strings.Contains(s.Answers[3].Answer, "failed") {
+		t.Error(s.Answers[3].Answer)
 	}
 }

@@ -1,6 +1,7 @@
 package calibrate
 
 import (
+	"context"
 	"math"
 	"slices"
 	"testing"
@@ -14,6 +15,9 @@ import (
 )
 
 func TestJudge(t *testing.T) {
+	tail := func(q float64) func(*Weight, stood) bool {
+		return func(_ *Weight, s stood) bool { return overTail(q)(s) }
+	}
 	v := func(x float64) *float64 { return &x }
 	for _, tt := range []struct {
 		name string
@@ -32,9 +36,9 @@ func TestJudge(t *testing.T) {
 		{"in tolerance although disturbed", Weight{True: v(0), Measured: v(0.1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Pass},
 		{"nothing to blame others for", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, Others: 0.9}, Fail},
 		{"nobody to blame", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.01}, Fail},
-		{"the machine stood still", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: overTail(0.99), Stood: 0.002}, Disturbed},
-		{"the machine stood still, too little", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: overTail(0.9), Stood: 0.002}, Fail},
-		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: asLong(0.005), Longest: 0.003}, Disturbed},
+		{"the machine stood still", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.99), seen: stood{part: 0.002}}, Disturbed},
+		{"the machine stood still, too little", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.9), seen: stood{part: 0.002}}, Fail},
+		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: asLong(0.005), seen: stood{longest: 0.003}}, Disturbed},
 		{"without a truth", Weight{Measured: v(1)}, Told},
 		{"without a reading", Weight{True: v(1), Tolerance: Tolerance{Absolute: 1}}, Missing},
 	} {
@@ -182,5 +186,45 @@ func TestBody(t *testing.T) {
 	}
 	if ratio := long / short; ratio < 10 || ratio > 40 {
 		t.Errorf("20 times the steps take %.1f times as long: %.3g and %.3g s", ratio, short, long)
+	}
+}
+
+// Sleeps on a machine that runs end late, but not for long; all of them end later than before they began.
+func TestSlept(t *testing.T) {
+	for _, c := range []struct {
+		tooLate  time.Duration
+		from, to float64
+	}{{-time.Second, 1, 1}, {time.Minute, 0, 0}} {
+		if part, err := slept(t.Context(), 2000, 50, c.tooLate); err != nil || part < c.from || part > c.to {
+			t.Errorf("later than %v: %g, %v", c.tooLate, part, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := slept(ctx, 1000, 50, 0); err == nil {
+		t.Error("it goes on when it is to end")
+	}
+}
+
+func TestMissed(t *testing.T) {
+	if part := missed(20 * time.Millisecond); part < 0 || part >= 1 {
+		t.Errorf("it misses %g of its time", part)
+	}
+}
+
+func TestStood(t *testing.T) {
+	s := stood{delays: []int64{1000, 2000, 2000, 5000}}
+	for seconds, want := range map[float64]float64{0: 1, 1e-6: 0.75, 2e-6: 0.25, 4e-6: 0.25, 5e-6: 0} {
+		if got := s.later(seconds); got != want {
+			t.Errorf("%g are later than %g s, want %g", got, seconds, want)
+		}
+	}
+	if got := (stood{}).later(0); got != 0 {
+		t.Errorf("of none %g are late", got)
+	}
+	end := witness(t.Context())
+	time.Sleep(30 * time.Millisecond)
+	if s, err := end(); err != nil || len(s.delays) == 0 || s.later(-1) != 1 {
+		t.Errorf("%d waits were seen, %v", len(s.delays), err)
 	}
 }

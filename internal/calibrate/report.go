@@ -62,7 +62,8 @@ type Weight struct {
 	Stood      float64  `json:"stood,omitempty"`   // of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
 	Longest    float64  `json:"longest,omitempty"` // s: the longest of these waits
 
-	sensitive bool // to what else the machine does
+	sensitive bool  // to what else the machine does
+	seen      stood // meanwhile
 	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of that.
 	spoiled func(*Weight, stood) bool
 }
@@ -121,7 +122,7 @@ func (w *Weight) judge() {
 	switch {
 	case math.Abs(*w.Error) <= w.Tolerance.Allows(*w): // false for NaN
 		w.Verdict = Pass
-	case w.sensitive && (w.Others > quiet || w.spoiled != nil && w.spoiled(w, stood{w.Stood, w.Longest})):
+	case w.sensitive && (w.Others > quiet || w.spoiled != nil && w.spoiled(w, w.seen)):
 		w.Verdict = Disturbed
 	default:
 		w.Verdict = Fail
@@ -169,8 +170,8 @@ func (w Weight) unless(spoiled func(*Weight, stood) bool) Weight {
 }
 
 // overTail is of a quantile q: stalls that touch a tenth of what lies beyond it move it.
-func overTail(q float64) func(*Weight, stood) bool {
-	return func(_ *Weight, s stood) bool { return s.part > (1-q)/10 }
+func overTail(q float64) func(stood) bool {
+	return func(s stood) bool { return s.part > (1-q)/10 }
 }
 
 // asLong is of a number of requests that last some time: the machine stood still for half as long.

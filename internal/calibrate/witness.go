@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -17,11 +18,21 @@ import (
 type stood struct {
 	part    float64 // of the wake-ups that were late by more than a millisecond
 	longest float64 // s
+	delays  []int64 // of all wake-ups, ns, in order of size
+}
+
+// later is the part of the wake-ups that were late by more than some seconds.
+func (s stood) later(seconds float64) float64 {
+	if len(s.delays) == 0 {
+		return 0
+	}
+	i, _ := slices.BinarySearch(s.delays, int64(seconds*1e9)+1)
+	return float64(len(s.delays)-i) / float64(len(s.delays))
 }
 
 const (
 	witnessEvery = int64(1e6) // ns between two wake-ups on one CPU
-	witnessLate  = int64(1e6) // ns: later than a CPU with little to do ever lets anybody wait
+	witnessLate  = 1e-3       // s: later than a CPU with little to do ever lets anybody wait
 )
 
 // witness watches until the function that it returns is called.
@@ -29,60 +40,54 @@ func witness(ctx context.Context) (end func() (stood, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	collect := debug.SetGCPercent(-1) // a collection of garbage here must not look like the machine's
 	var mu sync.Mutex
-	var woken, late, longest int64
+	var seen stood
 	var failed error
 	var running sync.WaitGroup
 	for cpu := range runtime.NumCPU() {
 		running.Go(func() {
-			n, l, max, err := watchCPU(ctx, cpu)
+			delays, err := watchCPU(ctx, cpu)
 			mu.Lock()
 			defer mu.Unlock()
-			woken, late = woken+n, late+l
-			if max > longest {
-				longest = max
-			}
+			seen.delays = append(seen.delays, delays...)
 			if err != nil {
 				failed = err
 			}
 		})
 	}
-	return func() (s stood, err error) {
+	return func() (stood, error) {
 		cancel()
 		running.Wait()
 		debug.SetGCPercent(collect)
-		if woken > 0 {
-			s = stood{part: float64(late) / float64(woken), longest: float64(longest) / 1e9}
+		slices.Sort(seen.delays)
+		if seen.part = seen.later(witnessLate); seen.part > 0 {
+			seen.longest = float64(seen.delays[len(seen.delays)-1]) / 1e9
 		}
-		return s, failed
+		return seen, failed
 	}
 }
 
-func watchCPU(ctx context.Context, cpu int) (woken, late, longest int64, err error) {
+func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 	thread, err := pace.LockThread(0)
 	if err != nil {
-		return 0, 0, 0, err
+		return nil, err
 	}
 	defer thread.Close()
 	var all, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return 0, 0, 0, fmt.Errorf("reading the CPUs of a thread: %w", err)
+		return nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
 	}
 	one.Set(cpu)
 	if unix.SchedSetaffinity(0, &one) != nil {
-		return 0, 0, 0, nil // a CPU that we may not use is not ours to watch
+		return nil, nil // a CPU that we may not use is not ours to watch
 	}
 	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // what was allowed a moment ago is again
 	// As in a probe, each wake-up that falls into a stall counts.
 	for at := pace.Now() + witnessEvery; ctx.Err() == nil; at += witnessEvery {
 		now, err := thread.Until(ctx, at)
 		if err != nil {
-			return woken, late, longest, nil // the end came in a wait
+			return delays, nil // the end came in a wait
 		}
-		woken++
-		if delay := now - at; delay > witnessLate {
-			late++
-			longest = max(longest, delay)
-		}
+		delays = append(delays, now-at)
 	}
-	return woken, late, longest, nil
+	return delays, nil
 }

@@ -164,7 +164,7 @@ func remark(x calibrate.Weight) string {
 	if x.ClosedLoop != nil {
 		parts = append(parts, "a closed-loop clock reads "+quantity.Value(*x.ClosedLoop, x.Unit))
 	}
-	if x.Verdict == calibrate.Missing || x.Verdict == calibrate.Fail && x.Note != "" {
+	if x.Verdict == calibrate.Missing || (x.Verdict == calibrate.Fail || x.Verdict == calibrate.Disturbed) && x.Note != "" {
 		parts = append(parts, x.Note)
 	}
 	if x.Verdict == calibrate.Disturbed {
