@@ -220,7 +220,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 			err = a.withLastWords(err)
 		}
 	}()
-	if err := makePair(a.link, a.cmd.Process.Pid); err != nil {
+	if err := reach(a.ended, func() error { return makePair(a.link, a.cmd.Process.Pid) }); err != nil {
 		return err
 	}
 	if err := configure(a.link, n.tree.Name(), here); err != nil {
@@ -245,6 +245,23 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 		}
 	}()
 	return n.WaitFor(ctx, name, joinTimeout)
+}
+
+// reach does something with a process that may be becoming its program at this moment. A thread that is not the first of its process ends the first one for that
+// and takes on its number; in between the kernel finds a dead task there, without namespaces (de_thread in fs/exec.c, get_net_ns_by_pid in
+// net/core/net_namespace.c).
+func reach(ended <-chan struct{}, do func() error) error {
+	for {
+		err := do()
+		if !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+		select {
+		case <-ended:
+			return err
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 func errOr(err error, otherwise string) error {

@@ -3,12 +3,14 @@ package local
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,7 +34,25 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(int(fault.CodeOf(err)))
 	}
+	if os.Getenv(execAgain) != "" {
+		becomeAgain()
+	}
 	os.Exit(m.Run())
+}
+
+// execAgain is the variable with which this binary becomes itself again and again, from a thread that is not its first: meanwhile its process
+// has moments in which the kernel finds nobody behind its number.
+const execAgain = "TARE_TEST_EXEC_AGAIN"
+
+func becomeAgain() {
+	done := make(chan error)
+	runtime.LockOSThread() // the first thread is in an init or main function: other goroutines have others
+	go func() {
+		runtime.LockOSThread()
+		done <- unix.Exec("/proc/self/exe", os.Args, os.Environ())
+	}()
+	fmt.Fprintln(os.Stderr, <-done)
+	os.Exit(1)
 }
 
 // start starts local nodes, and sees to it that nothing is left of them.
@@ -217,6 +237,44 @@ func TestClean(t *testing.T) {
 		t.Error("a running node's interface was removed")
 	}
 	try(t, n, map[string]string{"n01": "decoding the trial"})
+}
+
+// TestPairWhileExec: an agent can be becoming its program while its link is made.
+func TestPairWhileExec(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: network namespaces")
+	}
+	p := exec.Command("/proc/self/exe")
+	p.Env = append(os.Environ(), execAgain+"=1")
+	p.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	t.Cleanup(func() {
+		_ = p.Process.Kill()
+		_ = p.Wait()
+	})
+	const name = "tarx0"
+	missed := 0
+	for end := time.Now().Add(5 * time.Second); missed == 0 && time.Now().Before(end); {
+		err := makePairTo(name, name, p.Process.Pid)
+		if errors.Is(err, unix.ESRCH) {
+			missed++
+			err = reach(ended, func() error { return makePairTo(name, name, p.Process.Pid) })
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("the process was not to be found %d times", missed)
+	close(ended)
+	if err := reach(ended, func() error { return unix.ESRCH }); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("of a process that has ended: %v", err)
+	}
 }
 
 func TestStartWrong(t *testing.T) {
