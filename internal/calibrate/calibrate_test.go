@@ -18,6 +18,10 @@ func TestJudge(t *testing.T) {
 	tail := func(q float64) func(*Weight, stood) bool {
 		return func(_ *Weight, s stood) bool { return overTail(q)(s) }
 	}
+	long := func(seconds float64) func(*Weight, stood) bool {
+		return func(_ *Weight, s stood) bool { return asLong(seconds)(s) }
+	}
+	each := inEach(2*time.Second, apphttp.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond})
 	v := func(x float64) *float64 { return &x }
 	for _, tt := range []struct {
 		name string
@@ -38,7 +42,9 @@ func TestJudge(t *testing.T) {
 		{"nobody to blame", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.01}, Fail},
 		{"the machine stood still", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.99), seen: stood{part: 0.002}}, Disturbed},
 		{"the machine stood still, too little", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.9), seen: stood{part: 0.002}}, Fail},
-		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: asLong(0.005), seen: stood{longest: 0.003}}, Disturbed},
+		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: long(0.005), seen: stood{longest: 0.003}}, Disturbed},
+		{"some in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each, seen: stood{longest: 0.009}}, Disturbed},
+		{"too few in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each, seen: stood{longest: 0.003}}, Fail},
 		{"without a truth", Weight{Measured: v(1)}, Told},
 		{"without a reading", Weight{True: v(1), Tolerance: Tolerance{Absolute: 1}}, Missing},
 	} {

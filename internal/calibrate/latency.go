@@ -190,13 +190,19 @@ func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, erro
 
 	// While the server catches up, those that waited are answered one after the other: some more are slow than were due in the first half.
 	count := known(fmt.Sprintf("stalls of %v: requests slower than %v", stall.For, half), quantity.Count, float64(slow), float64(latency.atLeast(half.Seconds())),
-		Tolerance{Absolute: 3, Part: 0.05}, planted).unless(asLong(half.Seconds()))
+		Tolerance{Absolute: 3, Part: 0.05}, planted).unless(func(w *Weight, s stood) bool { return asLong(half.Seconds())(s) || inEach(d, stall)(w, s) })
 	closed := float64(service.atLeast(half.Seconds()))
 	count.ClosedLoop = &closed
 	length := known(fmt.Sprintf("stalls of %v: longest latency", stall.For), quantity.Seconds, longest, latency.longest(), Tolerance{Absolute: 1e-3, Part: 0.01}, planted).unless(func(w *Weight, s stood) bool { return s.longest >= math.Abs(*w.Error)/2 })
 	closedLongest := service.longest()
 	length.ClosedLoop = &closedLongest
 	return []Weight{count, length}, nil
+}
+
+// inEach is of a number of slow requests: half as many more or fewer are so if every stall was longer by the longest that the machine stood still.
+func inEach(d time.Duration, stall apphttp.Stall) func(*Weight, stood) bool {
+	stalls := float64(d) / float64(stall.Every)
+	return func(w *Weight, s stood) bool { return s.longest*latencyRate*stalls >= math.Abs(*w.Error)/2 }
 }
 
 // stallTruth is the longest time to the end of a stall of all requests that are due, in seconds, and how many have at least that long to

@@ -175,6 +175,6 @@ func overTail(q float64) func(stood) bool {
 }
 
 // asLong is of a number of requests that last some time: the machine stood still for half as long.
-func asLong(seconds float64) func(*Weight, stood) bool {
-	return func(_ *Weight, s stood) bool { return s.longest >= seconds/2 }
+func asLong(seconds float64) func(stood) bool {
+	return func(s stood) bool { return s.longest >= seconds/2 }
 }
