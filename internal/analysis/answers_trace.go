@@ -232,20 +232,23 @@ func (w *words) byNodes(t *table) {
 			continue
 		}
 		per, of := written(slope.Value, slope.Lo, slope.Hi, quantity.UnitOf(m.metric)), model.ValidRange[factor]
-		way, bent := "grows", ""
+		way := "grows"
 		if slope.Value < 0 {
 			way = "falls"
 		}
+		values := ""
 		if !model.Linear {
-			bent = ", but not on a line: it is " + w.overLevels(t, m.metric)
+			values = ": it is " + w.overLevels(t, m.metric)
 		}
-		switch level := *slope.Lo <= 0 && *slope.Hi >= 0; {
-		case level && model.Linear:
+		switch flat := *slope.Lo <= 0 && *slope.Hi >= 0; {
+		case flat && model.Linear:
 			w.add("The %s does not depend on the number of nodes as far as this run can see: %s for each node more, from %g to %g.", m.what, per, of[0], of[1])
-		case level:
-			w.add("The %s is not the same for all numbers of nodes, though it neither grows nor falls with them on the whole (%s for each node more, from %g to %g): it is %s.", m.what, per, of[0], of[1], w.overLevels(t, m.metric))
+		case flat:
+			w.add("The %s is not the same for all numbers of nodes, though it neither grows nor falls with them on the whole (%s for each node more, from %g to %g)%s.", m.what, per, of[0], of[1], values)
+		case model.Linear:
+			w.add("The %s %s with the number of nodes: by %s for each, from %g to %g.", m.what, way, per, of[0], of[1])
 		default:
-			w.add("The %s %s with the number of nodes: by %s for each, from %g to %g%s.", m.what, way, per, of[0], of[1], bent)
+			w.add("The %s %s with the number of nodes: by %s for each, from %g to %g, but not on a line%s.", m.what, way, per, of[0], of[1], values)
 		}
 	}
 	if failed > 0 {

@@ -164,16 +164,16 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	}
 	// 30 ns: the first and the last step of a run can overlap with what is around them.
 	allowed := Tolerance{Absolute: 30e-9, Part: 0.05}
-	run := known(name+", time of a run", quantity.Seconds, truth, *prog.NsPerRun/1e9-zero.counted, allowed, how)
-	if off := math.Abs(*run.Measured - truth); off > allowed.Allows(run) {
+	run := known(name+", time of a run", quantity.Seconds, truth, *prog.NsPerRun/1e9-zero.counted, allowed, how).fragile()
+	if math.Abs(*run.Measured-truth) > allowed.Allows(run) {
 		// What interrupts a run, and takes its CPU away unseen, is in the kernel's figure and not in the truth.
 		moved, away := math.Abs(after-before)*float64(steps), missed(200*time.Millisecond)
 		run = run.noted(fmt.Sprintf("the truth before and after differs by %s; a loop that does nothing misses %.2g %% of its time", quantity.Value(moved, quantity.Seconds), 100*away)).
-			unless(func(*Weight, stood) bool { return moved+away*truth >= off/2 })
+			unless(func(off float64, _ stood) bool { return moved+away*truth >= off/2 })
 	}
 	ws := []Weight{
 		known(name+", runs", quantity.Count, w.runs, float64(*prog.RunCount), Tolerance{Absolute: 0.5}, "processes that count their calls"),
-		run.fragile(),
+		run,
 	}
 	if s := prog.SampledSeconds; s != nil {
 		allowed.Absolute, allowed.HalfWidths = w.runs*allowed.Absolute, 2

@@ -167,8 +167,8 @@ func (b *bench) weigh(ctx context.Context, section, what string, plant func(cont
 		again := false
 		for i := range ws {
 			w := &ws[i]
-			w.Section, w.Tries, w.Others, w.Stood, w.Longest, w.seen = section, try, after.others(before), stood.part, stood.longest, stood
-			w.judge()
+			w.Section, w.Tries, w.Others, w.Stood, w.Longest = section, try, after.others(before), stood.part, stood.longest
+			w.judge(stood)
 			again = again || w.sensitive && (w.Verdict == Fail || w.Verdict == Disturbed)
 		}
 		took := time.Since(start)

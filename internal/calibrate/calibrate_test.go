@@ -15,40 +15,39 @@ import (
 )
 
 func TestJudge(t *testing.T) {
-	tail := func(q float64) func(*Weight, stood) bool {
-		return func(_ *Weight, s stood) bool { return overTail(q)(s) }
+	tail := func(q float64) func(float64, stood) bool {
+		return func(_ float64, s stood) bool { return s.overTail(q) }
 	}
-	long := func(seconds float64) func(*Weight, stood) bool {
-		return func(_ *Weight, s stood) bool { return asLong(seconds)(s) }
-	}
-	each := inEach(2*time.Second, apphttp.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond})
+	long := func(_ float64, s stood) bool { return s.asLong(0.005) }
+	each := func(off float64, s stood) bool { return s.inEach(4, 499, off) } // 100 ms every 500 ms, for 2 s
 	v := func(x float64) *float64 { return &x }
 	for _, tt := range []struct {
 		name string
 		w    Weight
 		want Verdict
+		seen stood
 	}{
-		{"within a part", Weight{True: v(100), Measured: v(100.9), Tolerance: Tolerance{Part: 0.01}}, Pass},
-		{"beyond a part", Weight{True: v(100), Measured: v(101.1), Tolerance: Tolerance{Part: 0.01}}, Fail},
-		{"below as well as above", Weight{True: v(100), Measured: v(98.9), Tolerance: Tolerance{Part: 0.01}}, Fail},
-		{"the larger of two", Weight{True: v(100), Measured: v(104), Tolerance: Tolerance{Absolute: 5, Part: 0.01}}, Pass},
-		{"an estimate may be one", Weight{True: v(0.75), Measured: v(0.70), Lo: v(0.66), Hi: v(0.74), Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Pass},
-		{"but not anything", Weight{True: v(0.75), Measured: v(0.60), Lo: v(0.56), Hi: v(0.64), Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Fail},
-		{"an interval alone allows nothing", Weight{True: v(1), Measured: v(2), Lo: v(0), Hi: v(4), Tolerance: Tolerance{Absolute: 0.1}}, Fail},
-		{"not a number", Weight{True: v(1), Measured: v(math.NaN()), Tolerance: Tolerance{Absolute: 10}}, Fail},
-		{"disturbed", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Disturbed},
-		{"in tolerance although disturbed", Weight{True: v(0), Measured: v(0.1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Pass},
-		{"nothing to blame others for", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, Others: 0.9}, Fail},
-		{"nobody to blame", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.01}, Fail},
-		{"the machine stood still", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.99), seen: stood{part: 0.002}}, Disturbed},
-		{"the machine stood still, too little", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.9), seen: stood{part: 0.002}}, Fail},
-		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: long(0.005), seen: stood{longest: 0.003}}, Disturbed},
-		{"some in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each, seen: stood{longest: 0.009}}, Disturbed},
-		{"too few in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each, seen: stood{longest: 0.003}}, Fail},
-		{"without a truth", Weight{Measured: v(1)}, Told},
-		{"without a reading", Weight{True: v(1), Tolerance: Tolerance{Absolute: 1}}, Missing},
+		{"within a part", Weight{True: v(100), Measured: v(100.9), Tolerance: Tolerance{Part: 0.01}}, Pass, stood{}},
+		{"beyond a part", Weight{True: v(100), Measured: v(101.1), Tolerance: Tolerance{Part: 0.01}}, Fail, stood{}},
+		{"below as well as above", Weight{True: v(100), Measured: v(98.9), Tolerance: Tolerance{Part: 0.01}}, Fail, stood{}},
+		{"the larger of two", Weight{True: v(100), Measured: v(104), Tolerance: Tolerance{Absolute: 5, Part: 0.01}}, Pass, stood{}},
+		{"an estimate may be one", Weight{True: v(0.75), Measured: v(0.70), Lo: v(0.66), Hi: v(0.74), Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Pass, stood{}},
+		{"but not anything", Weight{True: v(0.75), Measured: v(0.60), Lo: v(0.56), Hi: v(0.64), Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Fail, stood{}},
+		{"an interval alone allows nothing", Weight{True: v(1), Measured: v(2), Lo: v(0), Hi: v(4), Tolerance: Tolerance{Absolute: 0.1}}, Fail, stood{}},
+		{"not a number", Weight{True: v(1), Measured: v(math.NaN()), Tolerance: Tolerance{Absolute: 10}}, Fail, stood{}},
+		{"disturbed", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Disturbed, stood{}},
+		{"in tolerance although disturbed", Weight{True: v(0), Measured: v(0.1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Pass, stood{}},
+		{"nothing to blame others for", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, Others: 0.9}, Fail, stood{}},
+		{"nobody to blame", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.01}, Fail, stood{}},
+		{"the machine stood still", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.99)}, Disturbed, stood{part: 0.002}},
+		{"the machine stood still, too little", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.9)}, Fail, stood{part: 0.002}},
+		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: long}, Disturbed, stood{longest: 0.003}},
+		{"some in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each}, Disturbed, stood{longest: 0.009}},
+		{"too few in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each}, Fail, stood{longest: 0.003}},
+		{"without a truth", Weight{Measured: v(1)}, Told, stood{}},
+		{"without a reading", Weight{True: v(1), Tolerance: Tolerance{Absolute: 1}}, Missing, stood{}},
 	} {
-		if tt.w.judge(); tt.w.Verdict != tt.want {
+		if tt.w.judge(tt.seen); tt.w.Verdict != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, tt.w.Verdict, tt.want)
 		}
 	}
@@ -165,14 +164,14 @@ func TestFastClock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.judge(); w.Verdict != Fail || math.Abs(*w.Error-0.05) > 0.001 {
+	if w.judge(stood{}); w.Verdict != Fail || math.Abs(*w.Error-0.05) > 0.001 {
 		t.Errorf("a clock that is 5 %% fast: %s, error %g", w.Verdict, *w.Error)
 	}
 	b.o.Fault = NoFault
 	if w, err = b.rate(t.Context(), 100*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
-	if w.judge(); w.Verdict != Pass {
+	if w.judge(stood{}); w.Verdict != Pass {
 		t.Errorf("the clock: %s, error %g", w.Verdict, *w.Error)
 	}
 }

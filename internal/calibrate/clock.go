@@ -113,7 +113,7 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	slices.Sort(p99)
 	ws := []Weight{known(name("p50"), quantity.Seconds, 0, p50[len(p50)/2], Tolerance{Absolute: 20e-6}, planted).fragile()}
 	if len(lags) >= enough*100 {
-		w := known(name("p99"), quantity.Seconds, 0, p99[len(p99)/2], Tolerance{Absolute: lagAllowed.Seconds()}, planted)
+		w := known(name("p99"), quantity.Seconds, 0, p99[len(p99)/2], Tolerance{Absolute: lagAllowed.Seconds()}, planted).fragile()
 		if *w.Measured > lagAllowed.Seconds() {
 			// Is it the pacer, or the machine? Who is woken later than the pacer may spin, and more, is late with any pacer.
 			const tooLate = pace.DefaultSpin + lagAllowed
@@ -121,9 +121,9 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 			if err != nil {
 				return nil, err
 			}
-			w = w.noted(fmt.Sprintf("of bare sleeps at this rate %.2g %% ended more than %v late", 100*part, tooLate)).unless(func(*Weight, stood) bool { return part > (1-0.99)/2 })
+			w = w.noted(fmt.Sprintf("of bare sleeps at this rate %.2g %% ended more than %v late", 100*part, tooLate)).unless(func(float64, stood) bool { return part > (1-0.99)/2 })
 		}
-		ws = append(ws, w.fragile())
+		ws = append(ws, w)
 	} else {
 		ws = append(ws, missing(name("p99"), quantity.Seconds, planted, fmt.Sprintf("%d starts are too few for a p99: leave out --quick", len(lags))))
 	}

@@ -155,9 +155,10 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 		planted := fmt.Sprintf("server with delays %s, %d requests; truth: what each waited there, plus the latency without delay (p50 %s)",
 			text, got.total(), quantity.Value(base.quantile(0.5), quantity.Seconds))
 		w := known(text+", "+q.name, quantity.Seconds, truth.quantile(q.q), got.quantile(q.q), Tolerance{Absolute: 20e-6, Part: 0.01}, planted)
-		w = w.unless(func(w *Weight, s stood) bool {
+		allowed := w.Tolerance.Allows(w)
+		w = w.unless(func(off float64, s stood) bool {
 			// Answers have to wake somebody, too.
-			return overTail(q.q)(s) || moved >= math.Abs(*w.Error)/2 || s.later(w.Tolerance.Allows(*w)) > (1-q.q)/2
+			return s.overTail(q.q) || moved >= off/2 || s.later(allowed) > (1-q.q)/2
 		})
 		closed := service.quantile(q.q)
 		w.ClosedLoop = &closed
@@ -190,19 +191,15 @@ func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, erro
 
 	// While the server catches up, those that waited are answered one after the other: some more are slow than were due in the first half.
 	count := known(fmt.Sprintf("stalls of %v: requests slower than %v", stall.For, half), quantity.Count, float64(slow), float64(latency.atLeast(half.Seconds())),
-		Tolerance{Absolute: 3, Part: 0.05}, planted).unless(func(w *Weight, s stood) bool { return asLong(half.Seconds())(s) || inEach(d, stall)(w, s) })
+		Tolerance{Absolute: 3, Part: 0.05}, planted).unless(func(off float64, s stood) bool {
+		return s.asLong(half.Seconds()) || s.inEach(float64(d)/float64(stall.Every), latencyRate, off)
+	})
 	closed := float64(service.atLeast(half.Seconds()))
 	count.ClosedLoop = &closed
-	length := known(fmt.Sprintf("stalls of %v: longest latency", stall.For), quantity.Seconds, longest, latency.longest(), Tolerance{Absolute: 1e-3, Part: 0.01}, planted).unless(func(w *Weight, s stood) bool { return s.longest >= math.Abs(*w.Error)/2 })
+	length := known(fmt.Sprintf("stalls of %v: longest latency", stall.For), quantity.Seconds, longest, latency.longest(), Tolerance{Absolute: 1e-3, Part: 0.01}, planted).unless(func(off float64, s stood) bool { return s.asLong(off) })
 	closedLongest := service.longest()
 	length.ClosedLoop = &closedLongest
 	return []Weight{count, length}, nil
-}
-
-// inEach is of a number of slow requests: half as many more or fewer are so if every stall was longer by the longest that the machine stood still.
-func inEach(d time.Duration, stall apphttp.Stall) func(*Weight, stood) bool {
-	stalls := float64(d) / float64(stall.Every)
-	return func(w *Weight, s stood) bool { return s.longest*latencyRate*stalls >= math.Abs(*w.Error)/2 }
 }
 
 // stallTruth is the longest time to the end of a stall of all requests that are due, in seconds, and how many have at least that long to

@@ -62,10 +62,9 @@ type Weight struct {
 	Stood      float64  `json:"stood,omitempty"`   // of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
 	Longest    float64  `json:"longest,omitempty"` // s: the longest of these waits
 
-	sensitive bool  // to what else the machine does
-	seen      stood // meanwhile
+	sensitive bool // to what else the machine does
 	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of that.
-	spoiled func(*Weight, stood) bool
+	spoiled func(off float64, s stood) bool
 }
 
 // Tolerance is how far off a reading may be: the larger of Absolute and Part of the true value, and beyond that HalfWidths of the
@@ -104,7 +103,7 @@ const (
 const quiet = 0.05
 
 // judge fills in the error and the verdict.
-func (w *Weight) judge() {
+func (w *Weight) judge(meanwhile stood) {
 	switch {
 	case w.Measured == nil:
 		w.Verdict = Missing
@@ -119,10 +118,10 @@ func (w *Weight) judge() {
 	if w.Verdict == Told {
 		return
 	}
-	switch {
-	case math.Abs(*w.Error) <= w.Tolerance.Allows(*w): // false for NaN
+	switch off := math.Abs(*w.Error); {
+	case off <= w.Tolerance.Allows(*w): // false for NaN
 		w.Verdict = Pass
-	case w.sensitive && (w.Others > quiet || w.spoiled != nil && w.spoiled(w, w.seen)):
+	case w.sensitive && (w.Others > quiet || w.spoiled != nil && w.spoiled(off, meanwhile)):
 		w.Verdict = Disturbed
 	default:
 		w.Verdict = Fail
@@ -163,18 +162,8 @@ func (w Weight) within(lo, hi float64) Weight { w.Lo, w.Hi = &lo, &hi; return w 
 func (w Weight) noted(note string) Weight     { w.Note = note; return w }
 func (w Weight) fragile() Weight              { w.sensitive = true; return w }
 
-// unless is fragile, and knows what of the machine's standing still explains an error.
-func (w Weight) unless(spoiled func(*Weight, stood) bool) Weight {
+// unless is fragile, and knows whether what the machine did meanwhile explains that it is so far off.
+func (w Weight) unless(spoiled func(off float64, s stood) bool) Weight {
 	w.sensitive, w.spoiled = true, spoiled
 	return w
-}
-
-// overTail is of a quantile q: stalls that touch a tenth of what lies beyond it move it.
-func overTail(q float64) func(stood) bool {
-	return func(s stood) bool { return s.part > (1-q)/10 }
-}
-
-// asLong is of a number of requests that last some time: the machine stood still for half as long.
-func asLong(seconds float64) func(stood) bool {
-	return func(s stood) bool { return s.longest >= seconds/2 }
 }

@@ -30,6 +30,18 @@ func (s stood) later(seconds float64) float64 {
 	return float64(len(s.delays)-i) / float64(len(s.delays))
 }
 
+// overTail is of a quantile q: waits that touch a tenth of what lies beyond it move it.
+func (s stood) overTail(q float64) bool { return s.part > (1-q)/10 }
+
+// asLong is of a number of requests that last some time: the machine stood still for half as long.
+func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
+
+// inEach is of a number of requests, which come at a rate in each of some stalls: half as many more or fewer are in them if every stall was longer by the longest
+// that the machine stood still.
+func (s stood) inEach(stalls, rate, requests float64) bool {
+	return s.longest*rate*stalls >= requests/2
+}
+
 const (
 	witnessEvery = int64(1e6) // ns between two wake-ups on one CPU
 	witnessLate  = 1e-3       // s: later than a CPU with little to do ever lets anybody wait

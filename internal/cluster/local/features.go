@@ -28,7 +28,7 @@ func probeNodes() (string, error) {
 			made <- fmt.Errorf("making a network namespace: %w", err)
 			return
 		}
-		made <- makePairTo("tare0", "tare1", unix.Gettid())
+		made <- makePair("tare0", "tare1", unix.Gettid())
 	}()
 	if err := <-made; err != nil {
 		return "", err

@@ -93,10 +93,8 @@ func link(index int, up bool) []byte {
 	return b
 }
 
-// makePair makes a pair of virtual interfaces: one here, and the other, Inside, in the network namespace of a process.
-func makePair(name string, pid int) error { return makePairTo(name, Inside, pid) }
-
-func makePairTo(name, inside string, pid int) error {
+// makePair makes a pair of virtual interfaces: one here, and the other in the network namespace of a process.
+func makePair(name, inside string, pid int) error {
 	peer := attribute(vethPeer, link(0, false), attribute(unix.IFLA_IFNAME, text(inside)), attribute(unix.IFLA_NET_NS_PID, number(uint32(pid))))
 	err := ask(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, link(0, false), attribute(unix.IFLA_IFNAME, text(name)),
 		attribute(unix.IFLA_LINKINFO, attribute(linkInfoKind, []byte("veth")), attribute(linkInfoData, peer)))

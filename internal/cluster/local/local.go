@@ -220,7 +220,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 			err = a.withLastWords(err)
 		}
 	}()
-	if err := reach(a.ended, func() error { return makePair(a.link, a.cmd.Process.Pid) }); err != nil {
+	if err := reach(a.ended, func() error { return makePair(a.link, Inside, a.cmd.Process.Pid) }); err != nil {
 		return err
 	}
 	if err := configure(a.link, n.tree.Name(), here); err != nil {

@@ -217,7 +217,7 @@ func TestClean(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if err := makePairTo(name, name, holder.Process.Pid); err != nil {
+		if err := makePair(name, name, holder.Process.Pid); err != nil {
 			t.Fatal(err)
 		}
 		if err := configure(name, alias, netip.Prefix{}); err != nil {
@@ -258,10 +258,10 @@ func TestPairWhileExec(t *testing.T) {
 	const name = "tarx0"
 	missed := 0
 	for end := time.Now().Add(5 * time.Second); missed == 0 && time.Now().Before(end); {
-		err := makePairTo(name, name, p.Process.Pid)
+		err := makePair(name, name, p.Process.Pid)
 		if errors.Is(err, unix.ESRCH) {
 			missed++
-			err = reach(ended, func() error { return makePairTo(name, name, p.Process.Pid) })
+			err = reach(ended, func() error { return makePair(name, name, p.Process.Pid) })
 		}
 		if err != nil {
 			t.Fatal(err)
