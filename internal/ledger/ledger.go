@@ -18,6 +18,7 @@ type Ledger struct {
 	Programs []Program `json:"programs"`
 	Maps     []Map     `json:"maps"`
 	Cgroups  []Cgroup  `json:"cgroups"`
+	Noise    *Noise    `json:"noise"` // null where there was no witness
 	Self     Self      `json:"self"`
 	Warnings []Warning `json:"warnings"`
 }

@@ -113,7 +113,7 @@ func TestJSONNames(t *testing.T) {
 		cpu.attributed_seconds cpu.unexplained_seconds cpu.lines
 		programs maps cgroups
 		self.cpu_seconds self.rss_bytes self.bpf_seconds self.bpf_bytes self.stats_seconds self.sampler_seconds self.samples self.samples_lost
-		warnings`)
+		noise warnings`)
 	raw, err := json.Marshal(Ledger{Programs: []Program{}, Maps: []Map{}, Cgroups: []Cgroup{}, Warnings: []Warning{}})
 	if err != nil {
 		t.Fatal(err)

@@ -80,6 +80,7 @@ type Environment struct {
 type Trial struct {
 	Schema string `json:"schema"`
 	PlannedTrial
+	Attempt  int                       `json:"attempt,omitempty"` // 0 for the first; a spoiled trial is run again in its block, and every attempt is a line
 	Started  time.Time                 `json:"started"`
 	Ended    time.Time                 `json:"ended"`
 	Loads    map[string]load.Result    `json:"loads"`             // by the name that the spec gives the load
@@ -144,4 +145,9 @@ type Reason struct {
 	Seen    float64 `json:"seen"`
 	Allowed float64 `json:"allowed"`
 	Message string  `json:"message"`
+
+	// Voids are the metrics that this trial cannot tell, for this reason. Null, in records of Tare before 0.2, means all of them; an
+	// empty list means none: what was seen is a result.
+	Voids []string     `json:"voids"`
+	Cause ledger.Cause `json:"cause,omitempty"` // who tripped the gate, as far as the witness can tell
 }

@@ -1,0 +1,79 @@
+package analysis
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"tare/internal/quantity"
+	"tare/internal/record"
+	"tare/internal/stats"
+)
+
+// modelled says whether a metric is a cost, which may be a sum of parts. A quantile is none, for queues are no sums; throughput is
+// what was asked for; and a share has no fixed part.
+func modelled(metric string) bool {
+	for _, q := range quantiles {
+		if strings.HasSuffix(metric, "_"+q.name+"_seconds") {
+			return false
+		}
+	}
+	return !strings.HasPrefix(metric, "throughput_") && quantity.UnitOf(metric) != quantity.Part
+}
+
+// fitModels fits fixed + slopes to every cost of every arm but the twin, where all factors of the run are numbers.
+func fitModels(t *table) []Model {
+	if len(t.levels) < 3 {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(t.levels[0]))
+	var models []Model
+	for _, metric := range t.metrics {
+		for _, arm := range t.arms {
+			if arm == record.AA || !modelled(metric) {
+				continue
+			}
+			if m, ok := fitModel(t, metric, arm, names); ok {
+				models = append(models, m)
+			}
+		}
+	}
+	return models
+}
+
+func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
+	var observations []stats.Observation
+	for _, at := range t.levels {
+		var x []float64
+		for _, name := range names {
+			v, ok := number(at[name])
+			if !ok {
+				return Model{}, false
+			}
+			x = append(x, v)
+		}
+		for _, y := range t.column(at, arm, metric) {
+			observations = append(observations, stats.Observation{X: x, Y: y})
+		}
+	}
+	line, err := stats.FitLine(observations)
+	if err != nil {
+		return Model{}, false // too few levels, or factors that move together: there is no model, which is no failure of the run
+	}
+	unit := quantity.UnitOf(metric)
+	m := Model{Metric: metric, Arm: arm, R2: line.R2, Linear: line.Straight, Test: line.Test, ValidRange: map[string][2]float64{}}
+	for i, c := range line.Coefficients {
+		if !usable(c.Lo) || !usable(c.Hi) {
+			return Model{}, false
+		}
+		term := Term{Name: "fixed", Unit: unit, Value: c.Value, Lo: &c.Lo, Hi: &c.Hi}
+		if i > 0 {
+			term.Name, term.Unit = names[i-1], unit+" per unit of "+names[i-1]
+			m.ValidRange[names[i-1]] = line.Range[i-1]
+		}
+		m.Terms = append(m.Terms, term)
+	}
+	if line.HasHeldOut {
+		m.HeldoutError = &line.HeldOut
+	}
+	return m, true
+}
