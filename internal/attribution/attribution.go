@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"tare/internal/ledger"
 	"tare/internal/stats"
@@ -37,6 +38,10 @@ type Evidence struct {
 	RunNs   uint64        // its run time by the kernel's statistics, nanoseconds
 	Samples map[Place]int // how many samples saw it in each place
 	Sole    *Place        // the only place it can have run in, by how it is attached; nil when there may be others
+
+	// Hz is how many samples each CPU gave in a second, and Seconds how long they were taken: together they tell which rate or
+	// which window would have been enough. Hz is 0 where no samples were taken, or by no clock.
+	Hz, Seconds float64
 }
 
 // Split gives the shares of a program. Their seconds sum to RunNs to the nanosecond: whole nanoseconds are dealt out by largest
@@ -59,7 +64,7 @@ func Split(e Evidence) []ledger.Share {
 	if n < MinSamples {
 		return []ledger.Share{{
 			Seconds: total, Lo: 0, Hi: total, Samples: n, Method: ledger.Sampled,
-			Note: fmt.Sprintf("not split: %d samples, %d are needed; use a longer window", n, MinSamples),
+			Note: e.tooFew(n),
 		}}
 	}
 
@@ -104,6 +109,53 @@ func Split(e Evidence) []ledger.Share {
 		shares[i] = s
 	}
 	return shares
+}
+
+const (
+	// enough is how many samples a hint aims at: a Poisson count with this mean is below MinSamples in 1 of 100 windows.
+	enough = 38
+	// fastest is the highest rate that a hint names: ten times the default.
+	fastest = 4999
+	// longest is the longest window that a hint names, in seconds.
+	longest = 3600
+)
+
+// tooFew says why n samples do not split the run time, and which option would have made enough of them.
+func (e Evidence) tooFew(n int) string {
+	if e.Hz == 0 {
+		return fmt.Sprintf("not split: %d samples, %d are needed", n, MinSamples)
+	}
+	seconds := float64(e.RunNs) / 1e9
+	expected := seconds * e.Hz
+	if _, hi := stats.PoissonInterval(n, Confidence); hi < expected/2 {
+		return fmt.Sprintf("not split: %d samples where its run time makes about %.0f: it runs where samples cannot see it, "+
+			"with interrupts off or asleep", n, expected)
+	}
+	short := fmt.Sprintf("not split: %d samples, %d are needed", n, MinSamples)
+	var options []string
+	if hz := math.Ceil(enough / seconds); hz <= fastest {
+		options = append(options, fmt.Sprintf("--hz %d", primeFrom(max(int(hz), int(e.Hz)+1))))
+	}
+	if window := math.Ceil(e.Seconds * max(enough/expected, 1)); e.Seconds > 0 && window <= longest {
+		options = append(options, fmt.Sprintf("--for %ds", int(window)))
+	}
+	if len(options) == 0 {
+		return short + "; it ran too little to be split"
+	}
+	return short + "; use " + strings.Join(options, " or ")
+}
+
+// primeFrom is the smallest prime that is no less than n: samples at a prime rate do not keep step with timers of round ones.
+func primeFrom(n int) int {
+	for n = max(n, 2); ; n++ {
+		prime := true
+		for d := 2; d*d <= n && prime; d++ {
+			prime = n%d != 0
+		}
+		if prime {
+			return n
+		}
+	}
 }
 
 // apportion deals total out in proportion to counts, which sum to n, by largest remainder.

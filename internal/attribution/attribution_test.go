@@ -80,6 +80,39 @@ func TestSplitSaysWhatItCannot(t *testing.T) {
 	}
 }
 
+// A hint names what would have split the program: a rate or a window that gives enough samples for its run time, and neither where
+// samples cannot see it.
+func TestHintSplits(t *testing.T) {
+	a := Place{"/a", ledger.Task}
+	for _, c := range []struct {
+		name    string
+		e       Evidence
+		want    []string
+		without string
+	}{
+		{"a higher rate or a longer window", Evidence{RunNs: 30e6, Samples: map[Place]int{a: 15}, Hz: 499, Seconds: 10},
+			[]string{"15 samples", "--hz 1277", "--for 26s"}, ""},
+		{"no samples at all", Evidence{RunNs: 8e6, Hz: 499, Seconds: 10}, []string{"0 samples", "--hz 4751", "--for 96s"}, ""},
+		{"too little for any rate", Evidence{RunNs: 1e6, Hz: 499, Seconds: 10}, []string{"--for 762s"}, "--hz"},
+		{"too little", Evidence{RunNs: 1e3, Hz: 499, Seconds: 10}, []string{"ran too little"}, "--"},
+		{"out of sight of the samples", Evidence{RunNs: 400e6, Samples: map[Place]int{a: 3}, Hz: 499, Seconds: 10},
+			[]string{"3 samples where its run time makes about 200", "interrupts off"}, "--"},
+		{"a window that came out short by chance", Evidence{RunNs: 70e6, Samples: map[Place]int{a: 24}, Hz: 499, Seconds: 10},
+			[]string{"--hz 547", "--for 11s"}, ""},
+		{"no samples were taken", Evidence{RunNs: 400e6}, []string{"0 samples"}, "--"},
+	} {
+		got := Split(c.e)[0].Note
+		for _, want := range c.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: %q lacks %q", c.name, got, want)
+			}
+		}
+		if c.without != "" && strings.Contains(got, c.without) {
+			t.Errorf("%s: %q has %q", c.name, got, c.without)
+		}
+	}
+}
+
 func TestSoleIsExactWithoutSamples(t *testing.T) {
 	p := Place{"/a", ledger.Task}
 	shares := Split(Evidence{RunNs: 1500, Sole: &p})

@@ -24,8 +24,10 @@ type Usage struct {
 	IRQTime        bool
 	IdleInterrupts *float64
 
-	BPF   []BPFTime
-	NoBPF bool // nobody counted it: it stays on the line that it ran in, and has none of its own
+	BPF []BPFTime
+	// NotSplit is run time that samples could not place: it ran inside some of the other parts, and nobody knows which.
+	NotSplit float64
+	NoBPF    bool // nobody counted it: it stays on the line that it ran in, and has none of its own
 }
 
 // BPFTime is run time of eBPF programs that could be split.
@@ -60,6 +62,7 @@ const (
 	MethodCounted = "counted"
 	MethodSampled = "sampled"
 	MethodBoth    = "counted, split by samples"
+	MethodNone    = "not split" // of eBPF: its seconds are on the lines that they ran in, and are not 0
 )
 
 // Budget closes the CPU budget: each second of CPU time on one line. eBPF time that could be split is taken out of the line that it
@@ -112,6 +115,14 @@ func Budget(u Usage) CPU {
 	}
 	if u.NoBPF {
 		c.Lines = slices.DeleteFunc(c.Lines, func(l CPULine) bool { return l.Name == LineBPF })
+	}
+	if !u.NoBPF {
+		c.BPFUnsplit = &u.NotSplit
+	}
+	for i := range c.Lines {
+		if l := &c.Lines[i]; l.Name == LineBPF && len(u.BPF) == 0 && u.NotSplit > 0 {
+			l.Method = MethodNone
+		}
 	}
 	for _, l := range c.Lines {
 		c.Attributed += l.Seconds

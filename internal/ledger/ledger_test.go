@@ -80,6 +80,35 @@ func TestBudgetLines(t *testing.T) {
 	}
 }
 
+// Run time that could not be split is on no line of its own, for it is inside the others, and the line of eBPF does not claim that
+// there was none.
+func TestBudgetNamesWhatWasNotSplit(t *testing.T) {
+	u := Usage{Capacity: 20, Idle: 10, Groups: 8, Root: 2, NotSplit: 0.127}
+	bpfLine := func(c CPU) CPULine {
+		i := slices.IndexFunc(c.Lines, func(l CPULine) bool { return l.Name == LineBPF })
+		return c.Lines[i]
+	}
+	c := Budget(u)
+	if c.BPFUnsplit == nil || *c.BPFUnsplit != 0.127 || bpfLine(c).Method != MethodNone || bpfLine(c).Seconds != 0 {
+		t.Errorf("nothing was split: %+v", c)
+	}
+	if !c.Closes() || !near(c.Attributed, 10) || !near(line(c, LineGroups), 8) {
+		t.Errorf("what could not be split was taken from a line or counted twice: %+v", c)
+	}
+	u.BPF = []BPFTime{{InGroups, Task, 1}}
+	if c := Budget(u); *c.BPFUnsplit != 0.127 || bpfLine(c) != (CPULine{LineBPF, 1, MethodBoth}) || !c.Closes() {
+		t.Errorf("a part was split: %+v", c)
+	}
+	u.BPF, u.NotSplit = nil, 0
+	if c := Budget(u); c.BPFUnsplit == nil || *c.BPFUnsplit != 0 || bpfLine(c).Method != MethodBoth {
+		t.Errorf("nothing ran: %+v", c)
+	}
+	u.NoBPF = true
+	if c := Budget(u); c.BPFUnsplit != nil {
+		t.Errorf("nobody counted, and %g s were not split", *c.BPFUnsplit)
+	}
+}
+
 func TestDeriveMemory(t *testing.T) {
 	v := func(n uint64) *uint64 { return &n }
 	m := Memory{Current: v(1000), Anon: v(300), File: v(500), Shmem: v(100), Kernel: v(200), SlabReclaimable: v(50), InactiveFile: v(250)}
@@ -110,7 +139,7 @@ func TestJSONNames(t *testing.T) {
 		schema host.hostname host.kernel host.cpus host.cpu_model host.cgroup_mode host.clocksource host.sampler host.sampler_period_seconds
 		host.irq_time_accounting host.tare window.start window.end window.seconds
 		cpu.capacity_seconds cpu.idle_seconds cpu.user_seconds cpu.system_seconds cpu.softirq_seconds cpu.irq_seconds cpu.steal_seconds
-		cpu.attributed_seconds cpu.unexplained_seconds cpu.lines
+		cpu.attributed_seconds cpu.unexplained_seconds cpu.lines cpu.bpf_unsplit_seconds
 		programs maps cgroups
 		self.cpu_seconds self.rss_bytes self.bpf_seconds self.bpf_bytes self.stats_seconds self.sampler_seconds self.samples self.samples_lost
 		noise warnings`)

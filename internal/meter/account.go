@@ -178,6 +178,9 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	e := attribution.Evidence{RunNs: ns, Sole: a.sole(p)}
 	n := 0
 	if a.found != nil {
+		if a.m.sampler.Source() == perf.CPUClock { // cycles stop with the CPU's clock: how many make a second is not known
+			e.Hz, e.Seconds = 1/a.m.sampler.Period().Seconds(), a.seconds()
+		}
 		e.Samples = a.found.places[p.ID]
 		for place, k := range e.Samples {
 			n += k
@@ -294,6 +297,7 @@ func (a *account) irqInTasks() bool { return a.m.host.IRQTime == nil || !*a.m.ho
 
 // cgroups are the groups with what they used, the busiest first.
 func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
+	split, unsplit := a.splitTime(programs)
 	type bpfTime struct{ all, inside float64 }
 	run := map[string]bpfTime{}
 	for _, p := range programs {
@@ -333,7 +337,8 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			a.warn("counter-reset", "the CPU time of control group %s was reset inside the window: what it used is not known", g.Path)
 		}
 		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another group.
-		if a.found != nil && !a.m.uncounted && now.UsageNs.OK {
+		// Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
+		if a.found != nil && !a.m.uncounted && now.UsageNs.OK && (split > 0 || unsplit == 0) {
 			t := run[g.Path]
 			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it
 				t.inside = min(t.inside, *c.CPUSeconds)
@@ -355,6 +360,30 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
 	})
 	return out
+}
+
+// splitTime is the run time of programs in seconds that could be split by where it ran, and that could not. Programs of the scale's
+// own are left out: what they took is a line of its own in self.
+func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) {
+	own := map[uint32]bool{}
+	for i := range a.snapshot.Programs {
+		if p := &a.snapshot.Programs[i]; p.Own {
+			own[p.ID] = true
+		}
+	}
+	for _, p := range programs {
+		if own[p.ID] {
+			continue
+		}
+		for _, s := range p.Shares {
+			if s.Cgroup == nil {
+				unsplit += s.Seconds
+			} else {
+				split += s.Seconds
+			}
+		}
+	}
+	return split, unsplit
 }
 
 // counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it, or where it went
@@ -447,6 +476,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		}
 	}
 	u.BPF, u.NoBPF = a.bpfTimes(l), a.m.uncounted
+	_, u.NotSplit = a.splitTime(l.Programs)
 	return ledger.Budget(u)
 }
 

@@ -30,6 +30,13 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(int(fault.CodeOf(err)))
 	}
+	if d, err := time.ParseDuration(os.Getenv(runVariable)); err == nil {
+		if err := runProgram(d); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 

@@ -43,6 +43,7 @@ type part struct {
 	seconds float64
 	sign    rune
 	note    string
+	unknown bool // seconds is not known, and not 0
 }
 
 func budgetParts(c ledger.CPU) []part {
@@ -55,10 +56,26 @@ func budgetParts(c ledger.CPU) []part {
 	}
 	parts := make([]part, 0, len(c.Lines)+3)
 	for _, line := range c.Lines {
-		parts = append(parts, part{cmp.Or(names[line.Name], line.Name), line.Seconds, signs[line.Name], line.Method})
+		if left := c.BPFUnsplit; line.Name == ledger.LineBPF && left != nil && *left > 0 {
+			parts = append(parts, notSplit(line, *left, names[line.Name], signs[line.Name]))
+			continue
+		}
+		parts = append(parts, part{cmp.Or(names[line.Name], line.Name), line.Seconds, signs[line.Name], line.Method, false})
 	}
-	return append(parts, part{"idle", c.Idle, '.', "counted"}, part{"steal", c.Steal, 's', "counted"},
-		part{"unexplained", c.Unexplained, '?', "remainder"})
+	return append(parts, part{"idle", c.Idle, '.', "counted", false}, part{"steal", c.Steal, 's', "counted", false},
+		part{"unexplained", c.Unexplained, '?', "remainder", false})
+}
+
+// notSplit is the line of eBPF where some or all of it could not be split: that part is inside the other lines, and not 0.
+func notSplit(line ledger.CPULine, left float64, name string, sign rune) part {
+	p := part{name: name, seconds: line.Seconds, sign: sign, unknown: line.Method == ledger.MethodNone}
+	took := quantity.Value(left, quantity.Seconds)
+	if p.unknown {
+		p.note = took + " by the kernel's count, not split: it is inside the other lines"
+	} else {
+		p.note = line.Method + "; " + took + " more, not split, inside the other lines"
+	}
+	return p
 }
 
 func (t *text) budget(l *ledger.Ledger) {
@@ -75,6 +92,10 @@ func (t *text) budget(l *ledger.Ledger) {
 	}
 	t.line("  [" + bar.String() + strings.Repeat(" ", cells-drawn) + "]")
 	for _, p := range parts {
+		if p.unknown {
+			t.line(fmt.Sprintf("  %c %-30s %10s %7s    %s", p.sign, p.name, "-", "-", t.faint(p.note)))
+			continue
+		}
 		t.line(fmt.Sprintf("  %c %-30s %10s %7.2f %%  %s", p.sign, p.name, quantity.Value(p.seconds, quantity.Seconds), 100*p.seconds/max(l.CPU.Capacity, 1e-9), t.faint(p.note)))
 	}
 	t.line("")
@@ -128,7 +149,11 @@ func (t *text) groups(l *ledger.Ledger) {
 		if c.Memory != nil {
 			hard, soft = orDash(c.Memory.Hard, quantity.Bytes), orDash(c.Memory.Soft, quantity.Bytes)
 		}
-		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds), orDash(c.BPFInsideSeconds, quantity.Seconds), orDash(c.ThrottledSeconds, quantity.Seconds), hard, soft, clean(c.Path)))
+		inside := c.BPFInsideSeconds
+		if left := l.CPU.BPFUnsplit; inside != nil && *inside == 0 && left != nil && *left > 0 {
+			inside = nil // what could not be split may have run here
+		}
+		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds), orDash(inside, quantity.Seconds), orDash(c.ThrottledSeconds, quantity.Seconds), hard, soft, clean(c.Path)))
 	}
 	if len(l.Cgroups) > heaviest {
 		t.line(fmt.Sprintf("  and %d more; --json has all", len(l.Cgroups)-heaviest))

@@ -1,0 +1,170 @@
+package meter
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"tare/internal/ledger"
+)
+
+// runVariable makes this test binary a process that runs a program for the length of time in it.
+const runVariable = "TARE_TEST_RUN_PROGRAM" // see TestMain
+
+// runProgram loads a program of some microseconds, prints its id, and runs it for d of the program's time when a byte comes in.
+func runProgram(d time.Duration) error {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_test_run", Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R2, 1),
+			asm.Mov.Imm(asm.R3, 2000),
+			asm.Mul.Imm(asm.R2, 1664525).WithSymbol("step"),
+			asm.Sub.Imm(asm.R3, 1),
+			asm.JNE.Imm(asm.R3, 0, "step"),
+			asm.Mov.Imm(asm.R0, 1),
+			asm.Return(),
+		}})
+	if err != nil {
+		return fmt.Errorf("loading a program: %w", err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return fmt.Errorf("reading the program: %w", err)
+	}
+	id, _ := info.ID()
+	fmt.Println(id)
+	in := bufio.NewReader(os.Stdin)
+	if _, err := in.ReadByte(); err != nil {
+		return err
+	}
+	for ran := time.Duration(0); ran < d; {
+		start := time.Now()
+		if _, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: 200}); err != nil {
+			return fmt.Errorf("running the program: %w", err)
+		}
+		ran += time.Since(start)
+	}
+	fmt.Println("done")
+	_, err = in.ReadByte() // the program lives until the window is closed
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// runs weighs a program that another process runs for d of its time, and gives its row.
+func runs(t *testing.T, o Options, d time.Duration) (*ledger.Ledger, ledger.Program) {
+	t.Helper()
+	m := meter(t, o)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env, cmd.Stderr = append(os.Environ(), runVariable+"="+d.String()), os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	lines := bufio.NewScanner(out)
+	var id uint32
+	if !lines.Scan() {
+		t.Fatal("the process that is to run a program has ended")
+	}
+	if _, err := fmt.Sscan(lines.Text(), &id); err != nil {
+		t.Fatal(err)
+	}
+	l := ledgerOf(t, m, func() {
+		if _, err := in.Write([]byte{1}); err != nil || !lines.Scan() {
+			t.Errorf("the program was not run: %v", err)
+		}
+	})
+	for _, p := range l.Programs {
+		if p.ID == id {
+			return l, p
+		}
+	}
+	t.Fatalf("program %d is not in the ledger", id)
+	return nil, ledger.Program{}
+}
+
+// Run time that could not be split is unknown and not 0: no group is said to have had none, the budget names it as not split, and the
+// hint is an option that would have split it. With that many samples it is split, and the groups have their parts.
+func TestRunTimeThatIsNotSplit(t *testing.T) {
+	const slow, fast = 19, 4999
+	l, p := runs(t, Options{SampleHz: slow, NoMemory: true}, 60*time.Millisecond) // about 1 sample
+	if p.RunSeconds == nil || *p.RunSeconds < 0.03 {
+		t.Fatalf("the program did not run: %+v", p)
+	}
+	if len(p.Shares) != 1 || p.Shares[0].Cgroup != nil || !strings.Contains(p.Shares[0].Note, "--hz ") {
+		t.Errorf("shares %+v: want one that could not be split, with a hint", p.Shares)
+	}
+	checkSplit(t, l)
+	if l.CPU.BPFUnsplit == nil || *l.CPU.BPFUnsplit < *p.RunSeconds {
+		t.Errorf("%v s were not split, want %g", l.CPU.BPFUnsplit, *p.RunSeconds)
+	}
+
+	l, p = runs(t, Options{SampleHz: fast, NoMemory: true}, 60*time.Millisecond)
+	if len(p.Shares) == 0 || p.Shares[0].Cgroup == nil {
+		t.Errorf("%d samples per second do not split %g s: %+v", fast, *p.RunSeconds, p.Shares)
+	}
+	checkSplit(t, l)
+}
+
+// checkSplit holds the ledger's parts against the shares of its programs. There may be others on the machine.
+func checkSplit(t *testing.T, l *ledger.Ledger) {
+	t.Helper()
+	split, unsplit := 0.0, 0.0
+	for _, p := range l.Programs {
+		for _, s := range p.Shares {
+			if s.Cgroup == nil {
+				unsplit += s.Seconds
+			} else {
+				split += s.Seconds
+			}
+		}
+	}
+	if l.CPU.BPFUnsplit == nil || math.Abs(*l.CPU.BPFUnsplit-unsplit) > 0.001 { // less the scale's own programs
+		t.Errorf("not split: %v s in the budget, %g in the shares", l.CPU.BPFUnsplit, unsplit)
+	}
+	for _, line := range l.CPU.Lines {
+		if line.Name == ledger.LineBPF && (line.Method == ledger.MethodNone) != (split == 0) {
+			t.Errorf("%g s were split and %g were not, and the line is %+v", split, unsplit, line)
+		}
+	}
+	known := 0
+	for _, c := range l.Cgroups {
+		if c.BPFSeconds == nil {
+			continue
+		}
+		known++
+		if split == 0 {
+			t.Errorf("nothing was split and %s has %g s of eBPF time", c.Path, *c.BPFSeconds)
+		}
+	}
+	if split > 0 && known == 0 {
+		t.Error("a part was split and no group has any")
+	}
+	if !l.CPU.Closes() {
+		t.Errorf("the budget does not close: %+v", l.CPU)
+	}
+}
