@@ -1,6 +1,7 @@
 package analysis
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -101,11 +102,12 @@ func (s *Summary) answer(t *table) {
 	}
 	for _, arm := range arms {
 		for _, at := range t.levels {
-			c := clauses{s: s, arm: arm, at: at}
+			c := clauses{s: s, arm: arm, at: at, loads: slices.Sorted(maps.Keys(t.loads))}
 			c.cost()
 			c.latency()
 			c.throughput()
 			c.memory()
+			c.rest()
 			if len(c.parts) == 0 {
 				continue
 			}
@@ -140,6 +142,7 @@ type clauses struct {
 	s        *Summary
 	arm      string
 	at       factors
+	loads    []string // names of the run's loads
 	parts    []string
 	evidence []string
 }
@@ -165,14 +168,37 @@ func (c *clauses) cost() {
 			}
 			what := kind.name + " per " + strings.ReplaceAll(per, "_", " ")
 			text := c.adds(e, what)
-			if share := c.find("bpf_client_share"); kind.prefix == "bpf_seconds_per_" && share != nil {
-				text += fmt.Sprintf(", %.0f %% of it in the client's cgroup", 100*share.Value)
-				c.evidence = append(c.evidence, share.Metric+" "+share.Arm)
+			if kind.prefix == "bpf_seconds_per_" && c.baseIsZero(e) {
+				text += c.loadsPart()
 			}
 			c.add(e, text)
 			break // per connection and per request say the same twice
 		}
 	}
+}
+
+// base is the same metric of the baseline; nil where it has none.
+func (c *clauses) base(e *Estimate) *Estimate { return c.s.Find(e.Metric, record.Direct, c.at) }
+
+// baseIsZero says whether what the arm has is also what it adds: the baseline has none of it.
+func (c *clauses) baseIsZero(e *Estimate) bool {
+	base := c.base(e)
+	return base == nil || base.Value == 0
+}
+
+// loadsPart says how much of the arm's eBPF time ran in the control groups of the loads, by their name. It is a part of all that the arm
+// ran, so it says nothing of a difference to a baseline that runs programs, too.
+func (c *clauses) loadsPart() string {
+	share := c.find("bpf_client_share")
+	if share == nil || len(c.loads) == 0 {
+		return ""
+	}
+	c.evidence = append(c.evidence, share.Metric+" "+share.Arm)
+	where := "loads' cgroups"
+	if len(c.loads) == 1 {
+		where = c.loads[0] + "'s cgroup"
+	}
+	return fmt.Sprintf(", %.0f %% of it in the %s", 100*share.Value, where)
 }
 
 // adds words a cost: "adds 3.1 us [2.8, 3.4] of kernel time per connection".
@@ -215,24 +241,108 @@ func (c *clauses) throughput() {
 	}
 }
 
+// memory speaks of what the arm holds where the baseline holds nothing, and else of how much more or less that is.
 func (c *clauses) memory() {
-	for _, m := range []struct{ metric, what string }{{"memory_hard_bytes", "of hard memory"}, {"map_bytes", "of maps"}} {
+	for _, m := range []struct{ metric, of, name string }{
+		{"memory_hard_bytes", "of hard memory", "hard memory"}, {"map_bytes", "of maps", "memory in maps"},
+	} {
 		e := c.find(m.metric)
-		if e == nil || e.Value == 0 {
+		switch {
+		case e == nil || e.Value == 0 && c.baseIsZero(e):
+		case c.baseIsZero(e):
+			text := quantity.Rough(e.Value, e.Unit) + " " + m.of
+			if len(c.parts) == 0 {
+				text = "holds " + text
+			}
+			c.add(e, text)
+		case e.Difference != nil:
+			text := m.name + " " + c.moved(e)
+			if len(c.parts) == 0 {
+				text = "has " + m.name + " that " + c.moved(e)
+			}
+			c.add(e, text)
+		}
+	}
+}
+
+// atMost is how many resolved differences a sentence names beside those that every sentence speaks of.
+const atMost = 3
+
+// rest names the resolved differences that no clause has spoken of, the largest in proportion first, one of each family of metrics
+// (those whose names begin alike). How late the generator was is a check of the run and no result.
+func (c *clauses) rest() {
+	type found struct {
+		e    *Estimate
+		text string
+		by   float64 // part of the larger of the two values
+	}
+	spoken := map[string]bool{"lag": true, "own": true}
+	for _, named := range c.evidence {
+		spoken[family(named)] = true
+	}
+	var all []found
+	for i := range c.s.Estimates {
+		e := &c.s.Estimates[i]
+		if e.Arm != c.arm || !maps.Equal(e.Factors, c.at) || spoken[family(e.Metric)] {
 			continue
 		}
-		text := quantity.Rough(e.Value, e.Unit) + " " + m.what
-		if len(c.parts) == 0 {
-			text = "holds " + text
+		base := c.base(e)
+		switch {
+		case base == nil:
+		case e.Difference != nil && e.Difference.Resolved:
+			d := e.Difference.Value
+			all = append(all, found{e, c.moved(e), math.Abs(d) / max(math.Abs(e.Value), math.Abs(base.Value))})
+		case e.Difference == nil && apart(e, base): // a part that is pooled over trials
+			text := "is " + written(e.Value, e.Lo, e.Hi, e.Unit) + " against " + written(base.Value, base.Lo, base.Hi, e.Unit)
+			all = append(all, found{e, text, math.Abs(e.Value-base.Value) / max(e.Value, base.Value)})
 		}
-		c.add(e, text)
 	}
+	slices.SortStableFunc(all, func(a, b found) int {
+		return cmp.Or(cmp.Compare(b.by, a.by), cmp.Compare(partFirst(a.e), partFirst(b.e)), cmp.Compare(a.e.Metric, b.e.Metric))
+	})
+	named := 0
+	for _, f := range all {
+		if named == atMost {
+			break
+		}
+		if spoken[family(f.e.Metric)] {
+			continue
+		}
+		spoken[family(f.e.Metric)] = true
+		named++
+		name := quantity.Label(f.e.Metric)
+		if len(c.parts) == 0 {
+			name = "differs in the " + name + ", which"
+		}
+		c.add(f.e, name+" "+f.text)
+	}
+}
+
+// partFirst ranks a part of a whole before the same as a count: it says more by itself.
+func partFirst(e *Estimate) int {
+	if e.Unit == quantity.Part {
+		return 0
+	}
+	return 1
+}
+
+// family is what the names of related metrics begin with: "latency", "memory", "events".
+func family(metric string) string {
+	name, _, _ := strings.Cut(metric, "_")
+	return name
+}
+
+// apart says whether the intervals of two estimates have nothing in common.
+func apart(a, b *Estimate) bool {
+	return a.Lo != nil && a.Hi != nil && b.Lo != nil && b.Hi != nil && (*a.Lo > *b.Hi || *b.Lo > *a.Hi)
 }
 
 // moved words a difference: "is 9 us [5, 13] higher", or why it says nothing.
 func (c *clauses) moved(e *Estimate) string {
 	d := e.Difference
 	switch {
+	case d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
+		return "is the same"
 	case !d.Resolved:
 		return "is not resolved" + c.visible(e)
 	case d.Value < 0:

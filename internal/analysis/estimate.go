@@ -9,7 +9,7 @@ import (
 
 // estimate adds the estimates of one metric at one level, for every arm that has it, and the smallest visible difference.
 func (s *Summary) estimate(t *table, at factors, metric string, seed uint64) {
-	twins := stats.Difference(t.pairs(at, record.AA, metric), seed)
+	twins := t.twins(at, metric, seed)
 	visible, visibleKnown := stats.SmallestVisible(twins)
 	if visibleKnown {
 		s.MDE = append(s.MDE, MDE{Metric: metric, Factors: at, Value: visible})

@@ -62,6 +62,7 @@ type table struct {
 	cells   map[cell]*values
 	in      map[levelArm][]int // the blocks in which an arm has a cell at a level, in order
 	pools   map[pool]record.Count
+	loads   map[string]bool // by name
 }
 
 // pool is a count over all valid trials of an arm at a level.
@@ -119,7 +120,7 @@ func compareFactors(a, b factors) int {
 func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
 func newTable(trials []record.Trial, s *Summary) *table {
-	t := &table{cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]record.Count{}}
+	t := &table{cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]record.Count{}, loads: map[string]bool{}}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
 	for _, trial := range trials {
@@ -142,6 +143,9 @@ func newTable(trials []record.Trial, s *Summary) *table {
 			at = factors{} // a record without factors says that it has none, not that it does not know
 		}
 		level := at.key()
+		for name := range trial.Loads {
+			t.loads[name] = true
+		}
 		for name, c := range trial.Counts {
 			key := pool{level, trial.Arm, name}
 			sum := t.pools[key]
