@@ -16,10 +16,12 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/attribution"
 	"tare/internal/fault"
 	"tare/internal/ledger"
 	"tare/internal/placement"
 	"tare/internal/quantity"
+	"tare/internal/stats"
 )
 
 const (
@@ -123,7 +125,10 @@ func stepTime() (float64, error) {
 
 // empty is what the ledger says of a run of a program that does nothing, in seconds: the reading of two clocks, entry and exit. It stands in
 // every run; what a program's own instructions take is the rest.
-type empty struct{ counted, sampled float64 }
+type empty struct {
+	counted, sampled float64
+	call             float64 // CPU time of the whole call by the clock of the process, where it was fastest
+}
 
 // nothing weighs a program without steps.
 func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
@@ -137,6 +142,7 @@ func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
 		return []Weight{missing(name, quantity.Seconds, how, notInLedger)}, nil
 	}
 	zero.counted = *w.program.NsPerRun / 1e9
+	zero.call = min(w.results[0].Fastest, w.results[1].Fastest)
 	ws := []Weight{told(name, quantity.Seconds, zero.counted, how)}
 	if s := w.program.SampledSeconds; s != nil {
 		zero.sampled = s.Value / w.runs
@@ -165,11 +171,12 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	// 30 ns: the first and the last step of a run can overlap with what is around them.
 	allowed := Tolerance{Absolute: 30e-9, Part: 0.05}
 	run := known(name+", time of a run", quantity.Seconds, truth, *prog.NsPerRun/1e9-zero.counted, allowed, how).fragile()
+	moved := math.Abs(after-before) * float64(steps)
 	if math.Abs(*run.Measured-truth) > allowed.Allows(run) {
 		// What interrupts a run, and takes its CPU away unseen, is in the kernel's figure and not in the truth.
-		moved, away := math.Abs(after-before)*float64(steps), missed(200*time.Millisecond)
+		away := missed(200 * time.Millisecond)
 		run = run.noted(fmt.Sprintf("the truth before and after differs by %s; a loop that does nothing misses %.2g %% of its time", quantity.Value(moved, quantity.Seconds), 100*away)).
-			unless(func(off float64, _ stood) bool { return moved+away*truth >= off/2 })
+			unless(func(off float64, s stood) bool { return moved+away*truth+s.awaySeconds/w.runs >= off/2 })
 	}
 	ws := []Weight{
 		known(name+", runs", quantity.Count, w.runs, float64(*prog.RunCount), Tolerance{Absolute: 0.5}, "processes that count their calls"),
@@ -178,8 +185,10 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	if s := prog.SampledSeconds; s != nil {
 		allowed.Absolute, allowed.HalfWidths = w.runs*allowed.Absolute, 2
 		nothing := w.runs * zero.sampled
-		ws = append(ws, known(name+", time by samples", quantity.Seconds, w.runs*truth, s.Value-nothing, allowed, "the sampler alone; "+how).within(s.Lo-nothing, s.Hi-nothing).fragile(),
-			share(name, prog, w.paths, how))
+		ws = append(ws, known(name+", time by samples", quantity.Seconds, w.runs*truth, s.Value-nothing, allowed, "the sampler alone; "+how).within(s.Lo-nothing, s.Hi-nothing).
+			unless(func(off float64, s stood) bool { return w.withheld || moved*w.runs+s.awaySeconds >= off/2 }),
+			share(name, w, how))
+		ws = append(ws, seen(name, w, zero)...)
 	} else {
 		ws = append(ws, missing(name+", time by samples", quantity.Seconds, how, "no samples on this machine"))
 	}
@@ -188,9 +197,12 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 
 // weighed is a program that ran in two groups, whose paths these are.
 type weighed struct {
-	runs    float64
-	program *ledger.Program // nil: not in the ledger
-	paths   []string
+	runs     float64
+	program  *ledger.Program // nil: not in the ledger
+	paths    []string
+	results  []plantedResult // of the two groups' processes
+	hz       float64         // samples of each CPU per second
+	withheld bool            // the kernel held the sampler back, or samples were lost: the ledger says so
 }
 
 func (b *bench) plantProgram(ctx context.Context, steps int, about time.Duration) (w weighed, err error) {
@@ -201,28 +213,66 @@ func (b *bench) plantProgram(ctx context.Context, steps int, about time.Duration
 		return w, err
 	}
 	defer p.Close()
-	l, paths, err := b.connectors(ctx, p, light)
+	l, results, paths, err := b.connectors(ctx, p, light)
 	if err != nil {
 		return w, err
 	}
-	return weighed{runs: float64((heavyPart + 1) * light), program: programOf(l, id), paths: paths}, nil
+	w = weighed{runs: float64((heavyPart + 1) * light), program: programOf(l, id), paths: paths, results: results}
+	if period := l.Host.SamplerPeriod; period != nil && *period > 0 {
+		w.hz = 1 / *period
+	}
+	w.withheld = slices.ContainsFunc(l.Warnings, func(x ledger.Warning) bool { return x.Code == "sampler-throttled" || x.Code == "samples-lost" })
+	return w, nil
 }
 
-// share is the part of the program's time in group a.
-func share(name string, prog *ledger.Program, paths []string, planted string) Weight {
+// share is the part of the program's time in group a. The processes run it 3:1; the CPU that each had may have been slower than the
+// other's, as one that shares its core with a neighbour is, and the CPU time of their calls says by how much.
+func share(name string, w weighed, planted string) Weight {
+	prog := w.program
 	name += ", part in one of two groups"
-	const expected = float64(heavyPart) / (heavyPart + 1)
+	a, b := w.results[0].CPUSeconds, w.results[1].CPUSeconds
+	expected := a / (a + b)
 	for _, s := range prog.Shares {
-		if s.Cgroup != nil && *s.Cgroup == paths[0] && s.Context == ledger.Task {
+		if s.Cgroup != nil && *s.Cgroup == w.paths[0] && s.Context == ledger.Task {
 			total := *prog.RunSeconds
-			return known(name, quantity.Part, expected, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2}, "two groups that run the program 3:1").within(s.Lo/total, s.Hi/total)
+			return known(name, quantity.Part, expected, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2},
+				"two groups that run the program 3:1; truth: the CPU time of their calls by the processes' own clocks").within(s.Lo/total, s.Hi/total).
+				only(func(off float64, s stood) bool { return w.withheld || s.stolenSeconds/(a+b) >= off })
 		}
 	}
-	w := known(name, quantity.Part, expected, 0, Tolerance{Absolute: 0.01}, planted).noted("the ledger has no share for the group")
+	missed := known(name, quantity.Part, expected, 0, Tolerance{Absolute: 0.01}, planted).noted("the ledger has no share for the group")
 	if len(prog.Shares) > 0 && prog.Shares[0].Note != "" {
-		w.Note += ": " + prog.Shares[0].Note
+		missed.Note += ": " + prog.Shares[0].Note
 	}
-	return w
+	return missed.fragile()
+}
+
+// minSeen is how many samples must be due on a CPU for their number to be weighed: their chance is then small beside the tolerance.
+const minSeen = 100
+
+// seen holds the samples of each group's process, which has a CPU to itself, against those that are due on that CPU by the calls of the
+// process and what one took where it was fastest. Neither a neighbour nor the hypervisor takes samples away from a program that runs, so
+// this finds a CPU whose samples are not read, however noisy the machine.
+func seen(name string, w weighed, zero empty) (ws []Weight) {
+	for i, path := range w.paths {
+		r := w.results[i]
+		due := (r.Fastest - zero.call) * float64(r.Times) * w.hz
+		if due < minSeen {
+			continue
+		}
+		n := 0
+		for _, s := range w.program.Seen {
+			if s.Cgroup != nil && *s.Cgroup == path {
+				n += s.Samples
+			}
+		}
+		lo, hi := stats.PoissonInterval(n, attribution.Confidence)
+		ws = append(ws, known(fmt.Sprintf("%s, samples of process %d of 2, at least", name, i+1), quantity.Count, due, float64(n),
+			Tolerance{Part: 0.5, HalfWidths: 1}, fmt.Sprintf("%d calls on a CPU of its own; truth: their number, times %s, the CPU time of one where they were fastest, "+
+				"less a call without a program, times the rate of samples", r.Times, quantity.Value(r.Fastest, quantity.Seconds))).
+			within(lo, hi).lower().only(func(float64, stood) bool { return w.withheld }))
+	}
+	return ws
 }
 
 // planted loads a program of so many steps for the connect hook, and gives its id.
@@ -241,14 +291,14 @@ func planted(steps int) (*ebpf.Program, uint32, error) {
 
 // connectors attaches the program above two groups and has their processes connect, three times as often in the first: one after the other,
 // each on a CPU of its own. Side by side they would slow each other down where CPUs share a core.
-func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *ledger.Ledger, paths []string, err error) {
+func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
 	h, ok := b.layout.V2()
 	if !ok {
-		return nil, nil, fault.New(fault.Machine, "bpf", "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified; or leave it out with --only", "programs attach to a cgroup v2 directory, and no v2 hierarchy is mounted")
+		return nil, nil, nil, fault.New(fault.Machine, "bpf", "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified; or leave it out with --only", "programs attach to a cgroup v2 directory, and no v2 hierarchy is mounted")
 	}
 	at, err := link.AttachCgroup(link.CgroupOptions{Path: filepath.Join(h.Mount, b.tree.Name()), Attach: ebpf.AttachCGroupInet4Connect, Program: p})
 	if err != nil {
-		return nil, nil, fmt.Errorf("attaching the planted program to the control group: %w", err)
+		return nil, nil, nil, fmt.Errorf("attaching the planted program to the control group: %w", err)
 	}
 	defer func() { err = errors.Join(err, at.Close()) }()
 	var children []*child
@@ -258,23 +308,26 @@ func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *
 		}
 	}()
 	times := []int{heavyPart * light, light}
+	pins := []int{1, max(2, runtime.NumCPU())} // the first and the last
 	for i := range times {
-		c, g, err := b.start(ctx, placement.Limits{Pin: i + 1}, nil, WeightCommand, "connect")
+		c, g, err := b.start(ctx, placement.Limits{Pin: pins[i]}, nil, WeightCommand, "connect")
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		children = append(children, c)
 		paths = append(paths, g.Path())
 	}
 	l, err = b.ledgerOf(ctx, sampleHz, func() error {
 		for i := range children {
-			if _, err := order(children[i:i+1], func(int) any { return connectOrder{times[i]} }); err != nil {
+			r, err := order(children[i:i+1], func(int) any { return connectOrder{times[i]} })
+			if err != nil {
 				return err
 			}
+			results = append(results, r...)
 		}
 		return nil
 	})
-	return l, paths, err
+	return l, results, paths, err
 }
 
 func programOf(l *ledger.Ledger, id uint32) *ledger.Program {

@@ -113,25 +113,47 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Verdict is what a caller is told: nil when every weight that could be judged is in tolerance, code Exceeded when one is not, and
-// Invalid when others used the machine so much that some could not be judged.
-func (r *Report) Verdict() error {
-	named := func(v Verdict) string {
-		var names []string
+// minJudged is how many weights of a section must be judged for the section to be weighed at all.
+const minJudged = 1
+
+// unweighed are the sections in which fewer than minJudged weights could be judged, of those that were disturbed.
+func (r *Report) unweighed() (names []string) {
+	for _, section := range Sections {
+		judged, disturbed := 0, 0
 		for _, w := range r.Weights {
-			if w.Verdict == v {
-				names = append(names, w.Section+": "+w.Name)
+			switch {
+			case w.Section != section:
+			case w.Verdict == Disturbed:
+				disturbed++
+			case w.Verdict == Pass || w.Verdict == Fail:
+				judged++
 			}
 		}
-		return strings.Join(names, "; ")
+		if disturbed > 0 && judged < minJudged {
+			names = append(names, section)
+		}
 	}
+	return names
+}
+
+// Verdict is what a caller is told: nil when every weight that could be judged is in tolerance, code Exceeded when one is not, which
+// says that the scale itself is wrong, and Invalid when a whole section has no weight that could be judged.
+func (r *Report) Verdict() error {
+	var failed []string
+	for _, w := range r.Weights {
+		if w.Verdict == Fail {
+			failed = append(failed, w.Section+": "+w.Name)
+		}
+	}
+	all, unweighed := r.Passed+r.Failed+r.Unjudged, r.unweighed()
 	switch {
 	case r.Failed > 0:
-		return fault.New(fault.Exceeded, "calibration", "the table shows by how much; docs/calibration.md says what each weight rests on", "%d of %d weights are out of tolerance: %s",
-			r.Failed, r.Passed+r.Failed+r.Unjudged, named(Fail))
-	case r.Unjudged > 0:
-		return fault.New(fault.Invalid, "calibration", "run it again when the machine is idle", "others used the machine, so %d of %d weights could not be judged: %s",
-			r.Unjudged, r.Passed+r.Failed+r.Unjudged, named(Disturbed))
+		return fault.New(fault.Exceeded, "calibration", "the table shows by how much; docs/calibration.md says what each weight rests on",
+			"%d of %d weights are out of tolerance: %s", r.Failed, all, strings.Join(failed, "; "))
+	case len(unweighed) > 0:
+		return fault.New(fault.Invalid, "calibration", "run it again when the machine is idle, or leave these sections out with --only",
+			"no weight of %s could be judged, and %d of %d in all were not: the table says who used the machine",
+			strings.Join(unweighed, " and "), r.Unjudged, all)
 	}
 	return nil
 }
@@ -139,49 +161,104 @@ func (r *Report) Verdict() error {
 // tries is how often a weight that the machine's other work can spoil is weighed before its verdict stands.
 const tries = 3
 
-// quickRetries is the time that a quick calibration spends on trying again.
+// quickRetries is the time that a quick calibration spends on trying again what was disturbed. What is out of tolerance for no reason
+// that is known is always tried again.
 const quickRetries = 8 * time.Second
 
-// weigh plants and reads, says how much others used the machine meanwhile, and does so again while a sensitive weight is out of tolerance.
+// weigh plants and reads, and does so again while a sensitive weight is out of tolerance.
 func (b *bench) weigh(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) error {
 	b.o.Say(section, what)
-	for try := 1; ; try++ {
+	var all [][]Weight
+	for {
 		start := time.Now()
-		before, err := usage()
+		ws, err := b.try(ctx, section, what, plant)
 		if err != nil {
 			return err
 		}
-		ended := func() (stood, error) { return stood{}, nil }
-		if section == "latency" {
-			ended = witness(ctx)
-		}
-		ws, err := plant(ctx)
-		stood, seen := ended()
-		if err = errors.Join(err, seen); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		after, err := usage()
-		if err != nil {
-			return err
-		}
-		again := false
-		for i := range ws {
-			w := &ws[i]
-			w.Section, w.Tries, w.Others, w.Stood, w.Longest = section, try, after.others(before), stood.part, stood.longest
-			w.judge(stood)
-			again = again || w.sensitive && (w.Verdict == Fail || w.Verdict == Disturbed)
-		}
+		all = append(all, ws)
+		stands := best(all)
+		failed := slices.ContainsFunc(stands, func(w Weight) bool { return w.sensitive && w.Verdict == Fail })
+		disturbed := slices.ContainsFunc(stands, func(w Weight) bool { return w.Verdict == Disturbed })
 		took := time.Since(start)
-		if !again || try == tries || b.o.Quick && b.retried+took > quickRetries {
-			b.report.add(ws...)
+		late := b.o.Quick && b.retried+took > quickRetries
+		if len(all) == tries || !failed && (!disturbed || late) {
+			b.report.add(stands...)
 			return nil
 		}
 		b.retried += took
 	}
 }
 
+// try weighs once, and says how much others used the machine meanwhile.
+func (b *bench) try(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) ([]Weight, error) {
+	before, err := usage()
+	if err != nil {
+		return nil, err
+	}
+	ended := func() (stood, error) { return stood{}, nil }
+	if section == "latency" {
+		ended = witness(ctx)
+	}
+	ws, err := plant(ctx)
+	s, seen := ended()
+	if err = errors.Join(err, seen); err != nil {
+		var few unanswered
+		if !errors.As(err, &few) {
+			return nil, fmt.Errorf("%s: %w", what, err)
+		}
+		ws = []Weight{few.weight(what)}
+	}
+	after, err := usage()
+	if err != nil {
+		return nil, err
+	}
+	s.stolen, s.stolenSeconds = after.taken(before), max(0, after.stolen-before.stolen)
+	s.away = max(after.others(before), s.stolen)
+	s.awaySeconds = s.away * (after.capacity - before.capacity)
+	for i := range ws {
+		w := &ws[i]
+		w.Section, w.Others, w.Stolen, w.Stood, w.Longest = section, after.others(before), s.stolen, s.part, s.longest
+		w.judge(s)
+	}
+	return ws, nil
+}
+
+// best is what stands of all tries. A weight that noise cannot spoil fails if it ever failed. A sensitive one passes if it ever passed, for
+// noise makes no good reading of a bad scale; else it fails if it did so in most tries, and is disturbed otherwise. Weights are known by
+// their names; what the tries do not have in common stands as the last one has it.
+func best(all [][]Weight) []Weight {
+	stands := slices.Clone(all[len(all)-1])
+	for i, last := range stands {
+		by := map[Verdict]*Weight{}
+		failed := 0
+		for _, try := range all {
+			for j := range try {
+				if w := &try[j]; w.Name == last.Name {
+					by[w.Verdict] = w
+					if w.Verdict == Fail {
+						failed++
+					}
+				}
+			}
+		}
+		fails, passes, disturbed := by[Fail], by[Pass], by[Disturbed]
+		switch {
+		case fails != nil && !fails.sensitive:
+			stands[i] = *fails
+		case passes != nil:
+			stands[i] = *passes
+		case fails != nil && 2*failed > len(all):
+			stands[i] = *fails
+		case disturbed != nil:
+			stands[i] = *disturbed
+		}
+		stands[i].Tries = len(all)
+	}
+	return stands
+}
+
 // used is the CPU time of the machine and of our part of it, in seconds.
-type used struct{ busy, capacity, ours float64 }
+type used struct{ busy, capacity, ours, stolen float64 }
 
 // usage reads it. What our processes used counts once they have been waited for, so all of them must have ended.
 func usage() (u used, err error) {
@@ -191,6 +268,7 @@ func usage() (u used, err error) {
 	}
 	u.busy = s.User + s.Nice + s.System + s.IRQ + s.Softirq + s.Steal
 	u.capacity = u.busy + s.Idle + s.IOWait
+	u.stolen = s.Steal
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var r unix.Rusage
 		if err := unix.Getrusage(who, &r); err != nil {
@@ -207,6 +285,14 @@ func (u used) others(since used) float64 {
 		return 0
 	}
 	return max(0, (u.busy-since.busy-(u.ours-since.ours))/(u.capacity-since.capacity))
+}
+
+// taken is the part of the machine that the hypervisor took since.
+func (u used) taken(since used) float64 {
+	if u.capacity <= since.capacity {
+		return 0
+	}
+	return max(0, (u.stolen-since.stolen)/(u.capacity-since.capacity))
 }
 
 // now is the scale's clock, in ns.

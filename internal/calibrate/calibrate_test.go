@@ -41,6 +41,11 @@ func TestJudge(t *testing.T) {
 		{"nobody to blame", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.01}, Fail, stood{}},
 		{"the machine stood still", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.99)}, Disturbed, stood{part: 0.002}},
 		{"the machine stood still, too little", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.9)}, Fail, stood{part: 0.002}},
+		{"stolen", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Stolen: 0.2}, Disturbed, stood{}},
+		{"only what it names", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, spoiled: long, Others: 0.9}, Fail, stood{}},
+		{"what it names", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, spoiled: long}, Disturbed, stood{longest: 0.003}},
+		{"more than at least", Weight{True: v(1), Measured: v(9), Tolerance: Tolerance{Absolute: 0.5}, atLeast: true}, Pass, stood{}},
+		{"less than at least", Weight{True: v(9), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, atLeast: true}, Fail, stood{}},
 		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: long}, Disturbed, stood{longest: 0.003}},
 		{"some in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each}, Disturbed, stood{longest: 0.009}},
 		{"too few in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each}, Fail, stood{longest: 0.003}},
@@ -53,21 +58,118 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// The scale is wrong when a weight fails, whatever else was disturbed; nothing can be said when a whole section was.
 func TestVerdict(t *testing.T) {
+	type row struct {
+		section string
+		verdict Verdict
+	}
 	for _, tt := range []struct {
-		verdicts []Verdict
-		code     fault.Code
+		rows []row
+		code fault.Code
 	}{
-		{[]Verdict{Pass, Told, Missing}, fault.OK},
-		{[]Verdict{Pass, Disturbed}, fault.Invalid},
-		{[]Verdict{Pass, Disturbed, Fail}, fault.Exceeded},
+		{[]row{{"clock", Pass}, {"noise", Told}, {"memory", Missing}}, fault.OK},
+		{[]row{{"clock", Pass}, {"clock", Disturbed}, {"clock", Disturbed}}, fault.OK},
+		{[]row{{"clock", Pass}, {"latency", Disturbed}}, fault.Invalid},
+		{[]row{{"clock", Pass}, {"latency", Disturbed}, {"latency", Told}, {"latency", Missing}}, fault.Invalid},
+		{[]row{{"clock", Pass}, {"latency", Disturbed}, {"cpu", Fail}}, fault.Exceeded},
+		{[]row{{"cpu", Fail}, {"cpu", Disturbed}}, fault.Exceeded},
 	} {
 		var r Report
-		for _, v := range tt.verdicts {
-			r.add(Weight{Verdict: v})
+		for _, x := range tt.rows {
+			r.add(Weight{Section: x.section, Verdict: x.verdict})
 		}
 		if err := r.Verdict(); fault.CodeOf(err) != tt.code || err != nil && fault.MendOf(err) == "" {
-			t.Errorf("%v: code %d, want %d", tt.verdicts, fault.CodeOf(err), tt.code)
+			t.Errorf("%v: code %d, want %d", tt.rows, fault.CodeOf(err), tt.code)
+		}
+	}
+}
+
+// Noise makes no good reading of a bad scale, but bad readings of a good one: a sensitive weight passes if it ever passed. One that noise
+// cannot spoil fails if it ever failed.
+func TestBest(t *testing.T) {
+	for _, tt := range []struct {
+		tries     []Verdict
+		sensitive bool
+		want      Verdict
+	}{
+		{[]Verdict{Pass}, true, Pass},
+		{[]Verdict{Fail, Pass}, true, Pass},
+		{[]Verdict{Pass, Fail, Disturbed}, true, Pass},
+		{[]Verdict{Fail, Fail, Fail}, true, Fail},
+		{[]Verdict{Fail, Disturbed, Fail}, true, Fail},
+		{[]Verdict{Fail, Disturbed, Disturbed}, true, Disturbed},
+		{[]Verdict{Disturbed, Fail}, true, Disturbed},
+		{[]Verdict{Disturbed}, true, Disturbed},
+		{[]Verdict{Fail, Pass, Pass}, false, Fail},
+		{[]Verdict{Disturbed, Disturbed, Pass}, false, Pass},
+		{[]Verdict{Told, Told}, false, Told},
+		{[]Verdict{Missing, Missing}, true, Missing},
+	} {
+		var all [][]Weight
+		for i, v := range tt.tries {
+			all = append(all, []Weight{{Name: "a", Verdict: v, sensitive: tt.sensitive, Others: float64(i)}, {Name: "b", Verdict: Pass}})
+		}
+		got := best(all)
+		if len(got) != 2 || got[0].Verdict != tt.want || got[0].Tries != len(tt.tries) || got[1].Verdict != Pass {
+			t.Errorf("%v, sensitive %v: %+v, want %s", tt.tries, tt.sensitive, got, tt.want)
+		} else if v := tt.tries[int(got[0].Others)]; v != tt.want {
+			t.Errorf("%v: the reading is of a try that was %s, and the verdict %s", tt.tries, v, tt.want)
+		}
+	}
+	// A try without answers has another weight in place of the others.
+	got := best([][]Weight{{{Name: "p50", Verdict: Disturbed}}, {{Name: "answered", Verdict: Disturbed}}})
+	if len(got) != 1 || got[0].Name != "answered" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Requests that stay unanswered are a fault of the scale unless the machine stood still for long.
+func TestUnanswered(t *testing.T) {
+	for _, tt := range []struct {
+		s    stood
+		want Verdict
+	}{{stood{longest: 0.01}, Fail}, {stood{longest: 0.2}, Disturbed}} {
+		w := unanswered{intended: 998, done: 946}.weight("stalls")
+		if w.judge(tt.s); w.Verdict != tt.want {
+			t.Errorf("%+v: %s, want %s", tt.s, w.Verdict, tt.want)
+		}
+	}
+}
+
+// A CPU whose samples are not read shows whatever the noise, and more samples than are due are nobody's fault.
+func TestSeen(t *testing.T) {
+	group, other := "/a", "/b"
+	for _, tt := range []struct {
+		name     string
+		n        int
+		withheld bool
+		want     Verdict
+	}{
+		{"as many as are due", 240, false, Pass},
+		{"twice as many", 480, false, Pass},
+		{"half", 125, false, Pass},
+		{"none", 0, false, Fail},
+		{"none, for the kernel held them back", 0, true, Disturbed},
+	} {
+		r := plantedResult{Times: 4901, Fastest: 50e-6}
+		w := weighed{paths: []string{group, other}, results: []plantedResult{r, r}, hz: 997, withheld: tt.withheld, program: &ledger.Program{
+			Seen: []ledger.Seen{{Cgroup: &group, Context: ledger.Task, Samples: 240}, {Cgroup: &other, Context: ledger.Task, Samples: tt.n}},
+		}}
+		ws := seen("program", w, empty{call: 1e-6})
+		if len(ws) != 2 {
+			t.Fatalf("%d weights", len(ws))
+		}
+		for i, want := range []Verdict{Pass, tt.want} {
+			ws[i].Others = 0.9
+			if ws[i].judge(stood{away: 0.9, awaySeconds: 10}); ws[i].Verdict != want {
+				t.Errorf("%s: process %d: %s, want %s: %+v", tt.name, i+1, ws[i].Verdict, want, ws[i])
+			}
+		}
+		r.Fastest = 1.1e-6 // too short a program for that many samples
+		w.results = []plantedResult{r, r}
+		if ws := seen("program", w, empty{call: 1e-6}); len(ws) != 0 {
+			t.Errorf("%s: weighed by %g samples", tt.name, *ws[0].True)
 		}
 	}
 }
@@ -85,6 +187,9 @@ func TestOthers(t *testing.T) {
 		if got := tt.after.others(before); math.Abs(got-tt.want) > 1e-9 {
 			t.Errorf("others used %g, want %g", got, tt.want)
 		}
+	}
+	if got := (used{capacity: 1020, stolen: 6}).taken(used{capacity: 1000, stolen: 1}); math.Abs(got-0.25) > 1e-9 {
+		t.Errorf("the hypervisor took %g, want 0.25", got)
 	}
 }
 

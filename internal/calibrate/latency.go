@@ -25,6 +25,26 @@ type served struct {
 	from  int64     // of the stalls
 }
 
+// unanswered is the error of a load that did not get all its answers in time, so that there are no latencies to compare.
+type unanswered struct {
+	intended, done int64
+	errors         string
+}
+
+func (u unanswered) Error() string {
+	return fmt.Sprintf("the server answered %d of %d requests: %s", u.done, u.intended, u.errors)
+}
+
+// weight stands in place of the weights that could not be made of it: a machine that stands still leaves requests unanswered, too.
+func (u unanswered) weight(what string) Weight {
+	return known(what+": requests answered", quantity.Count, float64(u.intended), float64(u.done), Tolerance{Absolute: 0.5},
+		fmt.Sprintf("a load of %d requests; truth: all of them", u.intended)).noted(u.Error()).
+		unless(func(_ float64, s stood) bool { return s.longest >= longWait.Seconds() })
+}
+
+// longWait is a stall after which a load may end before its last answers.
+const longWait = 100 * time.Millisecond
+
 const (
 	// Per second: far below what either end can do, and no multiple of the kernel's tick, which would find the same work at every tick and
 	// so count a machine as busy that is not.
@@ -65,7 +85,7 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall,
 		return s, err
 	}
 	if s.load.Done != s.load.Intended {
-		return s, fmt.Errorf("the server answered %d of %d requests: %v", s.load.Done, s.load.Intended, s.load.Errors)
+		return s, unanswered{intended: s.load.Intended, done: s.load.Done, errors: fmt.Sprint(s.load.Errors)}
 	}
 	if len(server) == 0 {
 		return s, nil

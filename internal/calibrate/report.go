@@ -8,6 +8,8 @@ package calibrate
 import (
 	"math"
 	"time"
+
+	"tare/internal/ledger"
 )
 
 // Schema names the JSON form of a Report.
@@ -58,11 +60,15 @@ type Weight struct {
 	Planted    string   `json:"planted"` // how, and where the truth comes from
 	Note       string   `json:"note,omitempty"`
 	Tries      int      `json:"tries"`
-	Others     float64  `json:"others"`            // part of the machine that others used meanwhile
+	Others     float64  `json:"others"`            // part of the machine that others used meanwhile, the hypervisor among them
+	Stolen     float64  `json:"stolen"`            // part of the machine that the hypervisor took meanwhile
 	Stood      float64  `json:"stood,omitempty"`   // of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
 	Longest    float64  `json:"longest,omitempty"` // s: the longest of these waits
+	// Cause is who disturbed a weight that was not judged.
+	Cause ledger.Cause `json:"cause,omitempty"`
 
 	sensitive bool // to what else the machine does
+	atLeast   bool // a reading above the truth is not held against the scale
 	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of that.
 	spoiled func(off float64, s stood) bool
 }
@@ -118,11 +124,19 @@ func (w *Weight) judge(meanwhile stood) {
 	if w.Verdict == Told {
 		return
 	}
-	switch off := math.Abs(*w.Error); {
+	off := math.Abs(*w.Error)
+	if w.atLeast && *w.Error > 0 {
+		off = 0
+	}
+	switch {
 	case off <= w.Tolerance.Allows(*w): // false for NaN
 		w.Verdict = Pass
-	case w.sensitive && (w.Others > quiet || w.spoiled != nil && w.spoiled(off, meanwhile)):
+	case w.sensitive && max(w.Others, w.Stolen) > quiet || w.spoiled != nil && w.spoiled(off, meanwhile):
 		w.Verdict = Disturbed
+		w.Cause = ledger.Neighbour
+		if 2*w.Stolen > w.Others {
+			w.Cause = ledger.Hypervisor
+		}
 	default:
 		w.Verdict = Fail
 	}
@@ -161,6 +175,12 @@ func missing(name, unit, planted, why string) Weight {
 func (w Weight) within(lo, hi float64) Weight { w.Lo, w.Hi = &lo, &hi; return w }
 func (w Weight) noted(note string) Weight     { w.Note = note; return w }
 func (w Weight) fragile() Weight              { w.sensitive = true; return w }
+
+// lower is for a truth that is a bound: more is not held against the scale.
+func (w Weight) lower() Weight { w.atLeast = true; return w }
+
+// only is disturbed by what it names and by nothing else, however much others use the machine.
+func (w Weight) only(spoiled func(off float64, s stood) bool) Weight { w.spoiled = spoiled; return w }
 
 // unless is fragile, and knows whether what the machine did meanwhile explains that it is so far off.
 func (w Weight) unless(spoiled func(off float64, s stood) bool) Weight {

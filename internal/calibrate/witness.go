@@ -19,6 +19,11 @@ type stood struct {
 	part    float64 // of the wake-ups that were late by more than a millisecond
 	longest float64 // s
 	delays  []int64 // of all wake-ups, ns, in order of size
+
+	// away is the part of the machine that others had meanwhile, the hypervisor among them, by /proc/stat; stolen is the hypervisor's,
+	// and stolenSeconds the same over all CPUs.
+	away, stolen, stolenSeconds float64
+	awaySeconds                 float64
 }
 
 // later is the part of the wake-ups that were late by more than some seconds.
@@ -41,6 +46,9 @@ func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
 func (s stood) inEach(stalls, rate, requests float64) bool {
 	return s.longest*rate*stalls >= requests/2
 }
+
+// overQuantile is of a quantile q of starts: half as many as lie beyond it came while others had the machine.
+func (s stood) overQuantile(q float64) bool { return s.away > (1-q)/2 }
 
 const (
 	witnessEvery = int64(1e6) // ns between two wake-ups on one CPU

@@ -13,6 +13,7 @@ import (
 	"tare/internal/calibrate"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
+	"tare/internal/ledger"
 	"tare/internal/quantity"
 	"tare/internal/role"
 )
@@ -35,7 +36,10 @@ func newCalibrate() *cobra.Command {
 are known, with stalls; eBPF programs of known run time, split over two control groups; processes that know their CPU time and memory; and,
 as information, the smallest difference that this machine can see.
 
-Exit code 5: a weight is out of tolerance. Exit code 4: others used the machine so much that some weights could not be judged.`,
+A weight that is out of tolerance because of what else the machine did is tried again, and then named as not judged, with who disturbed it.
+
+Exit code 5: a weight is out of tolerance, and nothing else explains it: the scale itself is wrong. Exit code 4: in some section no weight
+could be judged.`,
 		Example: `  tare calibrate --quick
   tare calibrate --only clock,latency --json`,
 		Args: noArgs,
@@ -112,7 +116,7 @@ func printCalibration(w io.Writer, r *calibrate.Report) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\n%d weights in tolerance, %d out of it, %d not judged\n", r.Passed, r.Failed, r.Unjudged)
+	fmt.Fprintf(w, "\n%d weights in tolerance, %d out of it, %d not judged%s\n", r.Passed, r.Failed, r.Unjudged, judgedIn(r))
 	for _, x := range r.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", x)
 	}
@@ -152,10 +156,37 @@ func allowed(x calibrate.Weight) string {
 }
 
 func verdictOf(x calibrate.Weight) string {
-	if x.Verdict == calibrate.Fail {
+	switch x.Verdict {
+	case calibrate.Fail:
 		return "FAIL"
+	case calibrate.Disturbed:
+		return "not judged"
 	}
 	return string(x.Verdict)
+}
+
+// judgedIn says of the sections in which not all weights could be judged how many were.
+func judgedIn(r *calibrate.Report) string {
+	var parts []string
+	for _, section := range calibrate.Sections {
+		judged, disturbed := 0, 0
+		for _, x := range r.Weights {
+			switch {
+			case x.Section != section:
+			case x.Verdict == calibrate.Disturbed:
+				disturbed++
+			case x.Verdict == calibrate.Pass || x.Verdict == calibrate.Fail:
+				judged++
+			}
+		}
+		if disturbed > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d of %d", section, judged, judged+disturbed))
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "; judged: " + strings.Join(parts, ", ")
 }
 
 // remark is what else to know of a row.
@@ -168,7 +199,7 @@ func remark(x calibrate.Weight) string {
 		parts = append(parts, x.Note)
 	}
 	if x.Verdict == calibrate.Disturbed {
-		parts = append(parts, fmt.Sprintf("others used %.0f %% of the machine", 100*x.Others))
+		parts = append(parts, disturber(x))
 		if x.Longest > 0 {
 			parts = append(parts, fmt.Sprintf("it stood still for up to %s, %.2g %% of the time", quantity.Value(x.Longest, quantity.Seconds), 100*x.Stood))
 		}
@@ -177,6 +208,19 @@ func remark(x calibrate.Weight) string {
 		parts = append(parts, fmt.Sprintf("try %d", x.Tries))
 	}
 	return strings.Join(parts, "; ")
+}
+
+// disturber says who used the machine while a weight was planted.
+func disturber(x calibrate.Weight) string {
+	stolen := fmt.Sprintf("the hypervisor took %.2g %% of the CPU time", 100*x.Stolen)
+	switch others := 100 * max(x.Others-x.Stolen, 0); {
+	case x.Cause == ledger.Hypervisor:
+		return stolen
+	case x.Stolen >= 0.005:
+		return fmt.Sprintf("other processes used %.2g %% of the machine and %s", others, stolen)
+	default:
+		return fmt.Sprintf("other processes used %.2g %% of the machine", others)
+	}
 }
 
 // newWeight is the way in which calibrate plants processes. It is not for people.

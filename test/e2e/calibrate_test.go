@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tare/internal/calibrate"
+	"tare/internal/fault"
 )
 
 // calibration runs tare calibrate --quick with a fault built in, or none, and reads its report.
@@ -38,27 +39,29 @@ func TestCalibrate(t *testing.T) {
 			t.Errorf("%s: %s: true %g, measured %g %s, off by %g", w.Section, w.Name, *w.True, *w.Measured, w.Unit, *w.Error)
 		}
 		if w.Verdict == calibrate.Disturbed {
-			t.Logf("%s: %s was not judged: others used %.0f %% of the machine", w.Section, w.Name, 100*w.Others)
+			t.Logf("%s: %s was not judged: others used %.0f %% of the machine, the hypervisor %.0f %%", w.Section, w.Name, 100*w.Others, 100*w.Stolen)
 		}
 	}
-	want := 0
-	switch {
-	case r.Failed > 0:
-		want = 5
-	case r.Unjudged > 0:
-		want = 4
-	}
-	if out.code != want {
+	if want := int(fault.CodeOf(r.Verdict())); out.code != want {
 		t.Errorf("%d weights failed and %d were not judged, want exit code %d: %s", r.Failed, r.Unjudged, want, out)
 	}
-	if r.Passed < 20 {
-		t.Errorf("only %d weights are in tolerance", r.Passed)
+	judged := map[string]int{}
+	for _, w := range r.Weights {
+		if w.Verdict == calibrate.Pass || w.Verdict == calibrate.Fail {
+			judged[w.Section]++
+		}
+	}
+	// Whatever else the machine does, there is no noise in a second, in counts and bytes, and in a process's own CPU time.
+	for section, least := range map[string]int{"clock": 1, "bpf": 8, "maps": 2, "cpu": 3, "memory": 5} {
+		if judged[section] < least {
+			t.Errorf("%s: only %d weights were judged, want %d", section, judged[section], least)
+		}
 	}
 	seen := map[string]bool{}
 	for _, w := range r.Weights {
 		seen[w.Section] = true
 		// A clock that starts at the sending must be seen to miss most of what was due in a stall.
-		if strings.HasPrefix(w.Name, "stalls of 500ms: requests") && (w.ClosedLoop == nil || *w.ClosedLoop > *w.True/4) {
+		if strings.HasPrefix(w.Name, "stalls of 500ms: requests slower") && w.Verdict == calibrate.Pass && (w.ClosedLoop == nil || *w.ClosedLoop > *w.True/4) {
 			t.Errorf("%s: true %g, and a closed-loop clock does not fail: %v", w.Name, *w.True, w.ClosedLoop)
 		}
 	}
