@@ -232,12 +232,13 @@ func share(name string, w weighed, planted string) Weight {
 	name += ", part in one of two groups"
 	a, b := w.results[0].CPUSeconds, w.results[1].CPUSeconds
 	expected := a / (a + b)
+	unlike := math.Abs(expected - float64(heavyPart)/(heavyPart+1)) // what the calls take around the program need not be as much slower
 	for _, s := range prog.Shares {
 		if s.Cgroup != nil && *s.Cgroup == w.paths[0] && s.Context == ledger.Task {
 			total := *prog.RunSeconds
 			return known(name, quantity.Part, expected, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2},
 				"two groups that run the program 3:1; truth: the CPU time of their calls by the processes' own clocks").within(s.Lo/total, s.Hi/total).
-				only(func(off float64, s stood) bool { return w.withheld || s.stolenSeconds/(a+b) >= off })
+				only(func(off float64, s stood) bool { return w.withheld || s.stolenSeconds/(a+b)+unlike >= off })
 		}
 	}
 	missed := known(name, quantity.Part, expected, 0, Tolerance{Absolute: 0.01}, planted).noted("the ledger has no share for the group")
@@ -250,6 +251,10 @@ func share(name string, w weighed, planted string) Weight {
 // minSeen is how many samples must be due on a CPU for their number to be weighed: their chance is then small beside the tolerance.
 const minSeen = 100
 
+// minCalls is how many times as long as the call without it a program takes, call included, for its samples to be weighed: how long the
+// call itself takes changes by half and more with what else the CPU's core does, and is then a small part.
+const minCalls = 4
+
 // seen holds the samples of each group's process, which has a CPU to itself, against those that are due on that CPU by the calls of the
 // process and what one took where it was fastest. Neither a neighbour nor the hypervisor takes samples away from a program that runs, so
 // this finds a CPU whose samples are not read, however noisy the machine.
@@ -257,7 +262,7 @@ func seen(name string, w weighed, zero empty) (ws []Weight) {
 	for i, path := range w.paths {
 		r := w.results[i]
 		due := (r.Fastest - zero.call) * float64(r.Times) * w.hz
-		if due < minSeen {
+		if due < minSeen || r.Fastest < minCalls*zero.call {
 			continue
 		}
 		n := 0

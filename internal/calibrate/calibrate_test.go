@@ -137,6 +137,38 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
+// The part in one group is held against the CPU time of the calls, and only stolen time and CPUs that were unlike excuse it.
+func TestShare(t *testing.T) {
+	group := "/a"
+	for _, tt := range []struct {
+		name     string
+		measured float64
+		cpu      [2]float64
+		s        stood
+		want     Verdict
+	}{
+		{"3:1", 0.751, [2]float64{3, 1}, stood{}, Pass},
+		{"the second CPU was slower, and the share says so", 0.60, [2]float64{3, 2}, stood{}, Pass},
+		{"the calls were slower there and the program was not", 0.74, [2]float64{3, 2}, stood{}, Disturbed},
+		{"a CPU without samples", 1, [2]float64{3, 1}, stood{away: 0.9, awaySeconds: 9}, Fail},
+		{"a CPU without samples, beside slow calls", 1, [2]float64{3, 1.2}, stood{away: 0.9, awaySeconds: 9}, Fail},
+		{"stolen for longer than that", 0.9, [2]float64{3, 1}, stood{stolen: 0.3, stolenSeconds: 1}, Disturbed},
+	} {
+		seconds := 1.0
+		w := weighed{
+			paths: []string{group, "/b"}, results: []plantedResult{{CPUSeconds: tt.cpu[0]}, {CPUSeconds: tt.cpu[1]}},
+			program: &ledger.Program{RunSeconds: &seconds, Shares: []ledger.Share{{
+				Cgroup: &group, Context: ledger.Task, Seconds: tt.measured, Lo: tt.measured - 0.02, Hi: min(tt.measured+0.02, 1),
+			}}},
+		}
+		x := share("program", w, "")
+		x.Others = tt.s.away
+		if x.judge(tt.s); x.Verdict != tt.want {
+			t.Errorf("%s: %s, want %s: true %g, measured %g", tt.name, x.Verdict, tt.want, *x.True, *x.Measured)
+		}
+	}
+}
+
 // A CPU whose samples are not read shows whatever the noise, and more samples than are due are nobody's fault.
 func TestSeen(t *testing.T) {
 	group, other := "/a", "/b"
@@ -166,10 +198,12 @@ func TestSeen(t *testing.T) {
 				t.Errorf("%s: process %d: %s, want %s: %+v", tt.name, i+1, ws[i].Verdict, want, ws[i])
 			}
 		}
-		r.Fastest = 1.1e-6 // too short a program for that many samples
-		w.results = []plantedResult{r, r}
-		if ws := seen("program", w, empty{call: 1e-6}); len(ws) != 0 {
-			t.Errorf("%s: weighed by %g samples", tt.name, *ws[0].True)
+		// Too short a program for that many samples, and one that the call hides.
+		for _, r := range []plantedResult{{Times: 4901, Fastest: 10e-6}, {Times: 952_380, Fastest: 1.2e-6}} {
+			w.results = []plantedResult{r, r}
+			if ws := seen("program", w, empty{call: 1e-6}); len(ws) != 0 {
+				t.Errorf("%s: weighed by %g samples", tt.name, *ws[0].True)
+			}
 		}
 	}
 }
