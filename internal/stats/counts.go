@@ -17,10 +17,7 @@ func BinomialInterval(k, n int, confidence float64) (lo, hi float64) {
 	}
 	k = min(max(k, 0), n)
 	z := normalQuantile(confidence)
-	nf, p := float64(n), float64(k)/float64(n)
-	centre := (p + z*z/(2*nf)) / (1 + z*z/nf)
-	half := z / (1 + z*z/nf) * math.Sqrt(p*(1-p)/nf+z*z/(4*nf*nf))
-	lo, hi = max(centre-half, 0), min(centre+half, 1)
+	lo, hi = wilson(float64(k)/float64(n), float64(n), z)
 	if k == 0 {
 		lo = 0 // exactly, without the rounding of centre - half
 	}
