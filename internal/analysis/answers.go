@@ -60,7 +60,7 @@ func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
 	return nil
 }
 
-// Visible is the smallest difference in a metric that the run can see at one level.
+// Visible is the smallest difference in a metric that the A/A twins let the run see at one level.
 func (s *Summary) Visible(metric string, level map[string]string) (float64, bool) {
 	for _, m := range s.MDE {
 		if m.Metric == metric && maps.Equal(m.Factors, level) {
@@ -68,6 +68,15 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 		}
 	}
 	return 0, false
+}
+
+// VisibleIn is the smallest difference that can be seen in the arm of an estimate, or what the twins show where the arm has no
+// interval of its own.
+func (s *Summary) VisibleIn(e *Estimate) (float64, bool) {
+	if d := e.Difference; d != nil && d.SmallestVisible != nil {
+		return *d.SmallestVisible, true
+	}
+	return s.Visible(e.Metric, e.Factors)
 }
 
 // ArmName is what people call an arm: the baseline by its subject, where it has one.
@@ -242,7 +251,7 @@ func (c *clauses) moved(e *Estimate) string {
 }
 
 func (c *clauses) visible(e *Estimate) string {
-	if v, ok := c.s.Visible(e.Metric, e.Factors); ok && math.Abs(e.Difference.Value) <= v {
+	if v, ok := c.s.VisibleIn(e); ok && math.Abs(e.Difference.Value) <= v {
 		return " (smallest visible " + quantity.Rough(v, e.Unit) + ")"
 	}
 	if strings.HasPrefix(e.Difference.Unresolved, LagReason) {

@@ -89,12 +89,12 @@ func (d Dependence) inflation(xs []float64) float64 {
 
 // Difference is Difference with its interval widened. Pairs are in the order of blocks.
 func (d Dependence) Difference(pairs []Pair, seed uint64) Estimate {
-	return d.Widen(Difference(pairs, seed), differences(pairs))
+	return d.Widen(Difference(pairs, seed), Differences(pairs))
 }
 
 // WorstCase is WorstCase with its interval widened. Pairs are in the order of blocks.
 func (d Dependence) WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
-	value, inflation := Difference(pairs, seed).Value, d.inflation(differences(pairs))
+	value, inflation := Difference(pairs, seed).Value, d.inflation(Differences(pairs))
 	lo, hi, ok = WorstCase(pairs, lost, seed)
 	return widen(value, lo, inflation), widen(value, hi, inflation), ok
 }

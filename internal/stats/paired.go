@@ -27,9 +27,10 @@ type Pair struct{ Base, Arm float64 }
 // within blocks, so what a block adds to both arms cancels. The two arms of a block differ in what was weighed and in noise; if
 // the noise is exchangeable between them, the differences are symmetric about the shift whatever the noise itself looks like,
 // which is what the signed-rank interval needs. The seed is used only by the bootstrap.
-func Difference(pairs []Pair, seed uint64) Estimate { return PseudoMedian(differences(pairs), seed) }
+func Difference(pairs []Pair, seed uint64) Estimate { return PseudoMedian(Differences(pairs), seed) }
 
-func differences(pairs []Pair) []float64 {
+// Differences are arm less baseline of each pair.
+func Differences(pairs []Pair) []float64 {
 	ds := make([]float64, len(pairs))
 	for i, p := range pairs {
 		ds[i] = p.Arm - p.Base
@@ -120,7 +121,7 @@ func Median(xs []float64) Estimate {
 // plus infinity, for the high end. Whatever the lost pairs would have been, the interval of all of them lies within: losses that
 // depend on the value cannot make it miss. An end without a bound is infinite. There is no interval where Difference has none.
 func WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
-	ds := differences(pairs)
+	ds := Differences(pairs)
 	least := PseudoMedian(ds, seed)
 	if !least.HasInterval || lost <= 0 {
 		return least.Lo, least.Hi, least.HasInterval
@@ -142,7 +143,7 @@ func FarEnd(pairs []Pair, seed uint64) (float64, bool) {
 		return SmallestVisible(e)
 	}
 	var far float64
-	for _, d := range differences(pairs) {
+	for _, d := range Differences(pairs) {
 		far = max(far, math.Abs(d))
 	}
 	return far, len(pairs) > 0

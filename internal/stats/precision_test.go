@@ -28,7 +28,7 @@ func TestStoppingBySimulation(t *testing.T) {
 				for n < most {
 					n = min(NextLook(n), most)
 					grow(n)
-					d := LearnDependence(differences(pairs), differences(twins))
+					d := LearnDependence(Differences(pairs), Differences(twins))
 					e = d.Difference(pairs, uint64(i))
 					if Precise(e, base, target) {
 						reached++

@@ -46,7 +46,7 @@ func ClusteredShare(counts []Count, largest float64) Share {
 	s.Value = float64(s.In) / n
 	s.HasInterval = s.Trials > 1
 	largest = min(max(largest, 0), 1)
-	anyOf := 1 - math.Pow(1-Confidence, 1/trials)
+	anyOf := NoneBound(s.Trials)
 	switch {
 	case !s.HasInterval:
 	case s.In == 0:
@@ -74,6 +74,9 @@ func ClusteredShare(counts []Count, largest float64) Share {
 	}
 	return s
 }
+
+// NoneBound is the part of trials that may have had something, at 95 %, when none of so many had.
+func NoneBound(trials int) float64 { return 1 - math.Pow(1-Confidence, 1/float64(trials)) }
 
 // LargestShare is the largest share in one trial among all that are given: what a trial may plausibly reach, where at least three
 // trials had anything; else 1, for too little is known.
