@@ -25,13 +25,13 @@ func (s *Summary) pool(t *table, at factors) {
 		if key.level != at.key() {
 			continue
 		}
-		all := [][]stats.Count{}
+		var all []stats.Count
 		for other, c := range t.pools {
 			if other.metric == key.metric {
-				all = append(all, c)
+				all = append(all, byBlock(c)...)
 			}
 		}
-		if share := stats.ClusteredShare(counts, stats.LargestShare(all...)); share.Samples >= minPooled {
+		if share := stats.ClusteredShare(byBlock(counts), stats.LargestShare(all)); share.Samples >= minPooled {
 			shares[key] = share
 		}
 	}
@@ -64,4 +64,12 @@ func (s *Summary) pool(t *table, at factors) {
 		}
 		s.Estimates = append(s.Estimates, e)
 	}
+}
+
+func byBlock(counts map[int]record.Count) []stats.Count {
+	var all []stats.Count
+	for _, block := range slices.Sorted(maps.Keys(counts)) {
+		all = append(all, stats.Count(counts[block]))
+	}
+	return all
 }

@@ -66,7 +66,7 @@ type table struct {
 	metrics []string
 	cells   map[cell]*values
 	in      map[levelArm][]int // the blocks in which an arm has a cell at a level, in order
-	pools   map[pool][]stats.Count
+	pools   map[pool]map[int]record.Count // by block
 
 	tried    map[levelArm]map[int][]record.Trial // by block, every attempt; trials that were interrupted are no attempts
 	selected map[armMetric]bool                  // whose losses are beyond chance
@@ -127,7 +127,7 @@ func compareFactors(a, b factors) int {
 func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
 func newTable(trials []record.Trial, s *Summary) *table {
-	t := &table{cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool][]stats.Count{}}
+	t := &table{cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
 	for _, trial := range trials {
@@ -152,7 +152,10 @@ func newTable(trials []record.Trial, s *Summary) *table {
 		level := at.key()
 		for name, c := range trial.Counts {
 			key := pool{level, trial.Arm, name}
-			t.pools[key] = append(t.pools[key], stats.Count{In: c.In, Of: c.Of})
+			if t.pools[key] == nil {
+				t.pools[key] = map[int]record.Count{}
+			}
+			t.pools[key][trial.Block] = c
 		}
 		levels[level], arms[trial.Arm] = at, true
 		c := cell{level, trial.Arm, trial.Block}

@@ -2,7 +2,6 @@ package stats
 
 import (
 	"math"
-	"slices"
 
 	"gonum.org/v1/gonum/stat/distuv"
 )
@@ -80,10 +79,10 @@ func NoneBound(trials int) float64 { return 1 - math.Pow(1-Confidence, 1/float64
 
 // LargestShare is the largest share in one trial among all that are given: what a trial may plausibly reach, where at least three
 // trials had anything; else 1, for too little is known.
-func LargestShare(counts ...[]Count) float64 {
+func LargestShare(counts []Count) float64 {
 	var largest float64
 	some := 0
-	for _, c := range slices.Concat(counts...) {
+	for _, c := range counts {
 		if c.Of > 0 && c.In > 0 {
 			some++
 			largest = max(largest, float64(c.In)/float64(c.Of))

@@ -3,6 +3,7 @@ package stats
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"gonum.org/v1/gonum/stat/distuv"
@@ -87,7 +88,7 @@ func TestBurstsBySimulation(t *testing.T) {
 						hi = 3.0 / (n * float64(trials))
 					}
 					old := lo <= truth && truth <= hi
-					s := ClusteredShare(counts, LargestShare(counts, draw(), draw()))
+					s := ClusteredShare(counts, LargestShare(slices.Concat(counts, draw(), draw())))
 					now := s.Lo <= truth && truth <= s.Hi
 					if old {
 						before++
