@@ -65,7 +65,7 @@ type table struct {
 	arms    []string // the baseline, its twin, then the others by name
 	metrics []string
 	cells   map[cell]*values
-	in      map[levelArm][]int // the blocks in which an arm has a cell at a level, in order
+	in      map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
 	pools   map[pool]map[int]record.Count // by block
 
 	tried    map[levelArm]map[int][]record.Trial // by block, every attempt; trials that were interrupted are no attempts

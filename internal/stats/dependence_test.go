@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -23,7 +24,7 @@ func TestDependentBlocksBySimulation(t *testing.T) {
 	t.Log("| levels | blocks | rho | signed-rank covers % | widened covers % | width | lag-1 seen |")
 	for _, shape := range []struct{ levels, blocks int }{{1, 6}, {1, 12}, {1, 18}, {1, 30}, {3, 6}, {6, 6}, {6, 12}} {
 		for _, rho := range []float64{0, 0.2, 0.5, 0.76, 0.8} {
-			runs := repetitions(1000)
+			runs := repetitions(300)
 			r := rand.New(rand.NewPCG(uint64(shape.levels*100+shape.blocks), uint64(1000*rho)))
 			var before, after, width, lag float64
 			for range runs {
@@ -53,8 +54,20 @@ func TestDependentBlocksBySimulation(t *testing.T) {
 			}
 			n := float64(runs)
 			t.Logf("| %d | %d | %.2f | %.1f | %.1f | x %.2f | %.2f |", shape.levels, shape.blocks, rho, 100*before/n, 100*after/n, width/n, lag/n)
+			what := fmt.Sprintf("%d levels, %d blocks, autocorrelation %g: ", shape.levels, shape.blocks, rho)
+			switch {
+			case 2*shape.levels*shape.blocks < minDependence:
+				if width != n {
+					t.Error(what + "too few values, and yet they were widened")
+				}
+			case rho <= 0.76:
+				within(t, what+"coverage", 100*after/n, runs, 93, 98)
+			default: // 0.8 is more than any real run showed
+				within(t, what+"coverage", 100*after/n, runs, 90, 98)
+			}
+			if rho == 0 && width > 1.6*n {
+				t.Errorf("%sindependent blocks cost a factor of %.2f in width", what, width/n)
+			}
 		}
 	}
 }
-
-func repetitions(n int) int { return n }

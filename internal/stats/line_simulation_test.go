@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -55,7 +56,7 @@ func TestLinesBySimulation(t *testing.T) {
 			{"normal, own", 0, noises[0].draw}, {"normal, half shared", 0.5, noises[0].draw}, {"normal, shared", 0.95, noises[0].draw},
 			{"t5, half shared", 0.5, student(5)},
 		} {
-			runs := repetitions(400)
+			runs := repetitions(250)
 			r := rand.New(rand.NewPCG(uint64(d.blocks), uint64(len(d.name)+len(noise.name))))
 			cost := func(x float64) float64 { return d.fixed + d.slope*x }
 			var before, after [2]float64
@@ -82,6 +83,9 @@ func TestLinesBySimulation(t *testing.T) {
 					bent += 100 / float64(runs)
 				}
 			}
+			within(t, d.name+", "+noise.name+": slope", after[1], runs, 93, 97)
+			within(t, d.name+", "+noise.name+": fixed", after[0], runs, 93, 97)
+			within(t, d.name+", "+noise.name+": lines called bent", bent, runs, 0, 5)
 			t.Logf("| %s | %s | %.1f | %.1f | %.1f | %.1f | %.1f |", d.name, noise.name, before[1], before[0], after[1], after[0], bent)
 		}
 	}
@@ -103,7 +107,7 @@ func TestCurvesBySimulation(t *testing.T) {
 		{"square root, 1 to 10000", []float64{1, 100, 1000, 10000}, 6, math.Sqrt, 0.02},
 	} {
 		for _, noise := range []float64{0.02, 0.05, 0.15} {
-			runs := repetitions(300)
+			runs := repetitions(150)
 			r := rand.New(rand.NewPCG(11, uint64(1000*noise)))
 			var before, after float64
 			for range runs {
@@ -125,6 +129,7 @@ func TestCurvesBySimulation(t *testing.T) {
 					after += 100 / float64(runs)
 				}
 			}
+			within(t, fmt.Sprintf("%s, noise %g: called a line", c.name, noise), after, runs, 0, 1)
 			t.Logf("| %s | %g %% | %.1f | %.1f |", c.name, 100*noise, before, after)
 		}
 	}

@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -25,7 +26,7 @@ func TestSharesBySimulation(t *testing.T) {
 	const n, p = 10_000, 0.3
 	for _, effect := range []float64{1, 2.2, 5.6, 11, 33, 320} {
 		for _, trials := range []int{6, 18} {
-			runs := repetitions(2000)
+			runs := repetitions(800)
 			r := rand.New(rand.NewPCG(uint64(10*effect), uint64(trials)))
 			spread := math.Sqrt(p * (1 - p) * (effect - 1) / n)
 			var before, after, width float64
@@ -47,6 +48,11 @@ func TestSharesBySimulation(t *testing.T) {
 				width += s.Hi - s.Lo
 			}
 			t.Logf("| %g | %d | %.1f | %.1f | %.2g |", effect, trials, 100*before/float64(runs), 100*after/float64(runs), width/float64(runs))
+			most := 97.0
+			if effect < 2 {
+				most = 99 // the design effect is never taken below 1
+			}
+			within(t, fmt.Sprintf("design effect %g, %d trials: coverage", effect, trials), 100*after/float64(runs), runs, 94, most)
 		}
 	}
 }
@@ -59,7 +65,7 @@ func TestBurstsBySimulation(t *testing.T) {
 	for _, trials := range []int{6, 18} {
 		for _, size := range []float64{1, 4, 40} {
 			for _, rate := range []float64{0.03, 0.1, 0.3, 1, 3} {
-				runs := repetitions(1000)
+				runs := repetitions(600)
 				r := rand.New(rand.NewPCG(uint64(1000*rate), uint64(1000*size)+uint64(trials)))
 				truth := rate * size / n
 				draw := func() []Count {
@@ -110,6 +116,10 @@ func TestBurstsBySimulation(t *testing.T) {
 					}
 				}
 				f := 100 / float64(runs)
+				within(t, fmt.Sprintf("%g bursts of %g, %d trials: coverage", rate, size, trials), after*f, runs, 94, 100)
+				if none > 0 && aloneNone < none {
+					t.Errorf("%g bursts of %g, %d trials: assuming nothing, %.1f %% covered where none was lost", rate, size, trials, 100*aloneNone/none)
+				}
 				t.Logf("| %g | %g | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |", rate, size, trials, before*f, after*f, none*f, 100*beforeNone/none, 100*afterNone/none, 100*aloneNone/none)
 			}
 		}
