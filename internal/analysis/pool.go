@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"tare/internal/quantity"
+	"tare/internal/record"
 	"tare/internal/stats"
 )
 
@@ -20,7 +21,10 @@ func (s *Summary) pool(t *table, at factors) {
 	for _, key := range slices.SortedFunc(maps.Keys(t.pools), func(a, b pool) int {
 		return cmp.Or(cmp.Compare(a.metric, b.metric), CompareArms(a.arm, b.arm))
 	}) {
-		c := t.pools[key]
+		var c record.Count
+		for _, of := range t.pools[key] {
+			c.In, c.Of = c.In+of.In, c.Of+of.Of
+		}
 		if key.level != at.key() || c.Of < minPooled {
 			continue
 		}
