@@ -51,10 +51,10 @@ func FactorName(name string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")
 }
 
-// Find is the estimate of one metric of one arm at one level; nil where there is none.
+// Find is the estimate of one metric of one arm at one level; nil where there is none that may be quoted.
 func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
 	for i := range s.Estimates {
-		if e := &s.Estimates[i]; e.Metric == metric && e.Arm == arm && maps.Equal(e.Factors, level) {
+		if e := &s.Estimates[i]; e.Metric == metric && e.Arm == arm && e.Withheld == "" && maps.Equal(e.Factors, level) {
 			return e
 		}
 	}
@@ -93,7 +93,7 @@ func (s *Summary) ArmName(arm string) string {
 }
 
 // answer says in words what each arm adds, at each level. Every clause rests on an estimate, which is named as evidence.
-func (s *Summary) answer(t *table) {
+func (s *Summary) answer(run record.Run, t *table) {
 	if !s.Valid {
 		s.Answers = append(s.Answers, Answer{Question: s.Question, Answer: "No answer: the run is invalid. " + strings.Join(s.InvalidReasons, ". ") + "."})
 		return
@@ -103,20 +103,22 @@ func (s *Summary) answer(t *table) {
 			a.Question, a.Answer = s.Question, s.partly()+a.Answer
 			s.Answers = append(s.Answers, a)
 		}
+		s.Answers = append(s.Answers, s.missingAnswers(run, t)...)
 		return
 	}
-	arms := t.subjects()
-	if len(arms) == 0 && slices.Contains(t.arms, record.AA) {
+	arms := askedArms(run, t)
+	if slices.Contains(arms, record.Direct) {
 		arms = []string{record.AA} // a run of the baseline alone is about its noise
 	}
 	for _, arm := range arms {
-		for _, at := range t.levels {
+		for _, at := range s.everyLevel(run, t) {
 			c := clauses{s: s, arm: arm, at: at, loads: slices.Sorted(maps.Keys(t.loads))}
 			c.cost()
 			c.latency()
 			c.throughput()
 			c.memory()
 			c.rest()
+			c.missing(run, t)
 			if len(c.parts) == 0 {
 				continue
 			}

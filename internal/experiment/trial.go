@@ -60,7 +60,8 @@ const (
 type trial struct {
 	machine  Machine
 	spec     *Spec // at the trial's level
-	index    int   // in the plan; it makes the groups of each trial others than those before, also to a reader that remembers paths
+	index    int   // in the plan; with attempt it makes the groups of each trial others than those before, also to a reader that remembers paths
+	attempt  int
 	arm      string
 	dir      string                               // the run directory, for files that processes read
 	seed     uint64                               // of the loads' arrivals
@@ -104,13 +105,16 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 
 	if err != nil {
 		t.Validity.Failed = failure(ctx, err)
+		if x.work != nil {
+			t.Validity.Cause = failedBy(t.Ledger, path.Dir(x.work.Path()))
+		}
 		return err
 	}
 	m := &measurement{spec: x.spec, loads: t.Loads, work: t.Work, ledger: t.Ledger, further: t.Further, tree: path.Dir(x.work.Path()), shared: x.machine.Share.CPUs > 0, subject: x.ready, start: x.readyIn.Seconds(),
 		arm: x.arm, events: t.Events, tracer: x.found}
 	m.setRoles(x.roles)
 	t.Metrics, t.Counts = m.values(), m.counts()
-	t.Validity.Reasons = m.judge()
+	t.Validity.Reasons = m.reasons(m.trips(), t.Metrics, t.Counts)
 	t.Validity.Valid = len(t.Validity.Reasons) == 0
 	m.trim()
 	return nil
@@ -226,6 +230,14 @@ func OtherRun(pids []int) string {
 	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other", pids[0])
 }
 
+// id names the groups of this attempt at the trial.
+func (x *trial) id() string {
+	if x.attempt > 0 {
+		return fmt.Sprintf("trial-%d-again-%d", x.index, x.attempt)
+	}
+	return fmt.Sprintf("trial-%d", x.index)
+}
+
 // setUp makes the groups and starts the processes: applications, then the subject, which must know where they are, then loads,
 // which must find both.
 func (x *trial) setUp(ctx context.Context) (err error) {
@@ -233,7 +245,7 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 	if x.flat() {
 		newTree = placement.NewFlatTree
 	}
-	if x.tree, err = newTree(x.machine.Cgroups, fmt.Sprintf("trial-%d", x.index)); err != nil {
+	if x.tree, err = newTree(x.machine.Cgroups, x.id()); err != nil {
 		return err
 	}
 	if err := x.tree.Limit(placement.Limits{CPUs: x.machine.Share.CPUs, Weight: x.machine.Share.Weight}); err != nil {
