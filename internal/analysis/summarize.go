@@ -46,6 +46,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	for _, at := range t.levels {
 		s.pool(t, at)
 	}
+	s.Disturbed = disturbed(t.levels, trials)
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
 	s.Models = append(s.Models, fitModels(t)...)
@@ -134,6 +135,7 @@ func newTable(trials []record.Trial, s *Summary) *table {
 		if err := addQuantiles(v.lag, "", trial, lagOf(trial)); err != nil {
 			unreadable++
 		}
+		addRunningLag(v.lag, v.metrics)
 		for name := range v.metrics {
 			metrics[name] = true
 		}

@@ -19,6 +19,7 @@ type Summary struct {
 	Estimates      []Estimate        `json:"estimates"`
 	MDE            []MDE             `json:"mde"`
 	Models         []Model           `json:"models"`
+	Disturbed      []Disturbed       `json:"disturbed,omitempty"` // by level, where stalls of the machine were watched for
 	Answers        []Answer          `json:"answers"`
 	Trials         Trials            `json:"trials"`
 	Self           Self              `json:"self"`

@@ -34,6 +34,9 @@ func (m *measurement) judge() []record.Reason {
 		j.errors()
 		j.drain()
 		j.lag()
+		if reason, late := lagWhileRunning(name, m.loads[name], m.spec.Gates.duration("lag")); late {
+			j.reasons = append(j.reasons, reason)
+		}
 		j.generator()
 		j.connections()
 		j.drift()

@@ -60,7 +60,7 @@ type object struct {
 const noSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
 
 // Metrics are all metrics, in the order of docs/metrics.md.
-var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics, pushMetrics, connectMetrics, traceMetrics, nodeMetrics)
+var Metrics = slices.Concat(coreMetrics, runningMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics, pushMetrics, connectMetrics, traceMetrics, nodeMetrics)
 
 var coreMetrics = []Metric{
 	latency(load.Latency, 0.5, "p50", "from the intended start of a request until its answer was read"),
