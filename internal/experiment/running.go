@@ -5,6 +5,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strings"
 
 	"tare/internal/ledger"
 	"tare/internal/role"
@@ -18,7 +19,7 @@ func (x *trial) scheduleOf(name string, s role.Schedule) role.Schedule {
 
 // tellStalls tells the loads that want to know when the machine stood still in the window.
 func (x *trial) tellStalls(l *ledger.Ledger) error {
-	stalls := stallsOf(l, path.Dir(x.work.Path()))
+	stalls := stallsOf(l, path.Dir(x.work.Path()), x.machine.Shared)
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
 		if !x.wants[name].Stalls {
 			continue
@@ -32,8 +33,10 @@ func (x *trial) tellStalls(l *ledger.Ledger) error {
 
 // stallsOf is when the machine stood still for those who work in the groups at tree: time that the hypervisor took, and time in which
 // a task from elsewhere held a CPU. What the trial's own processes do to each other is no stall but what is measured, and
-// neither are looks of the witness that came late: whoever turned interrupts off may be the subject.
-func stallsOf(l *ledger.Ledger, tree string) role.Stalls {
+// neither are looks of the witness that came late: whoever turned interrupts off may be the subject. Kernel threads work for others, who
+// may be the subject, and of a task whose group is not known nobody can say. On a machine that other nodes of the same
+// run share, their processes are the experiment, and cannot be told from neighbours.
+func stallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 	s := role.Stalls{From: monotonicOf(l.Window.Start), To: monotonicOf(l.Window.End), Spans: [][2]int64{}}
 	switch {
 	case l.Noise == nil:
@@ -49,7 +52,7 @@ func stallsOf(l *ledger.Ledger, tree string) role.Stalls {
 		}
 	}
 	for _, one := range l.Noise.Occupied {
-		if one.Cause == ledger.Neighbour && !within(one.Cgroup, tree) {
+		if one.Cause == ledger.Neighbour && !shared && one.Cgroup != "" && !within(one.Cgroup, tree) && !kernelThread(one.Comm) {
 			s.Spans = append(s.Spans, [2]int64{one.From, one.To})
 		}
 	}
@@ -65,4 +68,10 @@ func stallsOf(l *ledger.Ledger, tree string) role.Stalls {
 	}
 	s.Spans = kept
 	return s
+}
+
+// kernelThread says whether a task of a name is a thread of the kernel that works for others: softirq, deferred work, callbacks of RCU.
+func kernelThread(comm string) bool {
+	name, _, _ := strings.Cut(comm, "/")
+	return slices.Contains([]string{"ksoftirqd", "kworker", "rcu_preempt", "rcu_sched", "rcuc", "rcuog", "rcuos", "migration", "irq"}, name)
 }

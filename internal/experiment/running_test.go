@@ -33,19 +33,33 @@ func TestStallsOf(t *testing.T) {
 			[][2]int64{{10, 31}, {50, 60}}, ""},
 		"held by a neighbour": {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "/other", ledger.Neighbour), held(7, 9, "/", ledger.Neighbour)}},
 			[][2]int64{{1, 5}, {7, 9}}, ""},
-		"held by the subject":   {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, tree+"/subject", ledger.Neighbour)}}, [][2]int64{}, ""},
-		"held by who knows":     {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "/", ledger.Unknown), held(1, 5, "/", ledger.Subject)}}, [][2]int64{}, ""},
-		"caused by the subject": {&ledger.Noise{Stalls: []ledger.Stall{{From: 1, To: 5, Cause: ledger.Subject}}}, [][2]int64{}, ""},
-		"more than were kept":   {&ledger.Noise{Stalls: []ledger.Stall{hypervisor(1, 2)}, StallsOmitted: 3, OccupiedMissed: 4}, [][2]int64{}, "7 stalls were not kept"},
+		"held by the subject":     {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, tree+"/subject", ledger.Neighbour)}}, [][2]int64{}, ""},
+		"held by who knows":       {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "/", ledger.Unknown), held(1, 5, "/", ledger.Subject)}}, [][2]int64{}, ""},
+		"caused by the subject":   {&ledger.Noise{Stalls: []ledger.Stall{{From: 1, To: 5, Cause: ledger.Subject}}}, [][2]int64{}, ""},
+		"held by one of no group": {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "", ledger.Neighbour)}}, [][2]int64{}, ""},
+		"held by softirq":         {&ledger.Noise{Occupied: []ledger.Stall{{From: 1, To: 5, Cgroup: "/", Cause: ledger.Neighbour, Comm: "ksoftirqd/1"}}}, [][2]int64{}, ""},
+		"more than were kept":     {&ledger.Noise{Stalls: []ledger.Stall{hypervisor(1, 2)}, StallsOmitted: 3, OccupiedMissed: 4}, [][2]int64{}, "7 stalls were not kept"},
 	} {
 		now := time.Now()
-		s := stallsOf(&ledger.Ledger{Window: ledger.Window{Start: now.Add(-time.Second), End: now}, Noise: c.noise}, tree)
+		s := stallsOf(&ledger.Ledger{Window: ledger.Window{Start: now.Add(-time.Second), End: now}, Noise: c.noise}, tree, false)
 		if !reflect.DeepEqual(s.Spans, c.want) || (s.Unknown == "") != (c.unknown == "") || !strings.Contains(s.Unknown, c.unknown) {
 			t.Errorf("%s: %v, %q", name, s.Spans, s.Unknown)
 		}
 		if d := s.To - s.From; math.Abs(float64(d-1e9)) > 1e6 {
 			t.Errorf("%s: watched for %d ns", name, d)
 		}
+	}
+}
+
+// TestStallsOnASharedMachine: the processes of other nodes of the same run are no neighbours; the hypervisor is.
+func TestStallsOnASharedMachine(t *testing.T) {
+	now := time.Now()
+	s := stallsOf(&ledger.Ledger{Window: ledger.Window{Start: now, End: now}, Noise: &ledger.Noise{
+		Stalls:   []ledger.Stall{{From: 1, To: 2, Cause: ledger.Hypervisor}},
+		Occupied: []ledger.Stall{{From: 3, To: 4, Cgroup: "/tare/node-2/trial-1/work", Cause: ledger.Neighbour}},
+	}}, "/tare/node-1/trial-1", true)
+	if want := [][2]int64{{1, 2}}; !reflect.DeepEqual(s.Spans, want) {
+		t.Errorf("%v, want %v", s.Spans, want)
 	}
 }
 

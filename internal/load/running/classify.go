@@ -125,10 +125,18 @@ func (c *classifier) next(at int64) int {
 // history is a stretch of the load that began anew and in which requests share their fate: a cycle of a regenerative process.
 type history struct {
 	from, to int64 // to: of what is observed, its natural end
-	requests int   // requests that belong to it
+	requests int   // requests that belong to it and were due before the next stall
 	stall    int64 // when the next stall begins, or from where it began in one
 	watched  bool  // it began in the watch, and outside of a stall
 	last     bool  // the next stall is the end of the watch
+}
+
+// take makes a request that ends at done part of the history.
+func (h *history) take(r *Request, done int64) {
+	h.to = max(h.to, done)
+	if r.Intended < h.stall {
+		h.requests++
+	}
 }
 
 // touched says whether a stall came before the history ended.
@@ -185,8 +193,7 @@ func (c *classifier) byBusyPeriod() *split {
 			s.histories = append(s.histories, c.begun(r.Intended))
 		}
 		until = max(until, r.done())
-		h := &s.histories[len(s.histories)-1]
-		h.to, h.requests = until, h.requests+1
+		s.histories[len(s.histories)-1].take(r, until)
 		s.of[i] = int32(len(s.histories) - 1)
 	}
 	return s
@@ -220,8 +227,7 @@ func (c *classifier) byBacklog(level int) *split {
 		finish(r.Intended)
 		s.of[i] = int32(len(s.histories) - 1)
 		if s.of[i] >= 0 {
-			h := &s.histories[s.of[i]]
-			h.to, h.requests = max(h.to, r.done()), h.requests+1
+			s.histories[s.of[i]].take(r, r.done())
 		}
 	}
 	return s
@@ -242,7 +248,7 @@ func (c *classifier) byRequest() *split {
 	for i := range c.requests {
 		r := &c.requests[i]
 		h := c.begun(r.Intended)
-		h.to, h.requests = r.done(), 1
+		h.take(r, r.done())
 		if k := c.next(r.Intended); k > 0 && h.watched && r.Intended < recovered[k-1] {
 			h.watched, h.stall, h.last = false, h.from, k == 1
 		}
