@@ -228,17 +228,31 @@ func (c *clauses) adds(e *Estimate, what string) string {
 	return "adds " + size(d, e.Unit) + " of " + what
 }
 
-// latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or loses.
+// latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or loses. Where the
+// machine stood still too often, it speaks of the requests that no stall touched, and says so.
 func (c *clauses) latency() {
+	of, while := "latency_", ""
+	share, running := c.s.whileRunning(c.at)
+	if running {
+		of, while = of+runningPrefix, " while the machine was running"
+	}
 	for _, q := range []string{"p50", "p99", "p999"} {
-		if e := c.find("latency_" + q + "_seconds"); e != nil && e.Difference != nil {
-			name := strings.TrimPrefix(quantity.Label(e.Metric), "latency ")
+		if e := c.find(of + q + "_seconds"); e != nil && e.Difference != nil {
+			name := quantileName(q) + while
 			if len(c.parts) == 0 {
 				name = "shows latency whose " + name
 			}
 			c.add(e, name+" "+c.moved(e))
+		} else if all := c.find("latency_" + q + "_seconds"); running && all != nil && all.Difference != nil && len(c.parts) > 0 {
+			c.parts = append(c.parts, fmt.Sprintf("%s%s cannot be told: the machine's stalls touched %s of the requests",
+				quantileName(q), while, quantity.Rough(share, quantity.Part)))
 		}
 	}
+}
+
+// quantileName is what people call a quantile: p99.9.
+func quantileName(q string) string {
+	return strings.TrimPrefix(quantity.Label("latency_"+q+"_seconds"), "latency ")
 }
 
 func (c *clauses) throughput() {

@@ -52,6 +52,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	}
 	s.lose(t)
 	s.warnOfDependence(dependences)
+	s.Disturbed = disturbed(t.levels, trials)
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
 	s.withhold(run, t)
@@ -209,6 +210,7 @@ func (v *values) take(trial record.Trial) (unreadable int) {
 	if err := addQuantiles(lag, "", trial, lagOf(trial)); err != nil {
 		unreadable++
 	}
+	addRunningLag(lag, metrics)
 	for name, x := range metrics {
 		if _, has := v.metrics[name]; has || !trial.Validity.Stands(name) {
 			continue

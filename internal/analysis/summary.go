@@ -22,6 +22,7 @@ type Summary struct {
 	MDE            []MDE             `json:"mde"`
 	Models         []Model           `json:"models"`
 	Losses         []Loss            `json:"losses"`
+	Disturbed      []Disturbed       `json:"disturbed,omitempty"` // by level, where stalls of the machine were watched for
 	Answers        []Answer          `json:"answers"`
 	Missing        []Missing         `json:"missing"` // metrics that were withheld, and why
 	Trials         Trials            `json:"trials"`

@@ -185,6 +185,16 @@ func spoiled(t *record.Trial) bool {
 		return t.Validity.Failed != record.Interrupted && t.Validity.Cause != ""
 	}
 	return slices.ContainsFunc(t.Validity.Reasons, func(r record.Reason) bool {
-		return r.Cause != ledger.Subject && (r.Voids == nil || len(r.Voids) > 0)
+		return r.Cause != ledger.Subject && (r.Voids == nil || slices.ContainsFunc(r.Voids, func(name string) bool { return !instead(t, name) }))
 	})
+}
+
+// instead reports whether a trial tells what answers in the place of a metric that it cannot tell.
+func instead(t *record.Trial, metric string) bool {
+	i := slices.IndexFunc(Metrics, func(m Metric) bool { return m.Name == metric })
+	if i < 0 || Metrics[i].Instead == "" {
+		return false
+	}
+	_, has := t.Metrics[Metrics[i].Instead]
+	return has && t.Validity.Stands(Metrics[i].Instead)
 }

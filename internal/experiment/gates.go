@@ -11,6 +11,7 @@ import (
 	"tare/internal/load"
 	"tare/internal/load/connect/generation"
 	"tare/internal/record"
+	"tare/internal/role"
 )
 
 // trip is a gate that a trial tripped. Its cause, and what it voids, are settled once all are known.
@@ -45,11 +46,12 @@ func (m *measurement) trips() []trip {
 			trips = append(trips, judgeConnect(name, m.loads[name])...)
 			continue
 		}
-		j := judgeLoad{name: name, r: m.loads[name], part: m.spec.Loads[name], gates: m.spec.Gates}
+		j := judgeLoad{name: name, r: m.loads[name], part: m.spec.Loads[name], gates: m.spec.Gates, stalls: stallsOf(m.ledger, m.tree, m.shared)}
 		j.rate()
 		j.errors()
 		j.drain()
 		j.lag()
+		j.lagRunning()
 		j.generator()
 		j.connections()
 		j.drift()
@@ -73,6 +75,8 @@ type judgeLoad struct {
 	gates Options
 	works bool // it is no load, but the work of a subject
 	trips []trip
+
+	stalls role.Stalls // of the machine, in the window
 }
 
 func (j *judgeLoad) trip(g *Gate, seen, allowed float64, format string, args ...any) {
@@ -93,7 +97,7 @@ func (j *judgeLoad) rate() {
 		j.trip(gateIdle, 0, 1, "no request was intended in the window; raise the rate or the duration")
 		return
 	}
-	late := max(j.r.Late-j.underWay(), 0)
+	late := max(j.r.Late-j.underWay()-j.heldUp(), 0)
 	seen := float64(j.r.Done-late) / float64(j.r.Intended)
 	if allowed := j.gates.float("rate"); seen < allowed {
 		j.trip(gateRate, seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; lower the rate or give the load more connections",
@@ -117,6 +121,21 @@ func (j *judgeLoad) underWay() int64 {
 	}
 	n := 2 * float64(j.r.Intended) / j.r.Seconds * float64(h.ValueAtQuantile(50)) / 1e9
 	return min(int64(math.Ceil(n)), int64(j.r.Connections))
+}
+
+// heldUp is how many requests the window closed upon because the machine stood still just then: those that were due since its last stall
+// began, if the window ends in the stall or before as much time again has passed, in which the queue drains. They were answered
+// all the same, or other gates speak.
+func (j *judgeLoad) heldUp() int64 {
+	if len(j.stalls.Spans) == 0 {
+		return 0
+	}
+	last := j.stalls.Spans[len(j.stalls.Spans)-1] // Spans are in order and apart
+	from, to := last[0], min(last[1], j.stalls.To)
+	if j.stalls.To > to+(to-from) {
+		return 0
+	}
+	return int64(math.Ceil(j.r.TargetRate * float64(j.stalls.To-from) / 1e9))
 }
 
 func (j *judgeLoad) errors() {

@@ -26,6 +26,10 @@ type Metric struct {
 	Tail     bool // it is of the slowest part of what was seen, for which intervals stay wide
 	Outcome  bool // what a subject that is too slow shows in: its own slowness does not void it
 
+	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that tells it need not
+	// be run again for this one.
+	Instead string
+
 	value func(*measurement) (float64, bool) // false: this trial cannot tell, and the metric is left out
 	count func(*measurement) (in, of int)    // instead of value, for a part that is pooled over trials
 
@@ -65,19 +69,19 @@ type object struct {
 const noSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
 
 // Metrics are all metrics, in the order of docs/metrics.md.
-var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics, pushMetrics, connectMetrics, traceMetrics, nodeMetrics)
+var Metrics = slices.Concat(coreMetrics, runningMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics, pushMetrics, connectMetrics, traceMetrics, nodeMetrics)
 
 var coreMetrics = []Metric{
-	latency(load.Latency, needLatency, 0.5, "p50", "from the intended start of a request until its answer was read"),
-	latency(load.Latency, needLatency, 0.9, "p90", "from the intended start of a request until its answer was read"),
-	latency(load.Latency, needLatency, 0.99, "p99", "from the intended start of a request until its answer was read"),
-	latency(load.Latency, needLatency, 0.999, "p999", "from the intended start of a request until its answer was read"),
-	latency(load.Connect, needLatency, 0.5, "p50", "for a connection to be made"),
-	latency(load.Connect, needLatency, 0.99, "p99", "for a connection to be made"),
+	orRunning(latency(load.Latency, needLatency, 0.5, "p50", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, needLatency, 0.9, "p90", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, needLatency, 0.99, "p99", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, needLatency, 0.999, "p999", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Connect, needLatency, 0.5, "p50", "for a connection to be made")),
+	orRunning(latency(load.Connect, needLatency, 0.99, "p99", "for a connection to be made")),
 	latency(load.Lag, needNothing, 0.5, "p50", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
 	latency(load.Lag, needNothing, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
-	latency(load.OwnLag, needNothing, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free"),
-	latency(load.OwnLag, needNothing, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free"),
+	orRunning(latency(load.OwnLag, needNothing, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free")),
+	orRunning(latency(load.OwnLag, needNothing, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free")),
 	{Name: "throughput_per_second", Unit: "per second", Better: "higher", Needs: needThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window.", value: func(m *measurement) (float64, bool) {
 		return m.sum(func(r load.Result) float64 { return r.Rate }), len(m.loads) > 0
 	}},
@@ -125,6 +129,12 @@ func (m *measurement) counts() map[string]record.Count {
 		}
 	}
 	return counts
+}
+
+// orRunning is a metric of all requests that has a twin of those that no stall of the machine touched (runningMetrics).
+func orRunning(m Metric) Metric {
+	m.Instead = strings.Replace(m.Name, "_p", "_running_p", 1)
+	return m
 }
 
 func latency(histogram string, needs []Need, q float64, quantile, what string) Metric {

@@ -15,6 +15,7 @@ const (
 	Whole       Need = "whole"       // enough of the trial's nodes took part
 	Worked      Need = "worked"      // the load did anything at all in the window
 	Paced       Need = "paced"       // the generator began its requests on time, with CPU to spare
+	PacedAwake  Need = "paced-awake" // the same of the requests that no stall of the machine touched
 	Rated       Need = "rated"       // an open load reached the rate that was asked for
 	Complete    Need = "complete"    // no more requests failed or stayed unanswered than is allowed
 	Connected   Need = "connected"   // as many connections were open at once as was asked for
@@ -29,7 +30,7 @@ const (
 )
 
 // Needs lists them all, in the order of the gates.
-var Needs = []Need{Whole, Worked, Paced, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Probed, Alone, Windowed, Counted}
+var Needs = []Need{Whole, Worked, Paced, PacedAwake, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Probed, Alone, Windowed, Counted}
 
 // The needs of the families of metrics. A metric always declares its needs; one that nothing can void has the empty list.
 var (
@@ -39,6 +40,10 @@ var (
 	// needLatency: a request's time is right only when it was sent when it was due, at the rate, the connections and the steady state
 	// that it is quoted for. Requests that failed are missing from the histogram, and they are not the fast ones.
 	needLatency = []Need{Whole, Worked, Paced, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Alone}
+
+	// needRunning is of the requests that no stall of the machine touched. What a stall did to the rate, to the generator and to
+	// latency in one half of the window is in the requests that are left out.
+	needRunning = []Need{Whole, Worked, PacedAwake, Complete, Connected, Unthrottled, Held}
 
 	// needThroughput: as latency, save that the drift of an open load's latency does not touch how many requests were answered.
 	needThroughput = []Need{Whole, Worked, Paced, Rated, Complete, Connected, SteadyRate, Unthrottled, Held, Alone}
@@ -108,6 +113,8 @@ var (
 		Why: "requests without an answer are the slowest, and are missing from latency; they cost without counting as work"}
 	gateLag = &Gate{Name: "lag", Breaks: []Need{Paced}, Quiet: ledger.Generator,
 		Why: "requests that begin late come in bursts, which the subject would not have had to serve"}
+	gateLagRunning = &Gate{Name: "lag-running", Breaks: []Need{PacedAwake}, Quiet: ledger.Generator,
+		Why: "a generator that is late although the machine ran is late for the requests that no stall touched as well"}
 	gateGenerator = &Gate{Name: "generator-cpu", Breaks: []Need{Paced}, Quiet: ledger.Generator,
 		Why: "a generator that is short of CPU reads answers late"}
 	gateConnections = &Gate{Name: "connections", Breaks: []Need{Connected}, Quiet: ledger.Subject,
@@ -134,7 +141,7 @@ var (
 
 // Gates lists them all.
 var Gates = []*Gate{
-	gateIdle, gateRate, gateErrors, gateDrain, gateLag, gateGenerator, gateConnections, gateDriftLatency, gateDriftRate, gateThrottled,
+	gateIdle, gateRate, gateErrors, gateDrain, gateLag, gateLagRunning, gateGenerator, gateConnections, gateDriftLatency, gateDriftRate, gateThrottled,
 	gateHeld, gateProbe, gateOutside, gateWindow, gateCounts, gateNodes,
 }
 

@@ -421,7 +421,9 @@ func (p *pooled) events() *record.Events {
 func mergeResults(rs []load.Result) load.Result {
 	sum := load.Result{Generator: rs[0].Generator, Mode: rs[0].Mode, Arrivals: rs[0].Arrivals, Errors: map[string]int64{}, Histograms: map[string]string{}}
 	encoded := map[string][]string{}
+	var running []*load.Running
 	for _, r := range rs {
+		running = append(running, r.Running)
 		sum.Seconds = plus(sum.Seconds, r.Seconds/float64(len(rs)))
 		sum.TargetRate = plus(sum.TargetRate, r.TargetRate)
 		sum.Rate = plus(sum.Rate, r.Rate)
@@ -448,6 +450,7 @@ func mergeResults(rs []load.Result) load.Result {
 			sum.Counts[name] = plus(sum.Counts[name], v)
 		}
 	}
+	sum.Running = load.MergeRunning(running)
 	for name, texts := range encoded {
 		if h, err := stats.MergeEncoded(texts...); err == nil && h != nil {
 			_ = sum.SetHistogram(name, h) // one that cannot be encoded is not there, and neither are its quantiles
@@ -460,7 +463,7 @@ func mergeResults(rs []load.Result) load.Result {
 func plus(a, b float64) float64 { return max(-math.MaxFloat64, min(a+b, math.MaxFloat64)) }
 
 // Metrics that are of the loads alone: they come from the merged loads as they would from one machine's.
-var loadMetric = regexp.MustCompile(`^((latency|connect|lag|own_lag)_p[0-9]+_seconds|throughput_per_second|error_ratio)$`)
+var loadMetric = regexp.MustCompile(`^((latency|connect|lag|own_lag)(_running)?_p[0-9]+_seconds|throughput(_running)?_per_second|disturbed_share|error_ratio)$`)
 
 // machineMetric is of a whole machine. Nodes that share one cannot tell it, and the coordinator's ledger, which is of all of it, can.
 const machineMetric = "machine_cpu_seconds_per_kiloevent"

@@ -76,6 +76,7 @@ type trial struct {
 	apps     map[string]string // address by name, of those that serve
 	controls map[string]string // where loads that steer an application ask it, by name
 	loads    map[string]*process
+	wants    map[string]role.Wants // of the loads
 	subject  *process
 	groups   map[string]*placement.Group // by their names in the tree
 	tracing  *tracing                    // null where no events are counted
@@ -94,7 +95,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	defer cancel(nil)
 	x.cancel = cancel
 	x.roles, x.apps, x.controls, x.loads = map[string]string{}, map[string]string{}, map[string]string{}, map[string]*process{}
-	x.groups = map[string]*placement.Group{}
+	x.groups, x.wants = map[string]*placement.Group{}, map[string]role.Wants{}
 
 	err := x.measure(work, t)
 	begin := time.Now()
@@ -169,7 +170,7 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 	}
 	s := role.Schedule{Begin: begin, Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration)}
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
-		if err := x.loads[name].conn.Send(role.Start, s); err != nil {
+		if err := x.loads[name].conn.Send(role.Start, x.scheduleOf(name, s)); err != nil {
 			return fmt.Errorf("starting the load %s: %w", name, err)
 		}
 	}
@@ -197,6 +198,9 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 	lap("measured")
+	if err := x.tellStalls(t.Ledger); err != nil {
+		return err
+	}
 	if others = append(others, x.machine.others()...); len(others) > 0 {
 		t.Ledger.Warnings = append(t.Ledger.Warnings, ledger.Warning{Code: record.OtherRun, Message: OtherRun(others)})
 	}
@@ -398,8 +402,14 @@ func (x *trial) startLoad(ctx context.Context, name string, part *Part) error {
 	x.mu.Lock()
 	x.loads[name] = p
 	x.mu.Unlock()
-	var ready struct{}
-	return p.wait(ctx, p.ready, "ready message", readyTimeout, &ready)
+	var ready role.Wants
+	if err := p.wait(ctx, p.ready, "ready message", readyTimeout, &ready); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.wants[name] = ready
+	return nil
 }
 
 const servicesFile = "services.yaml" // in the run directory, of the trial under way
