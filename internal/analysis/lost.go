@@ -222,7 +222,7 @@ func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 	names := map[key][]string{}
 	var order []key
 	for _, m := range s.Missing {
-		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) {
+		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) || s.answeredBy(m) {
 			continue
 		}
 		k := key{m.because(), m.Lost == m.Trials}
@@ -236,6 +236,25 @@ func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 		all = append(all, gap{join(labels(names[k])), k.because, k.all})
 	}
 	return all
+}
+
+// answeredBy reports whether answers speak of another metric in the place of one that is missing: of latency while the machine was running
+// where it stood still too often, and else of the latency of all requests.
+func (s *Summary) answeredBy(m Missing) bool {
+	q, latency := strings.CutPrefix(m.Metric, "latency_")
+	if !latency {
+		return false
+	}
+	q, ofRunning := strings.CutPrefix(q, runningPrefix)
+	_, running := s.whileRunning(m.Factors)
+	if running == ofRunning {
+		return false // it is what answers speak of
+	}
+	other := "latency_" + q
+	if running {
+		other = "latency_" + runningPrefix + q
+	}
+	return s.Find(other, m.Arm, m.Factors) != nil
 }
 
 // maxLabels is how many missing metrics are named.
