@@ -19,12 +19,15 @@ type Look struct {
 	Late      int64 // how long after it was due the look at Now came
 }
 
-// atEnd says whether the stall ended with the look: a look that was due while the CPU was away comes as soon as it is back.
-func (l Look) atEnd() bool { return 2*l.Late >= l.Stolen }
+// AtEnd says whether the stall ended with the look: a look that was due while the CPU was away comes as soon as it is back. Looks are late for
+// other reasons too, but not often by as much.
+func (l Look) AtEnd() bool { return l.Late >= lateByStall || 2*l.Late >= l.Stolen }
+
+const lateByStall = 50_000 // ns; timers of an undisturbed virtual machine were seen to be late by up to 30 us
 
 // place is where the stall was: up to the look if it is known to have ended there, else anywhere in the interval.
 func (l Look) place() (from, to int64) {
-	if l.atEnd() {
+	if l.AtEnd() {
 		return max(l.Last, l.Now-l.Stolen), l.Now
 	}
 	return l.Last, l.Now

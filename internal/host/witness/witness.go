@@ -56,7 +56,6 @@ type Witness struct {
 	reader  *ringbuf.Reader
 	record  ringbuf.Record
 	events  []event
-	joined  bool
 	source  Source
 	period  time.Duration
 	id      uint32
@@ -69,7 +68,10 @@ type Witness struct {
 }
 
 // event is the timer of one CPU.
-type event struct{ cpu, fd int }
+type event struct {
+	cpu, fd int
+	joined  bool // switched on and off with the sampler
+}
 
 // record and state are the structures of the same names in bpf/witness.bpf.c; a test compares their layout.
 type record struct {
@@ -123,8 +125,8 @@ func Open(o Options) (*Witness, error) {
 }
 
 func open(o Options) (w *Witness, err error) {
-	w = &Witness{joined: len(o.Leaders) > 0, period: time.Second / time.Duration(cmp.Or(o.Hz, DefaultHz))}
-	if w.joined {
+	w = &Witness{period: time.Second / time.Duration(cmp.Or(o.Hz, DefaultHz))}
+	if len(o.Leaders) > 0 {
 		// The longest whole number of the leaders' periods that is not longer than the witness's own.
 		w.period = o.LeaderPeriod * max(w.period/o.LeaderPeriod, 1)
 	}
@@ -137,6 +139,9 @@ func open(o Options) (w *Witness, err error) {
 	if err := w.load(!o.Ticks); err != nil {
 		return w, err
 	}
+	if err := w.objects.TareClock.Close(); err != nil { // it has answered
+		return w, fmt.Errorf("unloading the program that found the steal clock: %w", err)
+	}
 	if w.reader, err = ringbuf.NewReader(w.objects.TareStalls); err != nil {
 		return w, fmt.Errorf("mapping the ring of the witness: %w", err)
 	}
@@ -146,9 +151,6 @@ func open(o Options) (w *Witness, err error) {
 	}
 	for _, cpu := range cpus {
 		leader, ok := o.Leaders[cpu]
-		if !ok && w.joined {
-			continue // the sampler does not know it
-		}
 		if !ok {
 			leader = -1
 		}
@@ -281,7 +283,7 @@ func (w *Witness) openEvent(cpu, leader int) error {
 	if err != nil {
 		return fmt.Errorf("opening the witness's event on CPU %d: %w", cpu, err)
 	}
-	w.events = append(w.events, event{cpu, fd})
+	w.events = append(w.events, event{cpu, fd, leader >= 0})
 	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, w.objects.TareWitness.FD()); err != nil {
 		return fmt.Errorf("attaching the witness to its event on CPU %d: %w", cpu, err)
 	}
@@ -323,10 +325,10 @@ func (w *Witness) Enable() error { return w.ioctl(unix.PERF_EVENT_IOC_ENABLE, "e
 func (w *Witness) Disable() error { return w.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling") }
 
 func (w *Witness) ioctl(req uint, what string) error {
-	if w.joined {
-		return nil
-	}
 	for _, e := range w.events {
+		if e.joined {
+			continue
+		}
 		if err := unix.IoctlSetInt(e.fd, req, 0); err != nil {
 			return fmt.Errorf("%s the witness's event on CPU %d: %w", what, e.cpu, err)
 		}
@@ -334,14 +336,14 @@ func (w *Witness) ioctl(req uint, what string) error {
 	return nil
 }
 
-// How long Settle waits for a look at every CPU: the longest stalls that were seen took a few hundred milliseconds.
+// How long Settle waits for a look at every CPU: the longest stalls that were seen took some hundred milliseconds.
 const (
-	settleAtMost = 500 * time.Millisecond
+	settleAtMost = 300 * time.Millisecond
 	settleEvery  = 500 * time.Microsecond
 )
 
 // Settle waits until every CPU was looked at after the time after (CLOCK_MONOTONIC, ns), so that a stall of that time is known in full. It gives up
-// on a CPU that does not answer for half a second, such as one that went offline.
+// after 0.3 s, for a CPU may have gone offline.
 func (w *Witness) Settle(after int64) error {
 	giveUp := time.Now().Add(settleAtMost)
 	for {
@@ -351,7 +353,14 @@ func (w *Witness) Settle(after int64) error {
 		}
 		all := true
 		for _, e := range w.events {
-			all = all && int64(states[e.cpu].Last) > after
+			if int64(states[e.cpu].Last) > after {
+				continue
+			}
+			all = false
+			// The kernel reads the event on its CPU, by an interrupt that waits for the end of a stall and ends idle sleep: on virtual machines timers
+			// of a CPU in deep sleep were seen not to fire until something else woke it.
+			var count [8]byte
+			_, _ = unix.Read(e.fd, count[:]) // of an event whose CPU went offline there is nothing to read
 		}
 		if all || time.Now().After(giveUp) {
 			return nil
