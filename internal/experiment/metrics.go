@@ -232,10 +232,11 @@ func (m *measurement) bpfRate() (float64, bool) {
 	}
 	total := 0.0
 	for _, p := range programs {
-		if p.RunSeconds == nil {
+		ran, known := p.RanSeconds() // what was stolen inside the programs is nobody's cost
+		if !known {
 			return 0, false
 		}
-		total += *p.RunSeconds
+		total += ran
 	}
 	return rate(total, m.ledger.Window.Seconds), ok && m.ledger.Window.Seconds > 0
 }

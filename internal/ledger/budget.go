@@ -9,6 +9,9 @@ import (
 type Usage struct {
 	Capacity, Idle, User, System, Softirq, IRQ, Steal float64
 
+	// IdleStolen is the part of Steal that is in Idle as well, and by how much that may be off; nil without a witness.
+	IdleStolen, IdleStolenError *float64
+
 	Groups float64 // CPU time of every group below the root
 	Root   float64 // of processes in the root group
 	Kernel float64 // of kernel threads, which are in the root group
@@ -104,6 +107,7 @@ func Budget(u Usage) CPU {
 
 	c := CPU{
 		Capacity: u.Capacity, Idle: u.Idle, User: u.User, System: u.System, Softirq: u.Softirq, IRQ: u.IRQ, Steal: u.Steal,
+		IdleStolen: u.IdleStolen, IdleStolenError: u.IdleStolenError,
 		Lines: []CPULine{
 			{LineGroups, groups, MethodCounted},
 			{LineRoot, root, MethodCounted},
@@ -127,13 +131,21 @@ func Budget(u Usage) CPU {
 	for _, l := range c.Lines {
 		c.Attributed += l.Seconds
 	}
-	c.Unexplained = c.Capacity - c.Idle - c.Steal - c.Attributed
+	c.Unexplained = c.Capacity - c.Waited() - c.Steal - c.Attributed
 	return c
+}
+
+// Waited is for how long the CPUs were there and idle: idle time without the part that was stolen.
+func (c CPU) Waited() float64 {
+	if c.IdleStolen == nil {
+		return c.Idle
+	}
+	return c.Idle - *c.IdleStolen
 }
 
 // Closes says whether the parts sum to the capacity, up to rounding of floats.
 func (c CPU) Closes() bool {
-	return math.Abs(c.Idle+c.Steal+c.Attributed+c.Unexplained-c.Capacity) <= 1e-9*max(c.Capacity, 1)
+	return math.Abs(c.Waited()+c.Steal+c.Attributed+c.Unexplained-c.Capacity) <= 1e-9*max(c.Capacity, 1)
 }
 
 // Derive fills what follows from the other fields: Hard, Soft and WorkingSet. slab_reclaimable, which cgroup v1 lacks, counts as

@@ -46,8 +46,8 @@ type Window struct {
 
 // CPU is the budget. Two views of the same capacity:
 //
-//	idle + steal + attributed + unexplained = capacity                          (who)
-//	idle + steal + user + system + softirq + irq ~ capacity, by the kernel's tick    (mode)
+//	idle - idle_stolen + steal + attributed + unexplained = capacity                               (who)
+//	idle - idle_stolen + steal + user + system + softirq + irq ~ capacity, by the kernel's tick    (mode)
 //
 // The first is exact by construction and is the one that closes; unexplained may be negative, by the grain of the counters.
 type CPU struct {
@@ -57,14 +57,18 @@ type CPU struct {
 	System      float64   `json:"system_seconds"`
 	Softirq     float64   `json:"softirq_seconds"`
 	IRQ         float64   `json:"irq_seconds"`
-	Steal       float64   `json:"steal_seconds"`
+	Steal       float64   `json:"steal_seconds"`       // by the witness where there is one, else by the kernel's counter
 	Attributed  float64   `json:"attributed_seconds"`  // on a line of Lines
-	Unexplained float64   `json:"unexplained_seconds"` // capacity - idle - steal - attributed
+	Unexplained float64   `json:"unexplained_seconds"` // capacity - (idle - idle_stolen) - steal - attributed
 	Lines       []CPULine `json:"lines"`               // the parts of attributed
 	// BPFUnsplit is run time of eBPF programs that could not be split. It ran inside the other lines (groups, root, kernel
 	// threads, interrupts), nobody knows in which, so it stands there and is no summand of its own: the ebpf line does not hold
 	// it. The scale's own programs are not in it. null where run time was not counted.
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"`
+	// IdleStolen is the part of steal that the kernel counts as idle as well: the CPU was idle when it was taken away. It is the middle of what is
+	// possible, and off by at most IdleStolenError. Null without a witness: it is then not known, and unexplained is too low by it.
+	IdleStolen      *float64 `json:"idle_stolen_seconds"`
+	IdleStolenError *float64 `json:"idle_stolen_error_seconds"`
 }
 
 // CPULine is one part of the attributed CPU time. No second stands on two lines.
@@ -94,8 +98,17 @@ const (
 	Exact   Method = "exact"
 )
 
+// The methods of a program's stolen time.
+const (
+	// StolenWitnessed: by the samples that were taken as the CPU came back and found the program running.
+	StolenWitnessed = "witnessed"
+	// StolenProportion: samples see the program too seldom, for it runs with interrupts off. What they do not see was hit by stalls as often as
+	// everything else that ran.
+	StolenProportion = "proportion"
+)
+
 // Program is one eBPF program that was loaded during the window. Times are wall-clock time inside the program, interrupts
-// included, as the kernel's statistics count it.
+// and stolen time included, as the kernel's statistics count it; RanSeconds is without what was stolen.
 type Program struct {
 	ID              uint32     `json:"id"`
 	Name            string     `json:"name"` // empty where the loader gave none
@@ -112,8 +125,13 @@ type Program struct {
 	Shares          []Share    `json:"shares"`          // sum to run_seconds; one share without cgroup is what could not be split
 	Seen            []Seen     `json:"seen"`            // raw counts of samples by place, however few: to be pooled over windows
 	SampledSeconds  *Interval  `json:"sampled_seconds"` // its run time by the sampler alone: a check on run_seconds
-	MapIDs          []uint32   `json:"map_ids"`
-	Unloaded        bool       `json:"unloaded"` // it went away during the window; run_count and run_seconds are null where they could not be read after the start
+	// StolenSeconds is the part of run_seconds in which the CPU was taken away, estimated with its 95 % interval. Null where run_seconds is, and
+	// without a witness or samples.
+	StolenSeconds *Interval `json:"stolen_seconds"`
+	StolenMethod  string    `json:"stolen_method"` // of it, empty where it is null: see the constants
+	MapIDs        []uint32  `json:"map_ids"`
+	Own           bool      `json:"own"`      // it is the scale's own; what it costs is in self
+	Unloaded      bool      `json:"unloaded"` // it went away during the window; run_count and run_seconds are null where they could not be read after the start
 }
 
 // Interval is a value with its 95 % interval.
@@ -140,6 +158,18 @@ type Share struct {
 	Samples int     `json:"samples"`
 	Method  Method  `json:"method"`
 	Note    string  `json:"note,omitempty"` // why it could not be split
+}
+
+// RanSeconds is for how long the program ran on a CPU: its run time without what was stolen inside of it, if that is known. It is false where the
+// run time is not known.
+func (p *Program) RanSeconds() (float64, bool) {
+	if p.RunSeconds == nil {
+		return 0, false
+	}
+	if p.StolenSeconds == nil {
+		return *p.RunSeconds, true
+	}
+	return max(*p.RunSeconds-p.StolenSeconds.Value, 0), true
 }
 
 // Seen is how many samples saw a program in one place. Cgroup is null where the thread ended before its group could be read.
@@ -207,6 +237,7 @@ type Self struct {
 	BPFBytes       *uint64  `json:"bpf_bytes"`
 	StatsSeconds   *float64 `json:"stats_seconds"`   // estimate: what the kernel's run statistics cost the machine: runs x calibrated cost
 	SamplerSeconds *float64 `json:"sampler_seconds"` // estimate: what taking the samples cost: samples x calibrated cost
+	WitnessSeconds *float64 `json:"witness_seconds"` // estimate: what the witness cost: looks x calibrated cost, its program's run time included
 	Samples        int      `json:"samples"`         // of kernel mode: no program runs in user mode
 	SamplesLost    uint64   `json:"samples_lost"`
 }

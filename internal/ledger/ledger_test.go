@@ -109,6 +109,58 @@ func TestBudgetNamesWhatWasNotSplit(t *testing.T) {
 	}
 }
 
+// Time stolen from an idle CPU stands in idle and in steal: it is taken out once, whatever the bounds.
+func TestBudgetTakesStolenIdleTimeOutOnce(t *testing.T) {
+	stolen, off := 0.84, 0.02
+	u := Usage{Capacity: 6.02, Idle: 1.13, Steal: 1.88, Root: 3.85}
+	without := Budget(u)
+	u.IdleStolen, u.IdleStolenError = &stolen, &off
+	with := Budget(u)
+	if !with.Closes() || !without.Closes() {
+		t.Errorf("does not close: %+v, %+v", with, without)
+	}
+	if !near(with.Unexplained-without.Unexplained, stolen) || !near(with.Waited(), 1.13-stolen) || !near(with.Idle, 1.13) {
+		t.Errorf("%+v", with)
+	}
+}
+
+func TestRanSeconds(t *testing.T) {
+	run := 0.5
+	for _, c := range []struct {
+		p    Program
+		want float64
+		ok   bool
+	}{
+		{Program{}, 0, false},
+		{Program{RunSeconds: &run}, 0.5, true},
+		{Program{RunSeconds: &run, StolenSeconds: &Interval{Value: 0.2, Lo: 0.1, Hi: 0.3}}, 0.3, true},
+		{Program{RunSeconds: &run, StolenSeconds: &Interval{Value: 0.6, Hi: 0.6}}, 0, true},
+	} {
+		if got, ok := c.p.RanSeconds(); !near(got, c.want) || ok != c.ok {
+			t.Errorf("%+v: %v, %v", c.p, got, ok)
+		}
+	}
+}
+
+func TestTouches(t *testing.T) {
+	n := &Noise{StolenSeconds: 1, Stalls: []Stall{{CPU: 1, From: 100, To: 200}}}
+	for _, c := range []struct {
+		cpus     []int
+		from, to int64
+		want     bool
+	}{{nil, 0, 100, false}, {nil, 0, 101, true}, {nil, 199, 300, true}, {nil, 200, 300, false}, {[]int{0}, 0, 300, false}, {[]int{0, 1}, 150, 151, true}} {
+		if got := n.Touches(c.cpus, c.from, c.to); got != c.want {
+			t.Errorf("%v, %d to %d: %v", c.cpus, c.from, c.to, got)
+		}
+	}
+	if part, ok := n.StolenPart(5, 2); !ok || !near(part, 0.1) {
+		t.Errorf("stolen part %v, %v", part, ok)
+	}
+	if _, ok := (*Noise)(nil).StolenPart(5, 2); ok || (*Noise)(nil).Touches(nil, 0, 1) {
+		t.Error("something is known without a witness")
+	}
+}
+
 func TestDeriveMemory(t *testing.T) {
 	v := func(n uint64) *uint64 { return &n }
 	m := Memory{Current: v(1000), Anon: v(300), File: v(500), Shmem: v(100), Kernel: v(200), SlabReclaimable: v(50), InactiveFile: v(250)}
@@ -140,8 +192,9 @@ func TestJSONNames(t *testing.T) {
 		host.irq_time_accounting host.tare window.start window.end window.seconds
 		cpu.capacity_seconds cpu.idle_seconds cpu.user_seconds cpu.system_seconds cpu.softirq_seconds cpu.irq_seconds cpu.steal_seconds
 		cpu.attributed_seconds cpu.unexplained_seconds cpu.lines cpu.bpf_unsplit_seconds
+		cpu.idle_stolen_seconds cpu.idle_stolen_error_seconds
 		programs maps cgroups
-		self.cpu_seconds self.rss_bytes self.bpf_seconds self.bpf_bytes self.stats_seconds self.sampler_seconds self.samples self.samples_lost
+		self.cpu_seconds self.rss_bytes self.bpf_seconds self.bpf_bytes self.stats_seconds self.sampler_seconds self.witness_seconds self.samples self.samples_lost
 		noise warnings`)
 	raw, err := json.Marshal(Ledger{Programs: []Program{}, Maps: []Map{}, Cgroups: []Cgroup{}, Warnings: []Warning{}})
 	if err != nil {
@@ -171,7 +224,12 @@ func TestJSONNames(t *testing.T) {
 		want string
 	}{
 		{Share{}, "cgroup seconds lo hi samples method"},
-		{Program{}, "id name type tag loaded_at owners attached run_count run_seconds ns_per_run recursion_misses memory_bytes shares seen sampled_seconds map_ids unloaded"},
+		{Program{}, "id name type tag loaded_at owners attached run_count run_seconds ns_per_run recursion_misses memory_bytes shares seen " +
+			"sampled_seconds stolen_seconds stolen_method map_ids own unloaded"},
+		{Noise{}, "witness period_seconds stolen_seconds longest_stall_seconds stalls stalls_omitted occupied occupied_omitted busiest late_looks " +
+			"longest_late_seconds"},
+		{Stall{PID: 1, Comm: "x", Cgroup: "/"}, "cpu from_ns to_ns seconds cause idle pid comm cgroup"},
+		{Occupant{}, "pid comm cgroup processes seconds"},
 		{Map{}, "id name type key_bytes value_bytes max_entries bytes bytes_method charged_to held_by inner used_by"},
 		{Cgroup{}, "path role cpu_seconds bpf_seconds bpf_inside_seconds throttled_seconds throttled_periods periods memory"},
 		{Memory{}, "current peak anon file shmem kernel slab_reclaimable sock inactive_file hard soft working_set"},

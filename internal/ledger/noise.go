@@ -1,5 +1,7 @@
 package ledger
 
+import "slices"
+
 // Noise is what disturbed the machine during a window, as the witness saw it: when each CPU stood still because the hypervisor ran
 // somebody else, and which tasks held a CPU for long.
 //
@@ -26,7 +28,7 @@ const MaxStalls = 4096
 type Stall struct {
 	CPU     int     `json:"cpu"`
 	From    int64   `json:"from_ns"` // the stall lies between From and To; these are the looks of the witness on either side
-	To      int64   `json:"to_ns"`
+	To      int64   `json:"to_ns"`   // for an occupant: the looks before the first and after the last that saw it
 	Seconds float64 `json:"seconds"` // of it, how long the CPU was away; at most To - From
 	Cause   Cause   `json:"cause"`
 	Idle    bool    `json:"idle"`             // the CPU was idle when it was taken away, so the kernel counts the time as idle as well
@@ -35,12 +37,13 @@ type Stall struct {
 	Cgroup  string  `json:"cgroup,omitempty"` // of an occupant; empty where it could not be read
 }
 
-// Occupant is a process that was seen running.
+// Occupant is who was seen running: the processes of one name in one control group.
 type Occupant struct {
-	PID     int     `json:"pid"`
-	Comm    string  `json:"comm"`
-	Cgroup  string  `json:"cgroup"`
-	Seconds float64 `json:"seconds"` // looks x period
+	PID       int     `json:"pid"` // of the busiest of them
+	Comm      string  `json:"comm"`
+	Cgroup    string  `json:"cgroup"`    // empty where it could not be read
+	Processes int     `json:"processes"` // how many they are
+	Seconds   float64 `json:"seconds"`   // looks x period
 }
 
 // Cause is who disturbed a measurement.
@@ -54,3 +57,25 @@ const (
 	Subject    Cause = "subject"    // what is weighed was too slow: a result, never an exclusion
 	Unknown    Cause = "unknown"
 )
+
+// Touches says whether a CPU stood still between two times (CLOCK_MONOTONIC, ns): on one of cpus, or on any where cpus is nil. A stall that lies
+// somewhere in an interval touches all of it.
+func (n *Noise) Touches(cpus []int, from, to int64) bool {
+	if n == nil {
+		return false
+	}
+	for _, s := range n.Stalls {
+		if s.From < to && from < s.To && (cpus == nil || slices.Contains(cpus, s.CPU)) {
+			return true
+		}
+	}
+	return false
+}
+
+// StolenPart is the part of the CPU time of a window that was stolen; false without a witness.
+func (n *Noise) StolenPart(seconds float64, cpus int) (float64, bool) {
+	if n == nil || seconds <= 0 || cpus <= 0 {
+		return 0, false
+	}
+	return n.StolenSeconds / (seconds * float64(cpus)), true
+}

@@ -14,6 +14,7 @@ import (
 	"tare/internal/host/cgroup"
 	"tare/internal/host/perf"
 	"tare/internal/host/proc"
+	"tare/internal/host/witness"
 	"tare/internal/ledger"
 )
 
@@ -23,7 +24,8 @@ type account struct {
 	w        *Window
 	last     edge
 	programs []bpf.Program
-	found    *findings // nil without sampling
+	found    *findings        // nil without sampling
+	seen     *witness.Account // nil without a witness
 	snapshot *bpf.Snapshot
 
 	warnings []ledger.Warning
@@ -54,6 +56,12 @@ func (a *account) ledger() *ledger.Ledger {
 	l.Cgroups = a.cgroups(l.Programs)
 	l.CPU = a.budget(l)
 	l.Self = a.self()
+	if a.seen != nil {
+		l.Noise = &a.seen.Noise
+		if a.seen.Lost > 0 {
+			a.warn("stalls-lost", "%d stalls and occupants found no room in the witness's ring: their time is in the sums, and they are not in the lists", a.seen.Lost)
+		}
+	}
 	if a.found != nil {
 		if n := a.found.lost; n > 0 {
 			a.warn("samples-lost", "%d records of the sampler were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
@@ -90,6 +98,7 @@ func (a *account) bpfPrograms() []ledger.Program {
 		known[p.ID] = true
 		if d := details[p.Key()]; d != nil {
 			p.Owners, p.Attached, p.MapIDs = d.Owners, d.Attached, d.MapIDs
+			p.Own = p.Own || d.Own
 		}
 		out = append(out, a.program(p, before))
 	}
@@ -150,7 +159,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	memory := p.MemoryBytes()
 	out := ledger.Program{
 		ID: p.ID, Name: p.Name, Type: p.Type, Tag: p.Tag, LoadedAt: &p.LoadedAt, Owners: owners(p.Owners), Attached: p.Attached,
-		MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished,
+		MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished, Own: p.Own,
 	}
 	if out.Attached == nil {
 		out.Attached = []string{}
@@ -195,12 +204,28 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 			sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
 			out.SampledSeconds = &sampled
 			if known {
-				a.compare(p, seconds, n, sampled)
+				a.stolen(&out, n)
+				ran, _ := out.RanSeconds()
+				a.compare(p, ran, n, sampled)
 			}
 		}
 	}
 	out.Shares = attribution.Split(e)
 	return out
+}
+
+// stolen estimates what of a program's run time was stolen.
+func (a *account) stolen(p *ledger.Program, samples int) {
+	if a.seen == nil {
+		return
+	}
+	s, e := a.w.first.stat, a.last.stat
+	v, method := attribution.Stolen(attribution.Stalled{
+		RunSeconds: *p.RunSeconds, Hits: a.found.hits[p.ID], Samples: samples, Period: a.m.sampler.Period().Seconds(),
+		Busy:       a.seconds()*float64(e.CPUs) - (e.Idle + e.IOWait - s.Idle - s.IOWait),
+		BusyStolen: max(a.seen.Stolen-a.seen.IdleStolen, 0),
+	})
+	p.StolenSeconds, p.StolenMethod = &v, method
 }
 
 // compare warns where the sampler and the statistics disagree beyond chance: then shares rest on samples that miss a part, or run time
@@ -432,6 +457,9 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		Self:     (a.last.self - a.w.first.self).Seconds(),
 		IRQTime:  !a.irqInTasks(),
 	}
+	if a.seen != nil {
+		u.Steal, u.IdleStolen, u.IdleStolenError = a.seen.Stolen, &a.seen.IdleStolen, &a.seen.IdleStolenError
+	}
 	for i, t := range a.m.kernel.Threads() {
 		used := 0.0
 		if i < len(a.w.first.kernel) {
@@ -491,11 +519,15 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 	}
 	var times []ledger.BPFTime
 	for _, p := range l.Programs {
+		ran := 1.0 // the part of the run time that was not stolen: stolen time has a line of its own
+		if s, ok := p.RanSeconds(); ok && *p.RunSeconds > 0 {
+			ran = s / *p.RunSeconds
+		}
 		for _, s := range p.Shares {
 			if s.Cgroup == nil {
 				continue
 			}
-			b := ledger.BPFTime{Where: ledger.InGroups, Context: s.Context, Seconds: s.Seconds}
+			b := ledger.BPFTime{Where: ledger.InGroups, Context: s.Context, Seconds: s.Seconds * ran}
 			switch *s.Cgroup {
 			case attribution.Idle:
 				b.Where = ledger.InIdle
@@ -574,6 +606,10 @@ func (a *account) self() ledger.Self {
 	if a.m.statsCost != nil {
 		cost := float64(runs) * *a.m.statsCost
 		s.StatsSeconds = &cost
+	}
+	if a.seen != nil && a.m.lookCost != nil {
+		cost := float64(a.seen.Looks) * *a.m.lookCost
+		s.WitnessSeconds = &cost
 	}
 	if a.found != nil {
 		s.Samples, s.SamplesLost = a.found.samples, a.found.lost

@@ -11,6 +11,7 @@ import (
 	"tare/internal/attribution"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/perf"
+	"tare/internal/host/witness"
 	"tare/internal/ledger"
 )
 
@@ -41,8 +42,21 @@ type collector struct {
 	slowed   uint64
 	blind    []int
 
-	stop chan struct{}
-	done chan error
+	recent  map[uint32][]moment // by CPU: the last samples that may hold a program
+	stalls  []witness.Look      // that no sample was looked for yet
+	stalled []stalledStack
+}
+
+// moment is when a stack was seen.
+type moment struct {
+	at    int64
+	stack int32
+}
+
+// stalledStack is a stall and what ran as it ended.
+type stalledStack struct {
+	stack int32
+	look  witness.Look
 }
 
 type stack struct {
@@ -59,7 +73,8 @@ func newCollector(s *perf.Sampler, layout *cgroup.Layout, hidden bool) *collecto
 	return &collector{
 		sampler: s, text: newText(), names: names, locator: locator, hidden: hidden, loaded: map[uint32]bool{},
 		index: map[uint64]int32{}, cells: map[cell]int{}, idle: map[int32]int{},
-		to: forever, lost: s.Lost(), slowed: s.Throttled(), stop: make(chan struct{}), done: make(chan error, 1),
+		to: forever, lost: s.Lost(), slowed: s.Throttled(),
+		recent: map[uint32][]moment{},
 	}
 }
 
@@ -69,38 +84,13 @@ func (c *collector) start() error {
 	return c.sampler.Enable()
 }
 
-// run drains until it is told to stop. The caller of finish waits for it.
-func (c *collector) run() {
-	go func() {
-		tick := time.NewTicker(drainEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-c.stop:
-				c.done <- nil
-				return
-			case <-tick.C:
-				if err := c.drain(); err != nil {
-					c.done <- err
-					return
-				}
-			}
-		}
-	}()
-}
-
-// finish ends sampling and drains what is left of the time before to.
+// finish ends sampling and drains what is left of the time before to. Nobody else drains any more.
 func (c *collector) finish(to int64) error {
 	err := c.sampler.Disable()
 	var berr error
 	c.blind, berr = c.sampler.Blind()
-	err = errors.Join(err, berr)
-	close(c.stop)
-	if derr := <-c.done; derr != nil {
-		return errors.Join(derr, err)
-	}
 	c.to = to
-	return errors.Join(c.drain(), err)
+	return errors.Join(c.drain(), err, berr)
 }
 
 func (c *collector) drain() error {
@@ -137,8 +127,44 @@ func (c *collector) sample(s *perf.Sample) {
 	if idle {
 		c.idle[at]++
 	}
-	if !idle || c.mayRun(s.Chain) {
+	if mayRun := c.mayRun(s.Chain); !idle || mayRun {
 		c.cells[cell{at, c.locator.group(s)}]++
+		if mayRun {
+			c.recent[s.CPU] = append(c.recent[s.CPU], moment{s.Time, at})
+		}
+	}
+}
+
+// sameInterrupt is how far the witness's look and the sample of one interrupt are apart at most, in nanoseconds: a few microseconds, and more where
+// the call chain is deep.
+const sameInterrupt = 100_000
+
+// join finds what ran as stalls ended, by the samples that were taken with the looks. All samples up to a time are known.
+func (c *collector) join(upTo int64) {
+	waiting := c.stalls[:0]
+	for _, l := range c.stalls {
+		if l.Now+sameInterrupt > upTo {
+			waiting = append(waiting, l)
+			continue
+		}
+		if l.Now < c.from || l.Now >= c.to || !l.AtEnd() {
+			continue
+		}
+		all := c.recent[uint32(l.CPU)]
+		i, _ := slices.BinarySearchFunc(all, l.Now-sameInterrupt, func(m moment, t int64) int { return cmp.Compare(m.at, t) })
+		for ; i < len(all) && all[i].at <= l.Now+sameInterrupt; i++ {
+			c.stalled = append(c.stalled, stalledStack{all[i].stack, l})
+			break
+		}
+	}
+	c.stalls = waiting
+	oldest := upTo
+	for _, l := range waiting {
+		oldest = min(oldest, l.Now)
+	}
+	for cpu, all := range c.recent {
+		i, _ := slices.BinarySearchFunc(all, oldest-2*sameInterrupt, func(m moment, t int64) int { return cmp.Compare(m.at, t) })
+		c.recent[cpu] = slices.Delete(all, 0, i)
 	}
 }
 
@@ -179,7 +205,8 @@ type findings struct {
 	lost           uint64
 	slowed         uint64 // times that the kernel held the sampler back
 	dropped        int
-	blind          []int // CPUs that were not sampled all the time
+	blind          []int                        // CPUs that were not sampled all the time
+	hits           map[uint32][]attribution.Hit // by program id: stalls that it was found in
 }
 
 // findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
@@ -246,6 +273,18 @@ func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Con
 				f.places[id] = map[attribution.Place]int{}
 			}
 			f.places[id][attribution.Place{Group: c.names.names[cl.group], Context: r.Context}] += n
+		}
+	}
+	f.hits = map[uint32][]attribution.Hit{}
+	for _, s := range c.stalled {
+		chain = frames(c.stacks[s.stack], chain[:0])
+		runs = attribution.Runs(chain, runs[:0])
+		hit := map[uint32]bool{}
+		for _, r := range runs {
+			hit[ids[r.Program]] = true
+		}
+		for id := range hit {
+			f.hits[id] = append(f.hits[id], attribution.Hit{Stolen: float64(s.look.Stolen) / 1e9, Late: float64(s.look.Late) / 1e9})
 		}
 	}
 	return f, nil

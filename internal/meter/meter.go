@@ -18,6 +18,7 @@ import (
 	"tare/internal/host/ksym"
 	"tare/internal/host/perf"
 	"tare/internal/host/proc"
+	"tare/internal/host/witness"
 	"tare/internal/ledger"
 	"tare/internal/version"
 )
@@ -28,6 +29,7 @@ type Options struct {
 	NoMemory bool // leave out the memory of control groups
 	// NoStatistics leaves the kernel's run statistics off: nothing is known then of how often and how long programs run, and no run is slower for being counted.
 	NoStatistics bool
+	NoWitness    bool // do not look for stolen time and for who holds the CPUs
 	DropRing     bool // a fault for calibration to find: see perf.Options
 }
 
@@ -41,7 +43,9 @@ type Meter struct {
 	bpf       *bpf.Inventory
 	symbols   *ksym.Table
 	stats     io.Closer
-	sampler   *perf.Sampler // nil without sampling
+	sampler   *perf.Sampler    // nil without sampling
+	witness   *witness.Witness // nil without one
+	lookCost  *float64         // seconds that one look of the witness costs; nil where unknown
 	noMemory  bool
 	uncounted bool // the kernel's run statistics are off: runs and run time of programs are not known
 
@@ -107,7 +111,35 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 			}
 		}
 	}
+	if !o.NoWitness {
+		if err := m.openWitness(); err != nil {
+			return m, err
+		}
+	}
 	return m, nil
+}
+
+// openWitness opens the witness. It joins a sampler that is driven by the same clock, so that both wake an idle CPU once.
+func (m *Meter) openWitness() (err error) {
+	var o witness.Options
+	if m.sampler != nil && m.sampler.Source() == perf.CPUClock {
+		o.Leaders, o.LeaderPeriod = m.sampler.Leaders(), m.sampler.Period()
+	}
+	m.witness, err = witness.Open(o)
+	if errors.Is(err, feature.ErrMissing) {
+		m.warn("no-witness", "stolen time is known in sum only, and what of it is in idle time, and in the run time of eBPF programs, is not: %v", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if cost, err := m.witness.MeasureCost(); err == nil {
+		seconds := cost.Seconds()
+		m.lookCost = &seconds
+	} else {
+		m.warn("witness-cost", "what the witness costs is not known: %v", err)
+	}
+	return nil
 }
 
 // enableStatistics switches the kernel's run statistics on. What they cost is measured before they are.
@@ -146,6 +178,9 @@ func (m *Meter) warn(code, format string, args ...any) {
 // Close turns statistics off and gives everything back.
 func (m *Meter) Close() error {
 	var errs []error
+	if m.witness != nil { // its events hang on those of the sampler
+		errs = append(errs, m.witness.Close())
+	}
 	if m.sampler != nil {
 		errs = append(errs, m.sampler.Close())
 	}
@@ -233,6 +268,9 @@ type Window struct {
 	first     edge
 	programs  map[bpf.Key]bpf.Counters
 	collector *collector // nil without sampling
+	watching  bool       // the witness looks
+	stop      chan struct{}
+	done      chan error // of the goroutine that drains; it has ended when it has sent
 }
 
 // Open reads every counter: the first edge. Only one window of a meter is open at a time.
@@ -243,18 +281,16 @@ func (m *Meter) Open() (w *Window, err error) {
 	if err := m.prepare(); err != nil { // what has come since New would else be taken for new in the window, with all that it has used before
 		return nil, err
 	}
-	w = &Window{m: m, programs: map[bpf.Key]bpf.Counters{}}
-	if m.sampler != nil {
-		w.collector = newCollector(m.sampler, m.layout, m.hidden)
-		if err := w.collector.start(); err != nil {
-			return nil, err
-		}
-	}
+	w = &Window{m: m, programs: map[bpf.Key]bpf.Counters{}, stop: make(chan struct{}), done: make(chan error, 1)}
+	opened := w // a return of nil clears w
 	defer func() {
-		if err != nil && m.sampler != nil { // not w: a return of nil has cleared it
-			err = errors.Join(err, m.sampler.Disable())
+		if err != nil {
+			err = errors.Join(err, opened.switchOff())
 		}
 	}()
+	if err := w.switchOn(); err != nil {
+		return nil, err
+	}
 	if w.first, err = m.readEdge(); err != nil {
 		return nil, err
 	}
@@ -276,11 +312,111 @@ func (m *Meter) Open() (w *Window, err error) {
 			w.programs[p.Key()] = p.Counters
 		}
 	}
-	if w.collector != nil {
-		w.collector.run()
-	}
+	go w.run()
 	m.open = true
 	return w, nil
+}
+
+// switchOn begins to sample and to look. Every CPU has been looked at when it returns.
+func (w *Window) switchOn() error {
+	m := w.m
+	if m.witness != nil {
+		if err := m.witness.Reset(); err != nil {
+			return err
+		}
+		w.watching = true
+	}
+	if m.sampler != nil {
+		w.collector = newCollector(m.sampler, m.layout, m.hidden)
+		if err := w.collector.start(); err != nil {
+			return err
+		}
+	}
+	if m.witness == nil {
+		return nil
+	}
+	if err := m.witness.Enable(); err != nil {
+		return err
+	}
+	if err := m.witness.Settle(0); err != nil {
+		return err
+	}
+	return m.witness.Begin()
+}
+
+// switchOff ends both where the window comes to nothing.
+func (w *Window) switchOff() error {
+	var errs []error
+	if w.m.sampler != nil {
+		errs = append(errs, w.m.sampler.Disable())
+	}
+	if w.m.witness != nil {
+		errs = append(errs, w.m.witness.Disable())
+	}
+	return errors.Join(errs...)
+}
+
+// run drains until the window is closed.
+func (w *Window) run() {
+	tick := time.NewTicker(drainEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.stop:
+			w.done <- nil
+			return
+		case <-tick.C:
+			if err := w.drain(); err != nil {
+				w.done <- err
+				return
+			}
+		}
+	}
+}
+
+// drain empties the sampler's rings, and then the witness's, so that each stall finds the sample that was taken as it ended.
+func (w *Window) drain() error {
+	now := monotonic()
+	if w.collector != nil {
+		if err := w.collector.drain(); err != nil {
+			return err
+		}
+	}
+	if !w.watching {
+		return nil
+	}
+	if w.collector == nil {
+		return w.m.witness.Drain(nil)
+	}
+	err := w.m.witness.Drain(func(l witness.Look) { w.collector.stalls = append(w.collector.stalls, l) })
+	w.collector.join(now)
+	return err
+}
+
+// finish ends sampling and looking. The account of the witness is of the time between the edges; it is nil without one.
+func (w *Window) finish(last edge) (*witness.Account, error) {
+	m := w.m
+	close(w.stop)
+	err := <-w.done
+	if w.watching && last.at > 0 {
+		err = errors.Join(err, m.witness.Settle(last.at))
+	}
+	if w.watching {
+		err = errors.Join(err, m.witness.Disable())
+	}
+	if w.collector != nil { // whatever failed, sampling ends
+		err = errors.Join(err, w.collector.finish(monotonic()))
+	}
+	if err != nil || !w.watching {
+		return nil, err
+	}
+	if err := w.drain(); err != nil {
+		return nil, err
+	}
+	if w.collector != nil {
+		w.collector.join(forever)
+	}
+	return m.witness.End(w.first.at, last.at)
 }
 
 func (w *Window) addText(programs []bpf.Program) {
@@ -306,14 +442,13 @@ func (w *Window) Close() (l *ledger.Ledger, err error) {
 	if err == nil {
 		programs, err = m.bpf.ReadCounters()
 	}
+	seen, ferr := w.finish(last)
+	err = errors.Join(err, ferr)
 	var found *findings
-	if w.collector != nil { // whatever failed, sampling ends
-		err = errors.Join(err, w.collector.finish(monotonic()))
-		if err == nil {
-			w.addText(programs) // names code whose load was seen only in part
-			f, ferr := w.collector.findings(m.lookUp)
-			found, err = &f, ferr
-		}
+	if w.collector != nil && err == nil {
+		w.addText(programs) // names code whose load was seen only in part
+		f, ferr := w.collector.findings(m.lookUp)
+		found, err = &f, ferr
 	}
 	if err != nil {
 		return nil, err
@@ -327,7 +462,7 @@ func (w *Window) Close() (l *ledger.Ledger, err error) {
 	if err != nil {
 		return nil, err
 	}
-	a := account{m: m, w: w, last: last, programs: programs, found: found, snapshot: snapshot}
+	a := account{m: m, w: w, last: last, programs: programs, found: found, seen: seen, snapshot: snapshot}
 	return a.ledger(), nil
 }
 

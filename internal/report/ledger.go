@@ -22,7 +22,8 @@ func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 		clean(l.Host.Hostname), clean(l.Host.Kernel), l.Host.CPUs, l.Host.CgroupMode, cmp.Or(l.Host.Sampler, "nothing")))
 	t.line("")
 	t.budget(l)
-	t.programs(l)
+	t.noise(l)
+	t.programs(withoutOwn(l))
 	t.groups(l)
 	t.maps(l)
 	t.line(t.bold("The scale itself"))
@@ -35,6 +36,13 @@ func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	}
 	_, err := io.WriteString(w, t.b.String())
 	return err
+}
+
+// withoutOwn leaves the scale's own programs out: what they cost is said of the scale itself.
+func withoutOwn(l *ledger.Ledger) *ledger.Ledger {
+	others := *l
+	others.Programs = slices.DeleteFunc(slices.Clone(l.Programs), func(p ledger.Program) bool { return p.Own })
+	return &others
 }
 
 // part of the budget, with the sign that draws it: no meaning by colour alone.
@@ -62,7 +70,11 @@ func budgetParts(c ledger.CPU) []part {
 		}
 		parts = append(parts, part{cmp.Or(names[line.Name], line.Name), line.Seconds, signs[line.Name], line.Method, false})
 	}
-	return append(parts, part{"idle", c.Idle, '.', "counted", false}, part{"steal", c.Steal, 's', "counted", false},
+	idle := part{"idle", c.Waited(), '.', "counted", false}
+	if c.IdleStolen != nil && *c.IdleStolen > 0 {
+		idle.note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs", quantity.Value(*c.IdleStolen, quantity.Seconds))
+	}
+	return append(parts, idle, part{"steal", c.Steal, 's', "counted", false},
 		part{"unexplained", c.Unexplained, '?', "remainder", false})
 }
 
@@ -76,6 +88,36 @@ func notSplit(line ledger.CPULine, left float64, name string, sign rune) part {
 		p.note = line.Method + "; " + took + " more, not split, inside the other lines"
 	}
 	return p
+}
+
+const (
+	namedOccupants = 3
+	// heldLong is from when on it is worth saying that one task held a CPU, in seconds: several times what a time-sharing scheduler gives.
+	heldLong = 0.010
+)
+
+// noise says what disturbed the machine: what was stolen in every ledger, and who held CPUs where somebody did for long.
+func (t *text) noise(l *ledger.Ledger) {
+	n := l.Noise
+	if n == nil {
+		return
+	}
+	t.line(t.bold("Noise: ") + fmt.Sprintf("%s stolen by the hypervisor (%.2f %% of the CPU time), longest stall %s; by %s", quantity.Value(n.StolenSeconds, quantity.Seconds),
+		100*n.StolenSeconds/max(l.CPU.Capacity, 1e-9), quantity.Value(n.LongestSeconds, quantity.Seconds), n.Witness))
+	if n.Late > 0 {
+		t.line(fmt.Sprintf("  %d looks came late though nothing was stolen, at most by %s: interrupts were off", n.Late, quantity.Value(n.LongestLate, quantity.Seconds)))
+	}
+	longest := 0.0
+	for _, s := range n.Occupied {
+		longest = max(longest, s.Seconds)
+	}
+	if longest >= heldLong && len(n.Busiest) > 0 {
+		t.line("  a task held a CPU for up to " + quantity.Value(longest, quantity.Seconds) + "; seen running most:")
+		for _, o := range n.Busiest[:min(namedOccupants, len(n.Busiest))] {
+			t.line(fmt.Sprintf("  %10s  %s, process %d, in %s", quantity.Value(o.Seconds, quantity.Seconds), clean(o.Comm), o.PID, clean(cmp.Or(o.Cgroup, "a group that is not known"))))
+		}
+	}
+	t.line("")
 }
 
 func (t *text) budget(l *ledger.Ledger) {
@@ -197,6 +239,10 @@ func selfLine(l *ledger.Ledger) string {
 	}
 	if s.StatsSeconds != nil {
 		out += fmt.Sprintf("; the kernel's run statistics cost the programs about %s", quantity.Value(*s.StatsSeconds, quantity.Seconds))
+	}
+	if s.WitnessSeconds != nil {
+		out += fmt.Sprintf("; the witness of stolen time cost about %s (%.2f %% of one CPU)", quantity.Value(*s.WitnessSeconds, quantity.Seconds),
+			100**s.WitnessSeconds/max(l.Window.Seconds, 1e-9))
 	}
 	return out + "."
 }

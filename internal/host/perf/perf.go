@@ -70,7 +70,7 @@ func Open(o Options) (*Sampler, error) {
 	if err := Sampling.Err(); err != nil {
 		return nil, err
 	}
-	cpus, err := onlineCPUs("/sys/devices/system/cpu/online")
+	cpus, err := OnlineCPUs()
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +196,7 @@ func (s *Sampler) Disable() error {
 // Blind is the CPUs that were not sampled for all the time between the last Enable and Disable, which lay between these two calls. The kernel takes
 // the event of a CPU that goes offline away for good, without an error, and a CPU that comes online later has none.
 func (s *Sampler) Blind() ([]int, error) {
-	online, err := onlineCPUs("/sys/devices/system/cpu/online")
+	online, err := OnlineCPUs()
 	if err != nil {
 		return nil, err
 	}
@@ -312,6 +312,19 @@ func (s *Sampler) Close() error {
 	}
 	s.rings = nil
 	return errors.Join(errs...)
+}
+
+// OnlineCPUs is the numbers of the CPUs that are online.
+func OnlineCPUs() ([]int, error) { return onlineCPUs("/sys/devices/system/cpu/online") }
+
+// Leaders are the descriptors of the sampler's events, by CPU: an event that is opened with one of them as its leader is switched on and off with
+// it. Close such events before the sampler.
+func (s *Sampler) Leaders() map[int]int {
+	fds := make(map[int]int, len(s.rings))
+	for _, r := range s.rings {
+		fds[r.cpu] = r.fd
+	}
+	return fds
 }
 
 // onlineCPUs parses a list like "0-3,5".

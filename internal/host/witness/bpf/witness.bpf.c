@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+/*
+ * Looks at one CPU, many times a second: how much of its time was stolen since the last look, and who has held it.
+ *
+ * The hook is a perf event of the kernel's own clock (cpu-clock), one for each CPU: a timer interrupt, the first thing that runs on a CPU that
+ * the hypervisor took away and gave back. A look costs some 100 ns, and a record is written only when something has happened.
+ *
+ * It is not the sampler's event. The kernel runs no program of a perf event while another program of the tracing kind is running on the CPU
+ * (bpf_overflow_handler in kernel/events/core.c, bpf_prog_active): a sampler made of such a program would miss just the programs that are
+ * weighed. The witness can afford it. A look that is left out makes the next one late, and the steal clock misses nothing.
+ */
+
+/* The types that bpf_helpers.h wants, declared here: the headers that have them differ from machine to machine. */
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+typedef unsigned int __u32;
+typedef unsigned long long __u64;
+typedef short __s16;
+typedef int __s32;
+typedef long long __s64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+#define BPF_MAP_TYPE_ARRAY 2
+#define BPF_MAP_TYPE_LRU_HASH 9
+#define BPF_MAP_TYPE_RINGBUF 27
+#define BPF_NOEXIST 1
+#define BPF_RB_NO_WAKEUP 1
+
+/* What is read of the kernel's types; the loader finds where it is on the kernel at hand. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct kvm_steal_time {
+	__u64 steal;
+	__u32 version;
+};
+struct kernel_cpustat {
+	__u64 cpustat[10];
+};
+struct tick_sched {
+	__s64 idle_sleeptime;
+	__s64 iowait_sleeptime;
+};
+struct sched_info {
+	unsigned long long last_arrival;
+};
+struct rq {
+	int cpu;
+};
+struct cfs_rq {
+	struct rq *rq;
+};
+struct sched_entity {
+	struct cfs_rq *cfs_rq;
+};
+struct task_struct {
+	struct sched_entity se;
+	int pid;
+	int tgid;
+	unsigned long nvcsw;
+	unsigned long nivcsw;
+	struct sched_info sched_info;
+};
+#pragma clang attribute pop
+
+#define CPUTIME_STEAL 7 /* enum cpu_usage_stat in include/linux/kernel_stat.h */
+
+/* Where the stolen time is read from: set by the loader, see Source in witness.go. */
+#define STEAL_CLOCK 1
+#define STEAL_TICKS 2
+const volatile __u32 steal_source = 0;
+const volatile __u32 idle_known = 0; /* the kernel keeps the time that each CPU was idle */
+/*
+ * Where the kernel's per-CPU variables are, in bytes from the CPU's run queue, which is one of them. The kernel's BTF tells their places in the
+ * section of all per-CPU variables. Its symbol table, by which bpf_per_cpu_ptr finds them, has functions only on many kernels
+ * (CONFIG_KALLSYMS_ALL).
+ */
+const volatile __s64 steal_time_at = 0;     /* struct kvm_steal_time steal_time */
+const volatile __s64 kernel_cpustat_at = 0; /* struct kernel_cpustat kernel_cpustat */
+const volatile __s64 tick_cpu_sched_at = 0; /* struct tick_sched tick_cpu_sched */
+const volatile __u64 period = 2004008; /* nanoseconds between looks */
+const volatile __u32 busiest = 1;      /* count looks by process */
+
+/* Stolen time of one interval that is worth a record of its own, in nanoseconds. */
+#define WORTH 100000
+
+struct record { /* see record in witness.go */
+	__u32 kind;
+	__u32 cpu;
+	__u64 last; /* the look before */
+	__u64 now;  /* this look */
+	__u64 stolen;
+	__u64 idle;
+	__u64 late;  /* how long after it was due this look came; of an occupant: the last look that saw it */
+	__u64 first; /* of an occupant: the first look that saw it */
+	__u32 pid;
+	__u32 tgid;
+	char comm[16];
+};
+#define KIND_STALL 1
+#define KIND_OCCUPANT 2
+
+/* What is known of a CPU; see state in witness.go. */
+struct state {
+	__u64 last;
+	__u64 due;
+	__u64 steal;
+	__u64 idle;
+	__u64 looks;
+	__u64 stolen;   /* since the start, in all */
+	__u64 small;    /* of it in intervals without a record */
+	__u64 small_lo; /* of small, at least and at most so much while the CPU was idle */
+	__u64 small_hi;
+	__u64 late;     /* looks that came late, and nothing was stolen */
+	__u64 longest;  /* the latest of them */
+	__u64 lost;     /* records that found no room */
+	/* The task that the last look saw, if it was not idle. */
+	__u64 arrival;
+	__u64 before; /* the look before the first that saw it */
+	__u64 first;
+	__u64 held_stolen;
+	__u64 held; /* looks that saw it, the first aside */
+	__u32 pid;
+	__u32 tgid;
+	char comm[16];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* CPUs */
+	__type(key, __u32);
+	__type(value, struct state);
+} tare_looks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} tare_stalls SEC(".maps");
+
+struct process {
+	__u64 looks;
+	char comm[16];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct process);
+} tare_busiest SEC(".maps");
+
+static __always_inline __u64 min64(__u64 a, __u64 b)
+{
+	return a < b ? a : b;
+}
+
+static __always_inline __u64 stolen_clock(__u64 rq)
+{
+	__u64 v = 0;
+
+	if (steal_source == STEAL_CLOCK)
+		bpf_core_read(&v, sizeof(v), &((struct kvm_steal_time *)(rq + steal_time_at))->steal);
+	if (steal_source == STEAL_TICKS)
+		bpf_core_read(&v, sizeof(v), &((struct kernel_cpustat *)(rq + kernel_cpustat_at))->cpustat[CPUTIME_STEAL]);
+	return v;
+}
+
+static __always_inline __u64 idle_clock(__u64 rq)
+{
+	__s64 idle = 0, iowait = 0;
+	struct tick_sched *t = (struct tick_sched *)(rq + tick_cpu_sched_at);
+
+	if (idle_known) {
+		/* The kernel has ended the idle stretch before it calls a timer (tick_nohz_irq_enter): these are of now. */
+		bpf_core_read(&idle, sizeof(idle), &t->idle_sleeptime);
+		bpf_core_read(&iowait, sizeof(iowait), &t->iowait_sleeptime);
+	}
+	return idle + iowait;
+}
+
+/*
+ * The run queue of this CPU, found by way of the task that runs on it. 0 where that is not so: a kernel that has changed.
+ */
+static __always_inline __u64 run_queue(struct task_struct *t, __u32 cpu)
+{
+	struct cfs_rq *c = t->se.cfs_rq;
+	struct rq *rq;
+
+	if (!c)
+		return 0;
+	rq = c->rq;
+	if (!rq || rq->cpu != cpu)
+		return 0;
+	return (__u64)rq;
+}
+
+/* When the task got the CPU; another number each time. */
+static __always_inline __u64 arrival_of(struct task_struct *t)
+{
+	if (bpf_core_field_exists(t->sched_info.last_arrival))
+		return t->sched_info.last_arrival;
+	return t->nvcsw + t->nivcsw;
+}
+
+/* One task held the CPU from its first look to the last: it is told of when another look no longer sees it. */
+static __always_inline void occupant_leaves(struct state *s, __u32 cpu, __u64 now)
+{
+	struct record *r;
+
+	if (s->pid && s->held) {
+		r = bpf_ringbuf_reserve(&tare_stalls, sizeof(*r), 0);
+		if (r) {
+			r->kind = KIND_OCCUPANT;
+			r->cpu = cpu;
+			r->last = s->before;
+			r->now = now;
+			r->stolen = s->held_stolen;
+			r->idle = 0;
+			r->late = s->last;
+			r->first = s->first;
+			r->pid = s->pid;
+			r->tgid = s->tgid;
+			__builtin_memcpy(r->comm, s->comm, sizeof(r->comm));
+			bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+		} else {
+			s->lost++;
+		}
+	}
+	s->pid = 0;
+	s->held = 0;
+}
+
+static __always_inline void interval(struct state *s, __u32 cpu, __u64 now, __u64 stolen, __u64 idle)
+{
+	__u64 wall = now - s->last, late = now - s->due;
+	struct record *r;
+
+	idle = min64(idle, wall);
+	s->stolen += stolen;
+	if (late > stolen + period / 2) {
+		s->late++;
+		if (late - stolen > s->longest)
+			s->longest = late - stolen;
+	}
+	if (stolen < WORTH) {
+		s->small += stolen;
+		s->small_hi += min64(stolen, idle);
+		if (stolen + idle > wall)
+			s->small_lo += min64(stolen, idle) < stolen + idle - wall ? min64(stolen, idle) : stolen + idle - wall;
+		return;
+	}
+	r = bpf_ringbuf_reserve(&tare_stalls, sizeof(*r), 0);
+	if (!r) {
+		s->lost++;
+		return;
+	}
+	__builtin_memset(r, 0, sizeof(*r));
+	r->kind = KIND_STALL;
+	r->cpu = cpu;
+	r->last = s->last;
+	r->now = now;
+	r->stolen = stolen;
+	r->idle = idle;
+	r->late = late;
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+}
+
+SEC("perf_event")
+int tare_witness(void *ctx)
+{
+	__u64 now = bpf_ktime_get_ns(), rq, steal, idle, stolen = 0, arrival;
+	struct task_struct *t = bpf_get_current_task_btf();
+	__u32 cpu = bpf_get_smp_processor_id(), pid = t->pid, tgid = t->tgid;
+	struct state *s = bpf_map_lookup_elem(&tare_looks, &cpu);
+
+	if (!s)
+		return 0;
+	rq = run_queue(t, cpu);
+	if (!rq)
+		return 0;
+	steal = stolen_clock(rq);
+	idle = idle_clock(rq);
+	if (s->last) {
+		if (now < s->due || now - s->due > 1000 * period) /* the timer was set again: another beat */
+			s->due = now;
+		if (steal > s->steal)
+			stolen = steal - s->steal;
+		interval(s, cpu, now, stolen, idle - s->idle);
+		/* The timer keeps to its beat, however late it comes. What it is late by each time is the beat moved. */
+		if (now - s->due < period / 2)
+			s->due += (now - s->due) / 16;
+		s->due += ((now - s->due) / period + 1) * period;
+	} else {
+		s->due = now + period;
+	}
+	s->steal = steal;
+	s->idle = idle;
+	s->looks++;
+
+	if (pid) {
+		arrival = arrival_of(t);
+		if (s->pid == pid && s->arrival == arrival) {
+			s->held++;
+			s->held_stolen += stolen;
+		} else {
+			occupant_leaves(s, cpu, now);
+			s->pid = pid;
+			s->tgid = tgid;
+			s->arrival = arrival;
+			s->before = s->last ? s->last : now;
+			s->first = now;
+			s->held_stolen = 0;
+			bpf_get_current_comm(s->comm, sizeof(s->comm));
+		}
+		if (busiest) {
+			struct process *p = bpf_map_lookup_elem(&tare_busiest, &tgid);
+			if (p) {
+				__sync_fetch_and_add(&p->looks, 1);
+			} else {
+				struct process new = { .looks = 1 };
+				__builtin_memcpy(new.comm, s->comm, sizeof(new.comm));
+				bpf_map_update_elem(&tare_busiest, &tgid, &new, BPF_NOEXIST);
+			}
+		}
+	} else if (s->pid) {
+		occupant_leaves(s, cpu, now);
+	}
+	s->last = now;
+	return 0;
+}
+
+/* Run once by the loader, attached to nothing: whether the hypervisor keeps the steal clock. It counts the version up with each change. */
+SEC("raw_tp/sched_switch")
+int tare_clock(void *ctx)
+{
+	__u64 rq = run_queue(bpf_get_current_task_btf(), bpf_get_smp_processor_id());
+	__u32 version = 0;
+
+	if (!rq)
+		return -1;
+	if (steal_source == STEAL_CLOCK)
+		bpf_core_read(&version, sizeof(version), &((struct kvm_steal_time *)(rq + steal_time_at))->version);
+	return version != 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

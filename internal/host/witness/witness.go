@@ -1,0 +1,434 @@
+// Package witness looks at every CPU, some 500 times a second, and says what disturbed the machine: when a CPU stood still because the hypervisor
+// ran somebody else, which tasks held a CPU for long, and which processes were seen running.
+//
+// A look is a run of a small BPF program in a timer interrupt of its CPU. It reads the steal clock, which the hypervisor keeps to the nanosecond
+// (struct kvm_steal_time in arch/x86/include/uapi/asm/kvm_para.h), and the kernel's own account of idle time. After a stall the look comes late
+// and is the first thing that runs, so the stall ended there. A look that comes late although nothing was stolen is told apart: interrupts were off,
+// or a tracing program was running. That is never noise, for whoever is weighed may be the cause.
+package witness
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" witness bpf/witness.bpf.c
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/host/feature"
+	"tare/internal/host/perf"
+)
+
+// Source is where stolen time is read from.
+type Source string
+
+// The sources.
+const (
+	Clock Source = "steal-clock" // the hypervisor's own, of this moment
+	Ticks Source = "steal-ticks" // the kernel's counter, which it brings up to date at its ticks
+)
+
+// DefaultHz is the looks per second and CPU: as many as the sampler takes samples, so that both share an interrupt.
+const DefaultHz = perf.DefaultHz
+
+// Options of a witness. The zero value has sensible defaults.
+type Options struct {
+	Hz int // looks per second and CPU; 0 is DefaultHz
+	// Leaders are the events of a sampler, by CPU. The witness joins them: it is switched on and off with them, and its looks fall into the same
+	// interrupts, so that an idle CPU is woken once. Empty: the witness stands alone.
+	Leaders map[int]int
+	// LeaderPeriod is the time between two samples of the leaders. The witness looks at each, or at every second, third, ... of fast ones.
+	LeaderPeriod time.Duration
+	Ticks        bool // do not use the steal clock even where there is one
+}
+
+// Witness looks while it is enabled. It is for one goroutine at a time.
+type Witness struct {
+	objects witnessObjects
+	reader  *ringbuf.Reader
+	record  ringbuf.Record
+	events  []event
+	source  Source
+	period  time.Duration
+	id      uint32
+
+	looks  []Look // intervals in which something was stolen, since Begin
+	spans  []span // of occupants, since Begin
+	begin  []state
+	names  names
+	folded folded
+}
+
+// event is the timer of one CPU.
+type event struct {
+	cpu, fd int
+	joined  bool // switched on and off with the sampler
+}
+
+// record and state are the structures of the same names in bpf/witness.bpf.c; a test compares their layout.
+type record struct {
+	Kind, CPU                                    uint32
+	Last, Now, Stolen, Idle, LateOrSeen, FirstAt uint64
+	PID, TGID                                    uint32
+	Comm                                         [16]byte
+}
+
+const (
+	kindStall    = 1
+	kindOccupant = 2
+)
+
+type state struct {
+	Last, Due, Steal, Idle, Looks            uint64
+	Stolen, Small, SmallLo, SmallHi          uint64
+	Late, Longest, Lost                      uint64
+	Arrival, Before, First, HeldStolen, Held uint64
+	PID, TGID                                uint32
+	Comm                                     [16]byte
+}
+
+// process is a value of the map of processes.
+type process struct {
+	Looks uint64
+	Comm  [16]byte
+}
+
+// The per-CPU variables of the kernel that the program reads (bpf/witness.bpf.c).
+const (
+	runQueues = "runqueues"
+	stealTime = "steal_time"
+	cpuStat   = "kernel_cpustat"
+	tickSched = "tick_cpu_sched"
+)
+
+// The values of steal_source in the program.
+const (
+	sourceClock uint32 = 1
+	sourceTicks uint32 = 2
+)
+
+// Open loads the program and makes the events; no look is taken until Enable, or until the leaders are enabled. The error is a
+// *feature.MissingError where this machine has no witness.
+func Open(o Options) (*Witness, error) {
+	if err := Witnessing.Err(); err != nil {
+		return nil, err
+	}
+	return open(o)
+}
+
+func open(o Options) (w *Witness, err error) {
+	w = &Witness{period: time.Second / time.Duration(cmp.Or(o.Hz, DefaultHz))}
+	if len(o.Leaders) > 0 {
+		// The longest whole number of the leaders' periods that is not longer than the witness's own.
+		w.period = o.LeaderPeriod * max(w.period/o.LeaderPeriod, 1)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Close())
+			w = nil
+		}
+	}()
+	if err := w.load(!o.Ticks); err != nil {
+		return w, err
+	}
+	if err := w.objects.TareClock.Close(); err != nil { // it has answered
+		return w, fmt.Errorf("unloading the program that found the steal clock: %w", err)
+	}
+	if w.reader, err = ringbuf.NewReader(w.objects.TareStalls); err != nil {
+		return w, fmt.Errorf("mapping the ring of the witness: %w", err)
+	}
+	cpus, err := perf.OnlineCPUs()
+	if err != nil {
+		return w, err
+	}
+	for _, cpu := range cpus {
+		leader, ok := o.Leaders[cpu]
+		if !ok {
+			leader = -1
+		}
+		err := w.openEvent(cpu, leader)
+		if errors.Is(err, unix.ENODEV) {
+			continue // went offline since
+		}
+		if err != nil {
+			return w, err
+		}
+	}
+	return w, nil
+}
+
+// load loads the program with what this kernel has: the steal clock where the hypervisor keeps one, else the kernel's counter.
+func (w *Witness) load(clock bool) error {
+	kernel, err := kernelVariables()
+	if err != nil {
+		return err
+	}
+	if _, ok := kernel[runQueues]; !ok {
+		return errors.New("this kernel does not tell where its per-CPU variable runqueues is")
+	}
+	if _, ok := kernel[stealTime]; ok && clock {
+		if err := w.loadWith(kernel, sourceClock); err != nil {
+			return err
+		}
+		kept, err := w.objects.TareClock.Run(&ebpf.RunOptions{})
+		switch {
+		case err != nil:
+			return fmt.Errorf("asking whether the hypervisor keeps the steal clock: %w", err)
+		case int32(kept) < 0:
+			return errors.New("the run queue of a CPU is not where this program looks for it")
+		case kept == 1:
+			w.source = Clock
+			return nil
+		}
+		if err := w.objects.Close(); err != nil {
+			return fmt.Errorf("unloading the program of the witness: %w", err)
+		}
+	}
+	if _, ok := kernel[cpuStat]; !ok {
+		return errors.New("this kernel does not tell where its per-CPU variable kernel_cpustat is")
+	}
+	w.source = Ticks
+	return w.loadWith(kernel, sourceTicks)
+}
+
+// kernelVariables are the places of the variables in the section of per-CPU variables, by name: of those that this kernel has and tells.
+func kernelVariables() (map[string]int64, error) {
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return nil, fmt.Errorf("reading the types of the kernel: %w", err)
+	}
+	var section *btf.Datasec
+	if err := kernel.TypeByName(".data..percpu", &section); err != nil {
+		return nil, fmt.Errorf("looking up the per-CPU variables of the kernel: %w", err)
+	}
+	places := map[string]int64{}
+	for _, v := range section.Vars {
+		switch name := v.Type.TypeName(); name {
+		case runQueues, stealTime, cpuStat, tickSched:
+			places[name] = int64(v.Offset)
+		}
+	}
+	return places, nil
+}
+
+func (w *Witness) loadWith(kernel map[string]int64, source uint32) error {
+	spec, err := loadWitness()
+	if err != nil {
+		return fmt.Errorf("reading the program of the witness: %w", err)
+	}
+	idle := uint32(0)
+	if _, ok := kernel[tickSched]; ok {
+		idle = 1
+	}
+	for name, value := range map[string]any{
+		"steal_source": source, "idle_known": idle, "period": uint64(w.period),
+		"steal_time_at":     kernel[stealTime] - kernel[runQueues],
+		"kernel_cpustat_at": kernel[cpuStat] - kernel[runQueues],
+		"tick_cpu_sched_at": kernel[tickSched] - kernel[runQueues],
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("setting %s of the witness: %w", name, err)
+		}
+	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("counting the CPUs of this machine: %w", err)
+	}
+	spec.Maps["tare_looks"].MaxEntries = uint32(cpus)
+	spec.Maps["tare_stalls"].MaxEntries = ringBytes(cpus)
+	if err := spec.LoadAndAssign(&w.objects, nil); err != nil {
+		return fmt.Errorf("loading the program of the witness: %w", err)
+	}
+	info, err := w.objects.TareWitness.Info()
+	if err != nil {
+		return fmt.Errorf("reading about the program of the witness: %w", err)
+	}
+	if id, ok := info.ID(); ok {
+		w.id = uint32(id)
+	}
+	return nil
+}
+
+// ringBytes is the memory of the ring. A record takes 96 bytes with its header, a busy CPU changes hands some 250 times a second, and the ring is
+// emptied five times a second.
+func ringBytes(cpus int) uint32 {
+	n := uint32(1 << 17)
+	for n < uint32(cpus)*(16<<10) && n < 1<<23 {
+		n *= 2
+	}
+	return n
+}
+
+func (w *Witness) openEvent(cpu, leader int) error {
+	attr := unix.PerfEventAttr{
+		Type:    unix.PERF_TYPE_SOFTWARE,
+		Config:  unix.PERF_COUNT_SW_CPU_CLOCK,
+		Size:    uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
+		Sample:  uint64(w.period),
+		Bits:    unix.PerfBitUseClockID, // the events of a group have one clock
+		Clockid: unix.CLOCK_MONOTONIC,
+	}
+	if leader < 0 {
+		attr.Bits |= unix.PerfBitDisabled
+	}
+	fd, err := unix.PerfEventOpen(&attr, -1, cpu, leader, unix.PERF_FLAG_FD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("opening the witness's event on CPU %d: %w", cpu, err)
+	}
+	w.events = append(w.events, event{cpu, fd, leader >= 0})
+	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, w.objects.TareWitness.FD()); err != nil {
+		return fmt.Errorf("attaching the witness to its event on CPU %d: %w", cpu, err)
+	}
+	return nil
+}
+
+// Source is where stolen time is read from.
+func (w *Witness) Source() Source { return w.source }
+
+// Period is the time between two looks at one CPU.
+func (w *Witness) Period() time.Duration { return w.period }
+
+// Program is the id of the program that looks.
+func (w *Witness) Program() uint32 { return w.id }
+
+// Reset forgets everything; call it while no look is taken.
+func (w *Witness) Reset() error {
+	for cpu := range w.cpus() {
+		if err := w.objects.TareLooks.Update(cpu, state{}, ebpf.UpdateAny); err != nil {
+			return fmt.Errorf("clearing the state of the witness: %w", err)
+		}
+	}
+	if err := w.clearProcesses(); err != nil {
+		return err
+	}
+	if err := w.drain(func(*record) {}); err != nil {
+		return err
+	}
+	w.looks, w.spans, w.begin, w.folded = nil, nil, nil, folded{}
+	return nil
+}
+
+func (w *Witness) cpus() uint32 { return w.objects.TareLooks.MaxEntries() }
+
+// Enable begins to look; a witness that has joined a sampler begins with it.
+func (w *Witness) Enable() error { return w.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling") }
+
+// Disable ends it; what has been seen can still be drained.
+func (w *Witness) Disable() error { return w.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling") }
+
+func (w *Witness) ioctl(req uint, what string) error {
+	for _, e := range w.events {
+		if e.joined {
+			continue
+		}
+		if err := unix.IoctlSetInt(e.fd, req, 0); err != nil {
+			return fmt.Errorf("%s the witness's event on CPU %d: %w", what, e.cpu, err)
+		}
+	}
+	return nil
+}
+
+// How long Settle waits for a look at every CPU: the longest stalls that were seen took some hundred milliseconds.
+const (
+	settleAtMost = 300 * time.Millisecond
+	settleEvery  = 500 * time.Microsecond
+)
+
+// Settle waits until every CPU was looked at after the time after (CLOCK_MONOTONIC, ns), so that a stall of that time is known in full. It gives up
+// after 0.3 s, for a CPU may have gone offline.
+func (w *Witness) Settle(after int64) error {
+	giveUp := time.Now().Add(settleAtMost)
+	for {
+		states, err := w.states()
+		if err != nil {
+			return err
+		}
+		all := true
+		for _, e := range w.events {
+			if int64(states[e.cpu].Last) > after {
+				continue
+			}
+			all = false
+			// The kernel reads the event on its CPU, by an interrupt that waits for the end of a stall and ends idle sleep: on virtual machines timers
+			// of a CPU in deep sleep were seen not to fire until something else woke it.
+			var count [8]byte
+			_, _ = unix.Read(e.fd, count[:]) // of an event whose CPU went offline there is nothing to read
+		}
+		if all || time.Now().After(giveUp) {
+			return nil
+		}
+		time.Sleep(settleEvery)
+	}
+}
+
+// states reads what the program knows of each CPU, by its number.
+func (w *Witness) states() ([]state, error) {
+	out := make([]state, w.cpus())
+	for cpu := range out {
+		if err := w.objects.TareLooks.Lookup(uint32(cpu), &out[cpu]); err != nil {
+			return nil, fmt.Errorf("reading the state of the witness: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// drain hands out every record in the ring.
+func (w *Witness) drain(handle func(*record)) error {
+	w.reader.SetDeadline(time.Unix(1, 0)) // do not wait: records come without a wake-up
+	for {
+		err := w.reader.ReadInto(&w.record)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading the ring of the witness: %w", err)
+		}
+		if len(w.record.RawSample) < int(unsafe.Sizeof(record{})) {
+			return fmt.Errorf("reading the ring of the witness: a record of %d bytes", len(w.record.RawSample))
+		}
+		handle((*record)(unsafe.Pointer(&w.record.RawSample[0])))
+	}
+}
+
+// Close ends looking and frees everything. A witness that has joined a sampler is closed before it.
+func (w *Witness) Close() error {
+	var errs []error
+	for _, e := range w.events {
+		errs = append(errs, unix.Close(e.fd))
+	}
+	w.events = nil
+	if w.reader != nil {
+		errs = append(errs, w.reader.Close())
+		w.reader = nil
+	}
+	return errors.Join(append(errs, w.objects.Close())...)
+}
+
+// Witnessing is the feature that this package needs.
+var Witnessing = feature.New(feature.Status{
+	Name:  "witness",
+	Needs: "perf_event_open for all CPUs and BPF programs on perf events with the kernel's types: root, CONFIG_DEBUG_INFO_BTF, Linux 5.11",
+	Lost:  "when a CPU stood still or was held by somebody else; stolen time inside idle time and inside the run time of eBPF programs",
+	Mend:  "run as root on Linux 5.11 or newer with BTF",
+}, func() (string, error) {
+	w, err := open(Options{})
+	if err != nil {
+		return "", err
+	}
+	source := w.source
+	if err := w.Close(); err != nil {
+		return "", err
+	}
+	return strconv.Itoa(DefaultHz) + " looks per second and CPU, stolen time by the " + string(source), nil
+})
+
+// Features are the probes of this package.
+func Features() []*feature.Probe { return []*feature.Probe{Witnessing} }
