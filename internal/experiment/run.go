@@ -49,7 +49,7 @@ func Run(ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writ
 			return trials, err
 		}
 		t := record.Trial{Schema: record.TrialSchema, PlannedTrial: p}
-		level, seed := s.At(p.Factors), arrivalSeed(run.Seed, p)
+		level, seed := s.At(p.Factors).As(p.Arm), arrivalSeed(run.Seed, p)
 		var failure error
 		if level.nodes() > 0 {
 			failure = (&nodesTrial{machine: m, spec: level, seed: seed}).run(ctx, &t)
