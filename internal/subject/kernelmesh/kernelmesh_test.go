@@ -42,7 +42,7 @@ var none = map[string]int{}
 func TestWeights(t *testing.T) {
 	n := 1200
 	if testing.Short() {
-		n = 200
+		n = 100 // 5 standard deviations are 22 then
 	}
 	for _, store := range stores {
 		t.Run(store, func(t *testing.T) { testWeights(t, store, n) })
@@ -443,7 +443,7 @@ func testReplace(t *testing.T, store string) {
 	}()
 	n := 2000
 	if testing.Short() {
-		n = 500
+		n = 100
 	}
 	got := client.ask(t, request{Do: "tcp", To: service4, N: n})
 	close(stop)
