@@ -121,7 +121,7 @@ func testFiles(t *testing.T, root string, dirs []string) map[string][]byte {
 // repeat makes a subtest of each test that ran inside, with its verdict and what it printed.
 func repeat(t *testing.T, output string) {
 	t.Helper()
-	convert := exec.Command("go", "tool", "test2json")
+	convert := exec.Command("go", "tool", "test2json", "-t") // with times
 	convert.Stdin = strings.NewReader(output)
 	converted, err := convert.Output()
 	if err != nil {
@@ -129,11 +129,15 @@ func repeat(t *testing.T, output string) {
 	}
 	type test struct {
 		verdict string
+		seconds float64         // in the machine
 		output  strings.Builder // with that of its subtests
 	}
 	tests := map[string]*test{}
 	for events := json.NewDecoder(bytes.NewReader(converted)); ; {
-		var e struct{ Action, Test, Output string }
+		var e struct {
+			Action, Test, Output string
+			Elapsed              float64
+		}
 		if err := events.Decode(&e); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
@@ -148,11 +152,12 @@ func repeat(t *testing.T, output string) {
 		}
 		tests[name].output.WriteString(e.Output)
 		if !isSub && slices.Contains([]string{"pass", "fail", "skip"}, e.Action) {
-			tests[name].verdict = e.Action
+			tests[name].verdict, tests[name].seconds = e.Action, e.Elapsed
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(tests)) {
 		t.Run(name, func(t *testing.T) {
+			t.Logf("%.1f s in the machine", tests[name].seconds)
 			switch said := tests[name].output.String(); tests[name].verdict {
 			case "pass":
 			case "skip":
