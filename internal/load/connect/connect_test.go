@@ -211,7 +211,7 @@ func TestRole(t *testing.T) {
 			if err := parent.Expect(role.Ready, &ready, nil); err != nil || ready.Services != 2 || ready.Judges {
 				t.Fatalf("ready: %+v, %v", ready, err)
 			}
-			window := 20 * time.Millisecond
+			window := 300 * time.Millisecond
 			if early == "while it runs" {
 				window = time.Hour
 			}

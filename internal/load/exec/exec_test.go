@@ -492,7 +492,7 @@ func TestNoProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, err := l.Run(t.Context(), schedule(0, window(50*time.Millisecond)))
+	r, err := l.Run(t.Context(), schedule(0, window(300*time.Millisecond)))
 	if err != nil || r.Sent == 0 || r.Errors["clone EAGAIN"] != r.Sent || r.Done != 0 || r.Counts[CountMade] != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
