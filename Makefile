@@ -11,7 +11,7 @@ BENCH ?= .
 GOBUILD := CGO_ENABLED=0 go build -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build web install generate lint bench bench-load bench-aa experiments fuzz clean
+.PHONY: help run test build web install generate lint bench bench-load bench-aa noise experiments fuzz clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ bench-load: ## the load generator against fortio and wrk, as ratios in one run (
 
 bench-aa: ## 20 real runs of the baseline against itself: how often the scale cries wolf
 	go run ./test/bench/aa
+
+NOISE ?= -neighbour
+noise: build ## what Tare promises of noisy machines, again and again (NOISE= for one without the neighbour; see docs/noise.md)
+	go run ./test/bench/noise $(NOISE)
+	go run ./test/bench/noise -table
 
 fuzz: ## run every fuzz test for FUZZTIME (default 10s) each
 	@set -e -o pipefail; for p in $$(go list ./...); do \

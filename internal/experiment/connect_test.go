@@ -19,7 +19,7 @@ const connectSpec = `name: connections
 question: Where do they go?
 blocks: 1
 warmup: 20ms
-duration: 200ms
+duration: 600ms
 loads: {client: {kind: connect}}
 baseline: {subject: kernelmesh, store: value, peer: endpoint, work: replace, max-services: 8, max-endpoints: 32}
 arms:

@@ -32,6 +32,8 @@ type Kind struct {
 	Works bool
 	// traces is of subjects: a tracer, which delivers the events of a load.
 	traces *tracer.Entry
+	// varies is of subjects: there is none, but the baseline with other settings.
+	varies bool
 	// label is of subjects: the setting by which one is told from another of its kind; empty: they are called by the kind.
 	label string
 
@@ -112,7 +114,7 @@ var (
 		Serves: true,
 		label:  "store",
 		check:  checkKernelmesh,
-	}, storeSubject}, traceSubjects...)
+	}, storeSubject, variantSubject}, traceSubjects...)
 )
 
 // argv are the arguments of tare that start a process of this kind.

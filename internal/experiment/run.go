@@ -228,7 +228,7 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 // onMachine runs a trial where trials run: here, or on nodes.
 func (r *Runner) onMachine(ctx context.Context, dir string, t *record.Trial) error {
 	p := t.PlannedTrial
-	level, seed := r.Spec.At(p.Factors), arrivalSeed(r.Record.Seed, p)
+	level, seed := r.Spec.At(p.Factors).As(p.Arm), arrivalSeed(r.Record.Seed, p)
 	if level.nodes() > 0 {
 		return (&nodesTrial{machine: r.Machine, spec: level, seed: seed}).run(ctx, t)
 	}

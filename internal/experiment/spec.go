@@ -140,7 +140,7 @@ func (s *Spec) AllArms() []string {
 
 // Subject is what an arm weighs; null where it weighs none.
 func (s *Spec) Subject(arm string) *Part {
-	if arm == record.Direct || arm == record.AA {
+	if arm == record.Direct || arm == record.AA || s.Arms[arm].Kind.varies {
 		return s.Baseline
 	}
 	return s.Arms[arm]
@@ -148,7 +148,7 @@ func (s *Spec) Subject(arm string) *Part {
 
 // Subjects are those of all arms.
 func (s *Spec) Subjects() []*Part {
-	all := slices.Collect(maps.Values(s.Arms))
+	all := slices.DeleteFunc(slices.Collect(maps.Values(s.Arms)), func(p *Part) bool { return p.Kind.varies })
 	if s.Baseline != nil {
 		all = append(all, s.Baseline)
 	}
@@ -174,17 +174,23 @@ func (s *Spec) BaselineName() string {
 
 // At is the spec with every factor set to its value in l.
 func (s *Spec) At(l Level) *Spec {
-	c := *s
-	c.Applications, c.Loads, c.Arms, c.Whole = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms), s.Whole.clone()
-	if s.Baseline != nil {
-		c.Baseline = s.Baseline.clone()
-	}
+	c := s.clone()
 	for _, f := range s.Factors {
 		for _, p := range f.paths {
 			if t, ok := c.target(p); ok {
 				t.options[t.knob.Name] = l[f.Name]
 			}
 		}
+	}
+	return c
+}
+
+// clone is a copy whose parts can be set.
+func (s *Spec) clone() *Spec {
+	c := *s
+	c.Applications, c.Loads, c.Arms, c.Whole = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms), s.Whole.clone()
+	if s.Baseline != nil {
+		c.Baseline = s.Baseline.clone()
 	}
 	return &c
 }
@@ -351,6 +357,9 @@ func (s *Spec) checkParts() (path string, err error) {
 			return path, err
 		}
 		if path, err := c.checkTraces(); err != nil {
+			return path, err
+		}
+		if path, err := c.checkVariants(); err != nil {
 			return path, err
 		}
 		for _, sec := range c.sections() {

@@ -16,6 +16,7 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/fault"
 	"tare/internal/record"
+	"tare/test/quiet"
 )
 
 // needsTime skips what does not fit into the time of make test, or needs a machine that nobody else uses meanwhile.
@@ -99,9 +100,11 @@ func runCounts(t *testing.T, c *record.Contents) {
 	}
 }
 
-// TestCPULimit: the experiment says that the limit is shared, and what it says of the limited groups is what their own files say.
+// TestCPULimit: the experiment says that the limit is shared, and what it says of the limited groups is what their own files say. Where others
+// take the CPU, the groups do not come up to their limit, and there is nothing to see.
 func TestCPULimit(t *testing.T) {
 	needsRoot(t)
+	quiet.Wait(t, 3*time.Second, 30*time.Second)
 	leavesNothing(t)
 	files := watchUsage(t, "client")
 	c, s := quickly(t, "ebpf-cpu-limit")

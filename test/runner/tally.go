@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"tare/test/quiet"
 )
 
 // tally counts what came of the checks and tests, and says so as they end.
@@ -29,10 +31,18 @@ func (t *tally) skip(name, reason string) { t.skipped = append(t.skipped, outcom
 
 // close prints the lists and the totals.
 func (t *tally) close(took time.Duration) {
+	var noisy, lacking []outcome
+	for _, o := range t.skipped {
+		if strings.HasPrefix(o.reason, quiet.Reason) {
+			noisy = append(noisy, o)
+		} else {
+			lacking = append(lacking, o)
+		}
+	}
 	for _, l := range []struct {
 		title    string
 		outcomes []outcome
-	}{{"Skipped, and why", t.skipped}, {"Failed", t.failed}} {
+	}{{"Skipped, and why", lacking}, {"Skipped, for the machine was too noisy (run them again when it is not)", noisy}, {"Failed", t.failed}} {
 		if len(l.outcomes) == 0 {
 			continue
 		}

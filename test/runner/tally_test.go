@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"tare/test/quiet"
 )
 
 // The events are those that go test really prints for a package of each kind, so the tests write such packages and run them.
@@ -80,16 +82,20 @@ func TestClose(t *testing.T) {
 	var out strings.Builder
 	y := &tally{w: &out, passed: 3}
 	y.skip("host/perf TestCycles", "needs hardware cycles")
+	y.skip("test/e2e TestLimit", quiet.Reason+": 30 % stolen")
 	y.fail("vet", "see above")
 	y.close(61 * time.Second)
 	const want = `
 Skipped, and why:
   host/perf TestCycles: needs hardware cycles
 
+Skipped, for the machine was too noisy (run them again when it is not):
+  test/e2e TestLimit: needs a quiet machine: 30 % stolen
+
 Failed:
   vet: see above
 
-3 passed, 1 failed, 1 skipped (1m1s)
+3 passed, 1 failed, 2 skipped (1m1s)
 `
 	if out.String() != want {
 		t.Errorf("got %s", out.String())

@@ -34,25 +34,34 @@ func ok(t *testing.T, r Result) {
 	t.Logf("%s from start to power-off", r.Took)
 }
 
-func TestDoctor(t *testing.T) {
-	for _, mode := range []CgroupMode{V2, V1, Hybrid} {
-		t.Run(string(mode), func(t *testing.T) {
-			r := Run(t, Options{CgroupMode: mode}, "tare doctor --json")
-			ok(t, r)
-			if !json.Valid([]byte(r.Output)) {
-				t.Errorf("not JSON:\n%s", r.Output)
-			}
-		})
-	}
-}
+// mounted prints where the control group hierarchies are and which controllers children of a v2 root have.
+const mounted = `echo $(sed -n 's|^[^ ]* /sys/fs/\(cgroup/\)*\([^ ]*\) \(cgroup2*\) .*|\2:\3|p' /proc/mounts) \
+	$(sed 's/[^ ][^ ]*/+&/g' /sys/fs/cgroup/cgroup.subtree_control 2>/dev/null)
+`
 
-func TestWeigh(t *testing.T) {
-	for _, mode := range []CgroupMode{V2, V1, Hybrid} {
+const mountedV1 = "cpu:cgroup cpuacct:cgroup memory:cgroup pids:cgroup"
+
+// In each layout of control groups, which is as it should be, doctor and weigh work. One machine does all three, for it takes longer to boot
+// than any of them.
+func TestCgroupModes(t *testing.T) {
+	for mode, want := range map[CgroupMode]string{V2: "cgroup:cgroup2 +cpu +memory +pids", V1: mountedV1, Hybrid: mountedV1 + " unified:cgroup2"} {
 		t.Run(string(mode), func(t *testing.T) {
-			r := Run(t, Options{CgroupMode: mode}, "tare weigh --for 2s --json")
+			t.Parallel()
+			const next = "next:\n"
+			r := Run(t, Options{CgroupMode: mode}, mounted+"echo next:\ntare doctor --json && echo next: && tare weigh --for 2s --json")
 			ok(t, r)
+			said := strings.Split(r.Output, next)
+			if len(said) != 3 {
+				t.Fatalf("%d outputs, want 3:\n%s", len(said), r.Output)
+			}
+			if got := strings.TrimSpace(said[0]); got != want {
+				t.Errorf("mounted is %q, want %q", got, want)
+			}
+			if !json.Valid([]byte(said[1])) {
+				t.Errorf("doctor: not JSON:\n%s", said[1])
+			}
 			var l ledger.Ledger
-			decode(t, r.Output, &l)
+			decode(t, said[2], &l)
 			if l.Schema != ledger.Schema || l.Host.CgroupMode != string(mode) || l.Host.CPUs != 2 || l.Window.Seconds < 2 {
 				t.Errorf("got schema %q, cgroup mode %q, %d CPUs, %g s", l.Schema, l.Host.CgroupMode, l.Host.CPUs, l.Window.Seconds)
 			}
@@ -66,6 +75,7 @@ func TestWeigh(t *testing.T) {
 
 // The data plane serves a connection that is made inside its group, and none outside. (timeout, because busybox wget -T crashes.)
 func TestKernelmesh(t *testing.T) {
+	t.Parallel()
 	const services = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080}\n"
 	r := Run(t, Options{Files: map[string][]byte{"/services.yaml": []byte(services)}}, `
 mkdir /sys/fs/cgroup/work
@@ -85,8 +95,9 @@ wait`)
 // On cgroup v2 a program on a group without groups in it can run nowhere else: its time is not sampled, it is known. Of one on a group with
 // two in it, which make connections 3:1, the split is sampled.
 func TestShares(t *testing.T) {
+	t.Parallel()
 	const services = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080}\n"
-	r := Run(t, Options{Files: map[string][]byte{"/services.yaml": []byte(services)}, Timeout: 3 * time.Minute}, `
+	r := Run(t, Options{Files: map[string][]byte{"/services.yaml": []byte(services)}, Timeout: 6 * time.Minute}, `
 mkdir -p /sys/fs/cgroup/sole /sys/fs/cgroup/split/a /sys/fs/cgroup/split/b
 tare app http --listen 127.0.0.1:8080 --body 5 >&2 & app=$!
 for g in sole split; do
@@ -139,6 +150,7 @@ wait`)
 // The quickstart finds that the data plane costs something. The rate is one that an emulated processor holds, and the gates are open
 // wide, for such a processor is late in everything; how large the cost comes out means nothing.
 func TestQuickstart(t *testing.T) {
+	t.Parallel()
 	r := Run(t, Options{Timeout: 5 * time.Minute}, `
 { tare list quickstart; echo "gates: {rate: 0.5, errors: 0.1, generator_cpu: 1, lag: 2s, invalid: 0.9}"; } >/tmp/quickstart.yaml
 tare run /tmp/quickstart.yaml --quick --blocks 2 --set rate=50 --out /tmp/run >&2
@@ -164,23 +176,26 @@ exit $code`)
 
 // Without the rights, Tare says which it needs, with the exit code for a machine that cannot do it.
 func TestUnprivileged(t *testing.T) {
-	for _, command := range []string{"weigh --for 1s --json", "run quickstart --quick --out /tmp/run"} {
-		t.Run(command, func(t *testing.T) {
-			r := Run(t, Options{}, "su nobody -c 'tare "+command+"' 2>/tmp/err; code=$?; cat /tmp/err >&2; exit $code")
-			if r.ExitCode != 3 || r.Output != "" {
-				t.Errorf("want exit code 3 and no output; got %d and\n%s\nend of the console:\n%s", r.ExitCode, r.Output, tail(r.Console))
-			}
-			if !strings.Contains(r.Console, "tare: ") || strings.Contains(r.Console, "goroutine ") {
-				t.Errorf("no clear error:\n%s", tail(r.Console))
-			}
-		})
+	t.Parallel()
+	r := Run(t, Options{}, `for command in "weigh --for 1s --json" "run quickstart --quick --out /tmp/run"; do
+	su nobody -c "tare $command" 2>/tmp/err
+	echo $?
+	cat /tmp/err >&2
+	grep -c "^tare: " /tmp/err
+done`)
+	if r.Output != "3\n1\n3\n1\n" {
+		t.Errorf("want exit code 3, one error and no other output of both; got\n%s\nend of the console:\n%s", r.Output, tail(r.Console))
+	}
+	if strings.Contains(r.Console, "goroutine ") {
+		t.Errorf("no clear error:\n%s", tail(r.Console))
 	}
 }
 
 // Without any control groups there is nothing to weigh by: both say so, and neither makes a ledger up.
 func TestNoCgroups(t *testing.T) {
-	r := Run(t, Options{CgroupMode: None}, "tare weigh --for 1s --json; echo weigh $?; tare doctor >&2; echo doctor $?")
-	if r.Output != "weigh 3\ndoctor 3\n" {
-		t.Errorf("want exit code 3 of both; got\n%s\nend of the console:\n%s", r.Output, tail(r.Console))
+	t.Parallel()
+	r := Run(t, Options{CgroupMode: None}, mounted+"tare weigh --for 1s --json; echo weigh $?; tare doctor >&2; echo doctor $?")
+	if r.Output != "\nweigh 3\ndoctor 3\n" {
+		t.Errorf("want nothing mounted, and exit code 3 of both; got\n%s\nend of the console:\n%s", r.Output, tail(r.Console))
 	}
 }

@@ -12,6 +12,7 @@ import (
 // An agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and every event is counted there. Local nodes
 // need pairs of virtual interfaces, which this kernel has as a module that is not here: that is said with its mend.
 func TestNodes(t *testing.T) {
+	t.Parallel()
 	const spec = `name: nodes
 question: Is every event counted?
 nodes: 1
@@ -22,7 +23,7 @@ loads: {storm: {kind: exec, rate: 50}}
 arms: {exectrace: {subject: exectrace}}
 gates: {rate: 0, lag: 60s, drift: 1000, errors: 1, throttled: 1h}
 `
-	r := Run(t, Options{Files: map[string][]byte{"/spec.yaml": []byte(spec)}, Timeout: 3 * time.Minute}, `
+	r := Run(t, Options{Files: map[string][]byte{"/spec.yaml": []byte(spec)}, Timeout: 6 * time.Minute}, `
 tare node keys --dir /keys a >&2 || exit 1
 tare run /spec.yaml --nodes-listen 127.0.0.1:7117 --nodes-keys /keys --nodes 1 --out /out >&2 & run=$!
 tare node --join 127.0.0.1:7117 --name a --ca /keys/authority.pem --cert /keys/a.pem --key /keys/a.key >&2

@@ -11,6 +11,7 @@ import (
 
 // TestTrace: on an older kernel, with control groups v2 alone, every exec is counted by all three, and what a tracer costs is known.
 func TestTrace(t *testing.T) {
+	t.Parallel()
 	const spec = `name: traced
 question: Is every event counted?
 blocks: 1
@@ -23,7 +24,7 @@ gates: {rate: 0, lag: 60s, drift: 1000, errors: 1, throttled: 1h}
 `
 	for _, mode := range []CgroupMode{V2} { // the hybrid of v1 and v2 is what most test machines are
 		t.Run(string(mode), func(t *testing.T) {
-			r := Run(t, Options{CgroupMode: mode, Files: map[string][]byte{"/traced.yaml": []byte(spec)}, Timeout: 3 * time.Minute},
+			r := Run(t, Options{CgroupMode: mode, Files: map[string][]byte{"/traced.yaml": []byte(spec)}, Timeout: 6 * time.Minute},
 				"tare run /traced.yaml --out /tmp/out >&2; cat /tmp/out/trials.jsonl")
 			ok(t, r)
 			lines := strings.Split(strings.TrimSpace(r.Output), "\n")

@@ -42,7 +42,7 @@ const (
 	None   CgroupMode = "none"   // nothing mounted
 )
 
-// Options chooses the machine. The zero value is two processors, 1 GiB, cgroup v2, and two minutes until it is killed.
+// Options chooses the machine. The zero value is two processors, 1 GiB, cgroup v2, and five minutes until it is killed.
 type Options struct {
 	CPUs       int
 	MemoryMiB  int
@@ -119,12 +119,13 @@ func Boot(o Options, script string) (Result, error) {
 // our script has begun. That says nothing about what is tested, so it is started again.
 const (
 	bootTries = 3
-	bootTime  = 45 * time.Second // a machine takes 2 to 3 seconds, and 10 were seen on a busy one
+	bootTime  = 60 * time.Second // a machine takes 2 to 3 seconds, and 10 were seen on a busy one
 )
 
 // Later, too, a machine was seen to stand still in the middle of a test that takes a second, its processors busy and nothing said for minutes,
 // where the same test passed before and after. Such a one is started again once: what hangs for a reason of its own hangs twice, and fails.
-const silence = 90 * time.Second
+// Three run at a time, beside whatever else the processors do, so a test of a second may take many.
+const silence = 150 * time.Second
 
 var errSilent = fmt.Errorf("the machine said nothing for %s", silence)
 
@@ -141,7 +142,7 @@ func (o Options) withDefaults() Options {
 		o.CgroupMode = V2
 	}
 	if o.Timeout == 0 {
-		o.Timeout = 2 * time.Minute
+		o.Timeout = 5 * time.Minute
 	}
 	return o
 }

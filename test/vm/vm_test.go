@@ -29,6 +29,7 @@ func TestUnframe(t *testing.T) {
 }
 
 func TestBoot(t *testing.T) {
+	t.Parallel()
 	r := Run(t, Options{Cmdline: "tare_marker=7", Files: map[string][]byte{"/opt/hello": []byte("#!/bin/sh\necho hello\n")}}, `
 uname -r
 cat /sys/devices/system/clocksource/clocksource0/current_clocksource
@@ -38,6 +39,7 @@ mount | grep -c -e ' /sys/fs/bpf type bpf ' -e ' /sys/kernel/tracing type tracef
 grep -o tare_marker=7 /proc/cmdline
 /opt/hello
 ping -c 1 -q 127.0.0.1 >&2
+tare --help >&2
 printf 'no newline'
 exit 5
 `)
@@ -47,34 +49,10 @@ exit 5
 	if rest != want || r.ExitCode != 5 {
 		t.Errorf("got exit code %d and\n%s\nwant 5 and\n%s", r.ExitCode, rest, want)
 	}
-	if !strings.Contains(r.Console, "packets transmitted") {
-		t.Errorf("the console lacks the script's standard error:\n%s", r.Console)
+	for _, said := range []string{"packets transmitted", "Tare weighs"} {
+		if !strings.Contains(r.Console, said) {
+			t.Errorf("the console lacks %q of the script's standard error:\n%s", said, r.Console)
+		}
 	}
 	t.Logf("kernel %s, clock %s, %s from start to power-off", kernel, clock, r.Took)
-}
-
-func TestCgroupModes(t *testing.T) {
-	const v1 = "cpu:cgroup cpuacct:cgroup memory:cgroup pids:cgroup"
-	for mode, want := range map[CgroupMode]string{
-		V2:     "cgroup:cgroup2 +cpu +memory +pids",
-		V1:     v1,
-		Hybrid: v1 + " unified:cgroup2",
-		None:   "",
-	} {
-		t.Run(string(mode), func(t *testing.T) {
-			r := Run(t, Options{CPUs: 1, MemoryMiB: 512, CgroupMode: mode}, `
-echo $(sed -n 's|^[^ ]* /sys/fs/\(cgroup/\)*\([^ ]*\) \(cgroup2*\) .*|\2:\3|p' /proc/mounts) \
-	$(sed 's/[^ ][^ ]*/+&/g' /sys/fs/cgroup/cgroup.subtree_control 2>/dev/null)`)
-			if got := strings.TrimSpace(r.Output); got != want {
-				t.Errorf("got %q, want %q", got, want)
-			}
-		})
-	}
-}
-
-func TestHelp(t *testing.T) {
-	r := Run(t, Options{}, "tare --help")
-	if r.ExitCode != 0 || !strings.Contains(r.Output, "Tare weighs") {
-		t.Errorf("got exit code %d:\n%s%s", r.ExitCode, r.Output, r.Console)
-	}
 }

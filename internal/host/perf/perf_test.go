@@ -76,13 +76,16 @@ func TestSamplerSeesABusyThread(t *testing.T) {
 	if bad > 0 {
 		t.Errorf("%d samples lie outside the span in which sampling was on", bad)
 	}
+	if s.Lost() > 0 {
+		t.Errorf("%d records were lost", s.Lost())
+	}
+	if testing.Short() {
+		t.Skip("needs a real processor: an emulated one counts time in which it stood still as CPU time, and takes no samples then")
+	}
 	ran := time.Duration(after.Stime.Nano() - before.Stime.Nano())
 	want := float64(ran) / float64(s.Period())
 	if got := float64(mine); got < 0.7*want || got > 1.3*want {
 		t.Errorf("thread ran %v in the kernel: got %v samples, want about %.0f", ran, got, want)
-	}
-	if s.Lost() > 0 {
-		t.Errorf("%d records were lost", s.Lost())
 	}
 }
 

@@ -40,7 +40,7 @@ var loopback = netip.MustParseAddrPort("127.64.7.1:80")
 
 // TestConnections: they are made, timed and counted, in the window only.
 func TestConnections(t *testing.T) {
-	r := run(t, Options{First: loopback, Services: 1000}, schedule(20*time.Millisecond, 60*time.Millisecond))
+	r := run(t, Options{First: loopback, Services: 1000}, schedule(20*time.Millisecond, 300*time.Millisecond))
 	h, err := r.Histogram(load.Connect)
 	if err != nil || h == nil {
 		t.Fatalf("histogram %v, %v", h, err)
@@ -52,10 +52,11 @@ func TestConnections(t *testing.T) {
 	if r.Done == 0 || r.Done != r.Intended || r.Opened != r.Done || h.TotalCount() != r.Done || sum != r.Done || len(r.Slices) != load.Slices || len(r.Errors) != 0 {
 		t.Errorf("%d of %d, %d opened, %d timed, %d in slices, errors %v", r.Done, r.Intended, r.Opened, h.TotalCount(), sum, r.Errors)
 	}
-	if r.Generator != Generator || r.Mode != load.Closed || r.Seconds != 0.06 || r.CPUSeconds <= 0 || r.Counts != nil || r.Rate*r.Seconds < 0.999*float64(r.Done) {
+	if r.Generator != Generator || r.Mode != load.Closed || r.Seconds != 0.3 || r.CPUSeconds <= 0 || r.Counts != nil || r.Rate*r.Seconds < 0.999*float64(r.Done) {
 		t.Errorf("%+v", r)
 	}
-	if spent := float64(h.TotalCount()) * h.Mean() / 1e9; h.Min() < 50 || spent > r.Seconds {
+	// There is one thread, so only the connection under way at an edge can lie outside of the window, by as long as it was held up.
+	if spent := float64(h.TotalCount()) * h.Mean() / 1e9; h.Min() < 50 || spent-float64(h.Max())/1e9 > r.Seconds {
 		t.Errorf("the shortest connect() took %d ns, all together %g s of %g s", h.Min(), spent, r.Seconds)
 	}
 }
@@ -93,7 +94,7 @@ func TestJudges(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer page.Close()
-	r := run(t, Options{Replacer: os.Getpid()}, schedule(0, 30*time.Millisecond))
+	r := run(t, Options{Replacer: os.Getpid()}, schedule(0, 300*time.Millisecond))
 	if c := r.Counts; r.Done == 0 || c[generation.Judged] != float64(r.Done) || c[generation.MissedCount] != float64(r.Done) || c[generation.StaleCount]+c[generation.TornCount]+c[generation.FailedCount] != 0 {
 		t.Errorf("%d done, counts %v", r.Done, c)
 	}
@@ -210,7 +211,7 @@ func TestRole(t *testing.T) {
 			if err := parent.Expect(role.Ready, &ready, nil); err != nil || ready.Services != 2 || ready.Judges {
 				t.Fatalf("ready: %+v, %v", ready, err)
 			}
-			window := 20 * time.Millisecond
+			window := 300 * time.Millisecond
 			if early == "while it runs" {
 				window = time.Hour
 			}

@@ -214,6 +214,7 @@ func (p *process) emptied(t *testing.T) {
 
 // TestCounts: what the load says it made is what the kernel counted in its group, to the exec, from ready to result, storm after storm.
 func TestCounts(t *testing.T) {
+	warmed := false
 	for name, c := range map[string]struct {
 		o     Options
 		times int
@@ -225,13 +226,20 @@ func TestCounts(t *testing.T) {
 		"more than it can":  {Options{Rate: 50_000}, 1},
 		"rate, no spinning": {Options{Rate: 400, Spin: -1}, 1},
 	} {
-		for i := range c.times {
-			t.Run(fmt.Sprintf("%s %d", name, i), func(t *testing.T) { countBoth(t, c.o) })
+		if testing.Short() {
+			c.times = 1
 		}
+		for i := range c.times {
+			t.Run(fmt.Sprintf("%s %d", name, i), func(t *testing.T) { warmed = countBoth(t, c.o) || warmed })
+		}
+	}
+	if !warmed && !t.Failed() {
+		t.Error("none made an exec outside of its window, and all have a warm-up")
 	}
 }
 
-func countBoth(t *testing.T, o Options) {
+// countBoth returns whether execs were made outside of the window, as in the warm-up. Where the machine stands still for all of that, none are.
+func countBoth(t *testing.T, o Options) (warmed bool) {
 	p := startProcess(t, o)
 	counter, err := execs.Open()
 	if err != nil {
@@ -265,7 +273,7 @@ func countBoth(t *testing.T, o Options) {
 	if err != nil || missed != 0 {
 		t.Errorf("the kernel's counter missed %d, %v", missed, err)
 	}
-	if made := r.Counts[CountMade]; made == 0 || float64(n.Groups[group]) != made || r.Counts[CountFailed] != 0 || made <= float64(r.Done) || r.Done != r.Sent {
+	if made := r.Counts[CountMade]; made == 0 || float64(n.Groups[group]) != made || r.Counts[CountFailed] != 0 || made < float64(r.Done) || r.Done != r.Sent {
 		t.Errorf("made %g, the kernel counted %d; %g failed, %d of %d done in the window", made, n.Groups[group], r.Counts[CountFailed], r.Done, r.Intended)
 	}
 	p.input.Close()
@@ -273,6 +281,7 @@ func countBoth(t *testing.T, o Options) {
 		t.Error(err)
 	}
 	p.emptied(t)
+	return r.Counts[CountMade] > float64(r.Done)
 }
 
 // TestRate: the schedule holds exactly rate times duration, and all of it is made.
@@ -483,7 +492,7 @@ func TestNoProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, err := l.Run(t.Context(), schedule(0, window(50*time.Millisecond)))
+	r, err := l.Run(t.Context(), schedule(0, window(300*time.Millisecond)))
 	if err != nil || r.Sent == 0 || r.Errors["clone EAGAIN"] != r.Sent || r.Done != 0 || r.Counts[CountMade] != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}

@@ -183,11 +183,14 @@ func TestFilter(t *testing.T) {
 
 // Each exec is delivered once, and none twice.
 func TestIdentities(t *testing.T) {
-	const n = 1000
+	n := 1000
+	if testing.Short() {
+		n = 100 // an exec takes an emulated machine 30 ms
+	}
 	dir := newGroup(t, "")
 	h := trace(t, Options{CgroupDir: dir})
 	newGenerator(t, tiny(t, "tiny"), dir).storm(t, 0, n)
-	if s := h.end(t); s.Seen != n || s.Delivered != n {
+	if s := h.end(t); s.Seen != uint64(n) || s.Delivered != uint64(n) {
 		t.Errorf("%d execs: %+v", n, s)
 	}
 	once(t, h.out.lines(), n, n)
@@ -211,7 +214,11 @@ func once(t *testing.T, lines []string, n, wanted int) {
 
 // A tracer that is stopped, its ring small, loses execs, and knows how many to the event.
 func TestStarved(t *testing.T) {
-	const n, padding = 900, 400 // bytes; six times what the ring holds
+	const padding = 400 // bytes
+	n := 900            // six times what the ring holds
+	if testing.Short() {
+		n = 300 // twice: an exec takes an emulated machine 30 ms
+	}
 	dir := newGroup(t, "")
 	p := traceApart(t, Options{CgroupDir: dir, Ring: minRing}, nil, "")
 	p.ready()
@@ -233,7 +240,7 @@ func TestStarved(t *testing.T) {
 		t.Fatalf("exit code %d\n%s", code, p.log.String())
 	}
 	s := lastStatistics(t, p.log.String())
-	if s.Seen != n || s.LostReserve == 0 || s.Delivered+s.LostReserve != n {
+	if s.Seen != uint64(n) || s.LostReserve == 0 || s.Delivered+s.LostReserve != uint64(n) {
 		t.Errorf("of %d execs: %+v", n, s)
 	}
 	once(t, p.out.lines(), n, int(s.Delivered))

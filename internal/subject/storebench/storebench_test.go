@@ -119,7 +119,7 @@ func TestSlow(t *testing.T) {
 		t.Errorf("%v, %v", r, err)
 	}
 	b, f := newFake(t, Options{Resource: Cluster, Operation: Insert, From: Struct})
-	r, err = b.Run(t.Context(), schedule(50*time.Millisecond, 50*time.Millisecond))
+	r, err = b.Run(t.Context(), schedule(300*time.Millisecond, 300*time.Millisecond))
 	if err != nil || r.Counts[Flushes] == 0 || int(r.Counts[Flushes]) >= f.kinds[Insert] {
 		t.Errorf("%v of %v are counted, %v", r.Counts[Flushes], f.kinds, err)
 	}

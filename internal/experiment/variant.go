@@ -1,0 +1,92 @@
+package experiment
+
+import (
+	"fmt"
+	"strings"
+)
+
+// variantSubject is an arm that weighs a setting and no subject: the baseline once more, with other settings of its applications or loads.
+// A delay planted in the application of one arm, for one, is a difference that is known.
+var variantSubject = &Kind{
+	Name:    "variant",
+	Summary: "the baseline with other settings of applications or loads",
+	Knobs: []Knob{{Name: "set", Type: TypeText,
+		Doc: "settings of this arm as factors name them, with their values: `server.delay=50us`; several are separated by commas"}},
+	varies: true,
+}
+
+// variants finds what an arm sets, and to which value. The error reads on after the path of the arm.
+func (s *Spec) variants(arm string) (map[string]string, error) {
+	p := s.Arms[arm]
+	if p == nil || !p.Kind.varies {
+		return nil, nil
+	}
+	if p.Options["set"] == "" {
+		return nil, fmt.Errorf("a variant needs %q: what differs from the baseline, such as server.delay=50us", "set")
+	}
+	values := map[string]string{}
+	for assignment := range strings.SplitSeq(p.Options["set"], ",") {
+		name, text, ok := strings.Cut(strings.TrimSpace(assignment), "=")
+		if !ok {
+			return nil, fmt.Errorf("there is no = in %q", clip(assignment))
+		}
+		found, err := s.find(name)
+		if err != nil {
+			return nil, fmt.Errorf("%q %w", clip(name), err)
+		}
+		value, err := level(found, text)
+		if err != nil {
+			return nil, fmt.Errorf("the value of %q %w", clip(name), err)
+		}
+		for _, t := range found {
+			if !strings.HasPrefix(t.path, "applications.") && !strings.HasPrefix(t.path, "loads.") {
+				return nil, fmt.Errorf("%q is no setting of an application or a load", clip(name))
+			}
+			if _, twice := values[t.path]; twice {
+				return nil, fmt.Errorf("%q is set twice", t.path)
+			}
+			values[t.path] = value
+		}
+	}
+	return values, nil
+}
+
+// As is the spec as an arm runs it: with what the arm sets, where it is a variant of the baseline.
+func (s *Spec) As(arm string) *Spec {
+	values, err := s.variants(arm)
+	if err != nil || len(values) == 0 { // the error was reported when the spec was read
+		return s
+	}
+	c := s.clone()
+	for path, value := range values {
+		if t, ok := c.target(path); ok {
+			t.options[t.knob.Name] = value
+		}
+	}
+	return c
+}
+
+// checkVariants checks the settings of each variant by themselves and together with the rest. It gives the path of the part at fault.
+func (s *Spec) checkVariants() (path string, err error) {
+	for _, arm := range s.AllArms() {
+		if _, err := s.variants(arm); err != nil {
+			return "arms." + arm, err
+		}
+		c := s.As(arm)
+		if c == s {
+			continue
+		}
+		for _, sec := range c.sections() {
+			for name, p := range sec.parts {
+				check := c.checkCopies(p)
+				if check == nil && p.Kind.check != nil {
+					check = p.Kind.check(p.Options)
+				}
+				if check != nil {
+					return "arms." + arm, fmt.Errorf("with what it sets, %s: %w", sec.path(name), check)
+				}
+			}
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,269 @@
+// Package neighbour is a busy tenant of the same machine, for tests: it takes a part of every CPU away in bursts at SCHED_FIFO.
+//
+// What it did is known to the microsecond: each burst is reported with its beginning and end, by the clock of the sampler and of the
+// loads. A test can so compare what Tare says of a disturbance with the truth.
+package neighbour
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The lengths of bursts when Options does not say.
+const (
+	Shortest = 5 * time.Millisecond
+	Longest  = 50 * time.Millisecond
+)
+
+// maxFor bounds the plan of bursts, which is made beforehand.
+const maxFor = 24 * time.Hour
+
+// Options says what a neighbour does.
+type Options struct {
+	For      time.Duration // how long; a minute when 0
+	Part     float64       // of every CPU that it takes; a half when 0
+	Seed     uint64        // of the lengths of bursts and gaps
+	Shortest time.Duration // burst; Shortest when 0
+	Longest  time.Duration // burst; Longest when 0
+}
+
+// Burst is a stretch of time in which the neighbour held a CPU.
+type Burst struct {
+	CPU  int   `json:"cpu"`
+	From int64 `json:"from_ns"` // CLOCK_MONOTONIC
+	To   int64 `json:"to_ns"`
+}
+
+// Seconds is how long the burst lasted.
+func (b Burst) Seconds() float64 { return float64(b.To-b.From) / 1e9 }
+
+func (o Options) withDefaults() (Options, error) {
+	if o.For == 0 {
+		o.For = time.Minute
+	}
+	if o.Part == 0 {
+		o.Part = 0.5
+	}
+	if o.Shortest == 0 {
+		o.Shortest = Shortest
+	}
+	if o.Longest == 0 {
+		o.Longest = Longest
+	}
+	switch {
+	case o.For < 0 || o.For > maxFor:
+		return o, fmt.Errorf("the time %s is out of range (above 0, to %s)", o.For, maxFor)
+	case o.Part < 0 || o.Part > 0.9: // the kernel leaves 5 % to others by default: sched_rt_runtime_us
+		return o, fmt.Errorf("the part %g is out of range (above 0, to 0.9)", o.Part)
+	case o.Shortest < 100*time.Microsecond || o.Longest < o.Shortest || o.Longest > time.Second:
+		return o, fmt.Errorf("bursts of %s to %s are out of range (100 µs to 1 s)", o.Shortest, o.Longest)
+	}
+	return o, nil
+}
+
+// span is one burst as planned, in nanoseconds from the start.
+type span struct{ from, to int64 }
+
+// plan draws the bursts of one CPU. Bursts are uniform between their shortest and longest, gaps likewise on a scale that makes the part
+// come out; each CPU has a stream of its own, so that they are independent.
+func plan(o Options, cpu int) []span {
+	r := rand.New(rand.NewPCG(o.Seed, uint64(cpu)))
+	draw := func() float64 { return float64(o.Shortest) + r.Float64()*float64(o.Longest-o.Shortest) }
+	gap := func() float64 { return draw() * (1 - o.Part) / o.Part }
+	var spans []span
+	for at := r.Float64() * gap(); at < float64(o.For); at += gap() {
+		s := span{from: int64(at)}
+		at = min(at+draw(), float64(o.For))
+		s.to = int64(at)
+		spans = append(spans, s)
+	}
+	return spans
+}
+
+// Run is the neighbour itself: it takes CPUs away in this process until its time is over or ctx ends. It calls burst with each burst, from
+// one goroutine, at most about 20 ms after it ended. It switches the garbage collector of this process off, and so wants a process of its
+// own: see Start.
+func Run(ctx context.Context, o Options, burst func(Burst)) error {
+	o, err := o.withDefaults()
+	if err != nil {
+		return err
+	}
+	var online unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &online); err != nil {
+		return fmt.Errorf("finding the CPUs: %w", err)
+	}
+	// A burst holds one of Go's processors without a break, and is not to wait for one when it begins. A collection would wait for the
+	// end of all bursts.
+	runtime.GOMAXPROCS(online.Count() + 4)
+	debug.SetGCPercent(-1)
+
+	var stop atomic.Bool
+	var threads []*thread
+	for cpu := range len(online) * 64 {
+		if online.IsSet(cpu) {
+			spans := plan(o, cpu)
+			threads = append(threads, &thread{cpu: cpu, plan: spans, done: make([]span, len(spans)), stop: &stop})
+		}
+	}
+	// The CPUs start together, when all of them are ready.
+	ready, start := make(chan error, len(threads)), make(chan struct{})
+	var running sync.WaitGroup
+	for _, t := range threads {
+		running.Go(func() { t.run(ready, start) })
+	}
+	for range threads {
+		err = errors.Join(err, <-ready)
+	}
+	if err != nil {
+		stop.Store(true)
+	}
+	t0 := monotonic()
+	for _, t := range threads {
+		t.t0 = t0
+	}
+	close(start)
+	ended := make(chan struct{})
+	go func() { running.Wait(); close(ended) }()
+	report(ctx, threads, &stop, ended, burst)
+	return err
+}
+
+// report passes bursts on as they end, until the threads have ended.
+func report(ctx context.Context, threads []*thread, stop *atomic.Bool, ended <-chan struct{}, burst func(Burst)) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	cancelled := ctx.Done()
+	for over := false; !over; {
+		select {
+		case <-cancelled:
+			stop.Store(true)
+			cancelled = nil
+		case <-ended:
+			over = true
+		case <-tick.C:
+		}
+		for _, t := range threads {
+			for n := t.count.Load(); t.reported < n; t.reported++ {
+				b := t.done[t.reported]
+				burst(Burst{CPU: t.cpu, From: b.from, To: b.to})
+			}
+		}
+	}
+}
+
+// thread takes one CPU away.
+type thread struct {
+	cpu  int
+	plan []span
+	t0   int64 // CLOCK_MONOTONIC at the start of the plan
+	stop *atomic.Bool
+
+	done     []span // as they came about, by CLOCK_MONOTONIC
+	count    atomic.Int64
+	reported int64 // of the reporter
+}
+
+// run prepares the thread, says so, and takes its CPU away according to plan. The operating system's thread ends with it.
+func (t *thread) run(ready chan<- error, start <-chan struct{}) {
+	runtime.LockOSThread() // and never unlocked: priority and mask end with the thread
+	ready <- t.prepare()
+	<-start
+	t.bursts()
+}
+
+// rtPriority is the lowest: enough against everything that is not real-time itself.
+const rtPriority = 1
+
+func (t *thread) prepare() error {
+	var own unix.CPUSet
+	own.Set(t.cpu)
+	if err := unix.SchedSetaffinity(0, &own); err != nil {
+		return fmt.Errorf("binding a thread to CPU %d: %w", t.cpu, err)
+	}
+	// Go's scheduler interrupts what runs for 10 ms by a signal; a burst goes on.
+	all := unix.Sigset_t{}
+	for i := range all.Val {
+		all.Val[i] = ^uint64(0)
+	}
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &all, nil); err != nil {
+		return fmt.Errorf("blocking signals: %w", err)
+	}
+	if err := setFIFO(); err != nil {
+		return fmt.Errorf("running at SCHED_FIFO on CPU %d: %w", t.cpu, err)
+	}
+	return nil
+}
+
+// setFIFO makes the calling thread a real-time one. With CONFIG_RT_GROUP_SCHED only groups with a budget of real-time may hold such
+// threads, which of those of v1 the root alone has by default; the thread then moves there.
+func setFIFO() error {
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: rtPriority}
+	err := unix.SchedSetAttr(0, &attr, 0)
+	if !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	for _, root := range []string{"/sys/fs/cgroup/cpu/tasks", "/sys/fs/cgroup/cpu,cpuacct/tasks", "/sys/fs/cgroup/cgroup.threads"} {
+		if os.WriteFile(root, []byte("0"), 0) == nil {
+			if err = unix.SchedSetAttr(0, &attr, 0); err == nil {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("%w (it needs CAP_SYS_NICE, and a control group with a real-time budget)", err)
+}
+
+// bursts follows the plan. It calls nothing that could enter Go's scheduler, which would have it wait for threads of ordinary priority:
+// RawSyscall does not, and without a check of the stack (nosplit) there is no other point to stop at. A burst that is due while the
+// CPU itself is taken away is the shorter for it, or left out: the plan's times stand, by the clock.
+//
+//go:nosplit
+func (t *thread) bursts() {
+	var ts unix.Timespec
+	for i := range t.plan {
+		from, to := t.t0+t.plan[i].from, t.t0+t.plan[i].to
+		// In steps, so that the end is not awaited for longer than one.
+		for now := rawMonotonic(&ts); now < from; now = rawMonotonic(&ts) {
+			if t.stop.Load() {
+				return
+			}
+			at := min(from, now+int64(100*time.Millisecond))
+			ts.Sec, ts.Nsec = at/1e9, at%1e9
+			_, _, _ = unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME,
+				uintptr(unsafe.Pointer(&ts)), 0, 0, 0)
+		}
+		began := rawMonotonic(&ts)
+		now := began
+		for now < to && !t.stop.Load() {
+			now = rawMonotonic(&ts)
+		}
+		if now > began {
+			n := t.count.Load()
+			t.done[n] = span{began, now}
+			t.count.Store(n + 1)
+		}
+	}
+}
+
+// rawMonotonic is CLOCK_MONOTONIC by a real system call, for which the kernel may do what is due on this CPU.
+//
+//go:nosplit
+func rawMonotonic(ts *unix.Timespec) int64 {
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(ts)), 0)
+	return ts.Sec*1e9 + ts.Nsec
+}
+
+func monotonic() int64 {
+	var ts unix.Timespec
+	return rawMonotonic(&ts)
+}

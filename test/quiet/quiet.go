@@ -1,0 +1,157 @@
+// Package quiet tells tests how much their machine was disturbed, and waits for quiet where a test can do nothing without it.
+//
+// Most tests hold on a noisy machine as they are, or by a tolerance: what was stolen or used by others while they ran, read from the
+// kernel around them. A constant that is large enough for the worst machine would find nothing on a good one.
+package quiet
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/host/proc"
+)
+
+// Reason is how the reason of a test begins that found no quiet; test/runner counts those apart.
+const Reason = "needs a quiet machine"
+
+var errNoisy = errors.New(Reason)
+
+// A machine is quiet as long as the hypervisor takes less than maxStolen of its CPU time, and other processes use less than maxUsed: far
+// below the bursts that spoil a measurement, and above what a machine does that nobody uses.
+const (
+	maxStolen = 0.01
+	maxUsed   = 0.10
+)
+
+// Noise is what disturbed a stretch of time.
+type Noise struct {
+	Seconds float64 // how long it was
+	CPUs    int
+	Stolen  float64 // CPU seconds that the hypervisor gave to others; the grain is 10 ms
+	Used    float64 // CPU seconds that other processes than this one, those it waited for, and the kernel's interrupts used
+}
+
+// Capacity is the CPU time that there was.
+func (n Noise) Capacity() float64 { return n.Seconds * float64(n.CPUs) }
+
+// quiet says whether tests that need quiet can run in such noise.
+func (n Noise) quiet() bool {
+	return n.Stolen < maxStolen*n.Capacity() && n.Used < maxUsed*n.Capacity()
+}
+
+func (n Noise) String() string {
+	return fmt.Sprintf("%.1f %% stolen, %.1f %% used by others", 100*n.Stolen/n.Capacity(), 100*n.Used/n.Capacity())
+}
+
+// Watch adds up what disturbs the machine from its start on.
+type Watch struct {
+	at   time.Time
+	stat proc.Stat
+	own  float64
+}
+
+// Start starts a watch.
+func Start(t testing.TB) *Watch {
+	t.Helper()
+	w, err := start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func start() (*Watch, error) {
+	s, err := proc.FS{}.Stat()
+	if err != nil {
+		return nil, err
+	}
+	own, err := ownTime()
+	if err != nil {
+		return nil, err
+	}
+	return &Watch{at: time.Now(), stat: s, own: own}, nil
+}
+
+// Noise is what has disturbed the machine since the start. It can be read again.
+func (w *Watch) Noise(t testing.TB) Noise {
+	t.Helper()
+	n, err := w.noise()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (w *Watch) noise() (Noise, error) {
+	now, err := start()
+	if err != nil {
+		return Noise{}, err
+	}
+	used := busy(now.stat) - busy(w.stat) - (now.own - w.own)
+	return Noise{
+		Seconds: now.at.Sub(w.at).Seconds(), CPUs: now.stat.CPUs,
+		Stolen: now.stat.Steal - w.stat.Steal, Used: max(0, used), // the grain of /proc/stat is coarser than that of our own time
+	}, nil
+}
+
+// busy is the CPU time of processes.
+func busy(s proc.Stat) float64 { return s.User + s.Nice + s.System }
+
+// ownTime is the CPU time of this process and of the children that it has waited for.
+func ownTime() (seconds float64, err error) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if err := unix.Getrusage(who, &u); err != nil {
+			return 0, fmt.Errorf("reading the CPU time of this process: %w", err)
+		}
+		seconds += float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+	}
+	return seconds, nil
+}
+
+// Wait returns as soon as the machine has been quiet for a stretch, and skips the test if that does not come about in time. It is called
+// before the test starts anything of its own.
+func Wait(t testing.TB, stretch, atMost time.Duration) {
+	t.Helper()
+	err := wait(stretch, atMost, func() (func() (Noise, error), error) {
+		w, err := start()
+		if err != nil {
+			return nil, err
+		}
+		return w.noise, nil
+	}, time.Sleep)
+	if errors.Is(err, errNoisy) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wait is Wait with the means to watch and to sleep.
+func wait(stretch, atMost time.Duration, watch func() (func() (Noise, error), error), sleep func(time.Duration)) error {
+	var least Noise
+	for waited := time.Duration(0); waited == 0 || waited+stretch <= atMost; waited += stretch {
+		noise, err := watch()
+		if err != nil {
+			return err
+		}
+		sleep(stretch)
+		n, err := noise()
+		if err != nil {
+			return err
+		}
+		if n.quiet() {
+			return nil
+		}
+		if waited == 0 || (n.Stolen+n.Used)/n.Capacity() < (least.Stolen+least.Used)/least.Capacity() {
+			least = n
+		}
+	}
+	return fmt.Errorf("%w: within %s no %s had less than %g %% stolen and %g %% used by others; the quietest had %s",
+		errNoisy, atMost, stretch, 100*maxStolen, 100*maxUsed, least)
+}
