@@ -89,12 +89,12 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 		return
 	}
 	if lo, hi := d.WorstLo, d.WorstHi; (lo == nil || *lo <= 0) && (hi == nil || *hi >= 0) {
-		d.Unresolved = fmt.Sprintf("%s: %s without a value could make it vanish", LossReason, blocks(d.Lost))
+		d.Unresolved = fmt.Sprintf("%s: the %s without a value could make it vanish", LossReason, blocks(d.Lost))
 	}
 }
 
 // LossReason is how Difference.Unresolved begins when lost blocks are the reason.
-const LossReason = "losses select"
+const LossReason = "lost trials"
 
 func blocks(n int) string {
 	if n == 1 {
