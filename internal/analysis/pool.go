@@ -17,8 +17,8 @@ const minPooled = 25
 // PooledMethod is the method of estimates that are parts of samples of all trials together.
 const PooledMethod = "pooled samples, clustered Wilson"
 
-// pool gives the parts that are counted over all trials of an arm. Samples of one trial are not independent of each other, so their
-// interval rests on how far trials differ.
+// pool gives the parts that are counted over all trials of an arm. Samples of one trial are not independent of each
+// other, so their interval rests on how far trials differ.
 func (s *Summary) pool(t *table, at factors) {
 	shares := map[pool]stats.Share{}
 	for key, counts := range t.pools {

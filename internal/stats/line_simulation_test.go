@@ -21,7 +21,8 @@ var designs = []struct {
 	{"ebpf-saturation", []float64{100, 500, 1000, 3000}, 0.1, 0.001, 10},
 }
 
-// disturbed makes blocks of trials of a cost, each off by noise in proportion to its value; the part shared is common to the block.
+// disturbed makes blocks of trials of a cost, each off by noise in proportion to its value; the part shared is common
+// to the block.
 func disturbed(r *rand.Rand, levels []float64, blocks int, cost func(x float64) float64, noise float64, shared float64,
 	draw func(*rand.Rand) float64) []Observation {
 	var all []Observation

@@ -9,8 +9,9 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Gates select. A subject stalls twice as often as its baseline, and the longest stalls void the trial: 9 % of the baseline's trials, 18 %
-// of the subject's, and those are the slow ones. What is left is compared; then the lost pairs are taken at infinity.
+// Gates select. A subject stalls twice as often as its baseline, and the longest stalls void the trial: 9 % of the
+// baseline's trials, 18 % of the subject's, and those are the slow ones. What is left is compared; then the lost pairs
+// are taken at infinity.
 func TestLossesBySimulation(t *testing.T) {
 	t.Log("| stalls of the baseline, subject | blocks | bias of what is left % | covers before % | worst case covers % | resolved before % | after % |")
 	for _, c := range []struct {

@@ -16,19 +16,20 @@ type Share struct {
 	HasInterval bool // with two trials or more
 	Samples, In int
 	Trials      int
-	// DesignEffect is how many times larger the variance is than that of independent samples, estimated between trials: 1 or more. NaN
-	// where nothing, or everything, was in the part: there is no variance to compare.
+	// DesignEffect is how many times larger the variance is than that of independent samples, estimated between trials:
+	// 1 or more. NaN where nothing, or everything, was in the part: there is no variance to compare.
 	DesignEffect float64
 }
 
-// ClusteredShare is a share out of samples that are independent between trials, but not within one. Its interval is Wilson's score
-// interval for as many samples as are left after division by the design effect, with Student's t on the trials instead of the normal
-// quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015). Where few trials had any, they alone say how
-// unequal trials are: t then has one degree of freedom more than they are.
+// ClusteredShare is a share out of samples that are independent between trials, but not within one. Its interval is
+// Wilson's score interval for as many samples as are left after division by the design effect, with Student's t on the
+// trials instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015).
+// Where few trials had any, they alone say how unequal trials are: t then has one degree of freedom more than they are.
 //
-// Where no trial had any, the samples say nothing of how many would have come together. What the trials say is bounded: at 95 %, at
-// most 1 - 0.05^(1/trials) of such trials have any at all. Times largest, the largest share that one trial may plausibly reach, that
-// is the bound. A largest of 1 assumes nothing. The same from above where everything was in the part.
+// Where no trial had any, the samples say nothing of how many would have come together. What the trials say is bounded:
+// at 95 %, at most 1 - 0.05^(1/trials) of such trials have any at all. Times largest, the largest share that one trial
+// may plausibly reach, that is the bound. A largest of 1 assumes nothing. The same from above where everything was in
+// the part.
 func ClusteredShare(counts []Count, largest float64) Share {
 	s := Share{DesignEffect: math.NaN()}
 	for _, c := range counts {
@@ -77,8 +78,8 @@ func ClusteredShare(counts []Count, largest float64) Share {
 // NoneBound is the part of trials that may have had something, at 95 %, when none of so many had.
 func NoneBound(trials int) float64 { return 1 - math.Pow(1-Confidence, 1/float64(trials)) }
 
-// LargestShare is the largest share in one trial among all that are given: what a trial may plausibly reach, where at least three
-// trials had anything; else 1, for too little is known.
+// LargestShare is the largest share in one trial among all that are given: what a trial may plausibly reach, where at
+// least three trials had anything; else 1, for too little is known.
 func LargestShare(counts []Count) float64 {
 	var largest float64
 	some := 0
@@ -94,8 +95,9 @@ func LargestShare(counts []Count) float64 {
 	return largest
 }
 
-// ShareDifference is the difference of two shares, arm less base, with the interval that follows from theirs (Newcombe's hybrid score
-// interval, 1998; Zou and Donner 2008). It takes them as independent, so what a block does to both makes it too wide.
+// ShareDifference is the difference of two shares, arm less base, with the interval that follows from theirs
+// (Newcombe's hybrid score interval, 1998; Zou and Donner 2008). It takes them as independent, so what a block does to
+// both makes it too wide.
 func ShareDifference(base, arm Share) Estimate {
 	d := Estimate{Value: arm.Value - base.Value, N: min(base.Trials, arm.Trials), Method: None}
 	if base.HasInterval && arm.HasInterval {

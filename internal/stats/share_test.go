@@ -10,7 +10,8 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// binomial draws the number of successes in n tries by the normal approximation where that is good, and by Poisson where p is small.
+// binomial draws the number of successes in n tries by the normal approximation where that is good, and by Poisson
+// where p is small.
 func binomial(r *rand.Rand, n int, p float64) int {
 	mean := float64(n) * p
 	if mean < 30 {
@@ -19,8 +20,8 @@ func binomial(r *rand.Rand, n int, p float64) int {
 	return min(n, max(0, int(math.Round(mean+math.Sqrt(mean*(1-p))*r.NormFloat64()))))
 }
 
-// Samples of one trial are not independent: the true share differs from trial to trial. Coverage of Wilson's interval on the sum, and
-// of the clustered one, by design effect.
+// Samples of one trial are not independent: the true share differs from trial to trial. Coverage of Wilson's interval
+// on the sum, and of the clustered one, by design effect.
 func TestSharesBySimulation(t *testing.T) {
 	t.Log("| design effect | trials | Wilson on the sum covers % | clustered covers % | width of the clustered |")
 	const n, p = 10_000, 0.3
@@ -57,8 +58,8 @@ func TestSharesBySimulation(t *testing.T) {
 	}
 }
 
-// Losses come in bursts: a Poisson number of them in each trial, each of a geometric size. Coverage by the expected number of bursts in a
-// trial and their mean size. Old: Wilson on the sum, and 3/n where nothing was lost.
+// Losses come in bursts: a Poisson number of them in each trial, each of a geometric size. Coverage by the expected
+// number of bursts in a trial and their mean size. Old: Wilson on the sum, and 3/n where nothing was lost.
 func TestBurstsBySimulation(t *testing.T) {
 	t.Log("| bursts per trial | mean size | trials | before covers % | after covers % | none lost % | before covers of these % | after % | without others % |")
 	const n = 100_000
