@@ -25,13 +25,13 @@ func (s *Summary) pool(t *table, at factors) {
 		if key.level != at.key() {
 			continue
 		}
-		var all []stats.Count
+		var all []stats.Share
 		for other, c := range t.pools {
 			if other.metric == key.metric {
-				all = append(all, byBlock(c)...)
+				all = append(all, stats.ClusteredShare(byBlock(c), math.Inf(1)))
 			}
 		}
-		if share := stats.ClusteredShare(byBlock(counts), stats.LargestShare(all)); share.Samples >= minPooled {
+		if share := stats.ClusteredShare(byBlock(counts), stats.Bursts(all...)); share.Samples >= minPooled {
 			shares[key] = share
 		}
 	}
