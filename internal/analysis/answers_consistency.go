@@ -113,8 +113,8 @@ func (w *words) wrongKinds() string {
 // happened is how often what is pooled in an estimate was seen.
 func happened(e *Estimate) int { return int(math.Round(e.Value * float64(e.N))) }
 
-// pooled is how often something was seen, and how often that is with its interval. What was never seen is bounded by trials, for what is lost is
-// often lost in bursts: where nothing is known of their size, only how many trials may have any.
+// pooled is how often something was seen, and how often that is with its interval. What was never seen is bounded by how many
+// came together where some were seen: where nothing is known of that, only how many trials may have any.
 func pooled(e *Estimate) string {
 	const million = 1e6
 	switch {

@@ -9,17 +9,17 @@ import (
 	"tare/internal/stats"
 )
 
-// lagPart is how large the generator's lag may be, as a part of a difference in latency that is claimed (METHOD: a late generator
-// shows as lag, not as a fast or slow server).
+// lagPart is how large the generator's lag may be, as a part of a difference in latency that is claimed (METHOD: a late
+// generator shows as lag, not as a fast or slow server).
 const lagPart = 0.1
 
 // LagReason is how Difference.Unresolved begins when the load generator's lag is the reason.
 const LagReason = "the load generator lags"
 
-// lagGate holds a difference in latency against the lag of the generator at the same quantile. What the two arms' lags differ by is
-// part of the difference claimed, so a lag that may be more than a tenth of it, by the far end of its interval, leaves the difference
-// unresolved. Lag that both arms share cancels
-// out of the difference, though not out of the values: it is noted.
+// lagGate holds a difference in latency against the lag of the generator at the same quantile. What the two arms' lags
+// differ by is part of the difference claimed, so a lag that may be more than a tenth of it, by the far end of its
+// interval, leaves the difference unresolved. Lag that both arms share cancels out of the difference, though not out of
+// the values: it is noted.
 func lagGate(t *table, at factors, arm string, e *Estimate, seed uint64) {
 	q, ok := strings.CutPrefix(strings.TrimSuffix(e.Metric, "_seconds"), "latency_")
 	if !ok {

@@ -12,11 +12,12 @@ import (
 	"tare/internal/stats"
 )
 
-// tooFew is in Loss.By for values that no gate voided: the trial had too few samples to carry them, or nothing to measure.
+// tooFew is in Loss.By for values that no gate voided: the trial had too few samples to carry them, or nothing to
+// measure.
 const tooFew = "too few samples"
 
-// selection is the significance at which losses of an arm are more than chance beside those of the twins. There are many metrics, which
-// mostly are lost together.
+// selection is the significance at which losses of an arm are more than chance beside those of the twins. There are
+// many metrics, which mostly are lost together.
 const selection = 0.01
 
 type armMetric struct{ arm, metric string }
@@ -106,9 +107,9 @@ func (t *table) withheld(at factors, arm, metric string) (tried, withheld int) {
 	return f.tried, withheld
 }
 
-// lostPairs are the pairs of the baseline and an arm that stand in the worst case, in the order of blocks, and how many are lost: those of
-// blocks in which both ran and one has no value. Where an arm's losses are beyond chance, values of later attempts count as lost as well, for
-// they were chosen.
+// lostPairs are the pairs of the baseline and an arm that stand in the worst case, in the order of blocks, and how many
+// are lost: those of blocks in which both ran and one has no value. Where an arm's losses are beyond chance, values of
+// later attempts count as lost as well, for they were chosen.
 func (t *table) lostPairs(at factors, arm, metric string) (kept []stats.Pair, lost int) {
 	level := at.key()
 	var stand []int
@@ -130,8 +131,9 @@ func (t *table) lostPairs(at factors, arm, metric string) (kept []stats.Pair, lo
 	return t.pairsOf(at, arm, metric, stand), lost
 }
 
-// findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all levels (Fisher's exact
-// test, one-sided). A gate that the subject itself trips more often leaves the trials in which it was fast.
+// findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all
+// levels (Fisher's exact test, one-sided). A gate that the subject itself trips more often leaves the trials in which
+// it was fast.
 func (t *table) findSelection() {
 	t.selected = map[armMetric]bool{}
 	for _, metric := range t.metrics {

@@ -17,21 +17,21 @@ const minPooled = 25
 // PooledMethod is the method of estimates that are parts of samples of all trials together.
 const PooledMethod = "pooled samples, clustered Wilson"
 
-// pool gives the parts that are counted over all trials of an arm. Samples of one trial are not independent of each other, so their
-// interval rests on how far trials differ.
+// pool gives the parts that are counted over all trials of an arm. Samples of one trial are not independent of each
+// other, so their interval rests on how far trials differ.
 func (s *Summary) pool(t *table, at factors) {
 	shares := map[pool]stats.Share{}
 	for key, counts := range t.pools {
 		if key.level != at.key() {
 			continue
 		}
-		var all []stats.Count
+		var all []stats.Share
 		for other, c := range t.pools {
 			if other.metric == key.metric {
-				all = append(all, byBlock(c)...)
+				all = append(all, stats.ClusteredShare(byBlock(c), math.Inf(1)))
 			}
 		}
-		if share := stats.ClusteredShare(byBlock(counts), stats.LargestShare(all)); share.Samples >= minPooled {
+		if share := stats.ClusteredShare(byBlock(counts), stats.Bursts(all...)); share.Samples >= minPooled {
 			shares[key] = share
 		}
 	}

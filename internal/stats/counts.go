@@ -6,11 +6,12 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// BinomialInterval is Wilson's score interval for the probability behind k successes in n independent tries. It is not exact:
-// averaged over probabilities it covers at the confidence asked for, where the exact (Clopper-Pearson) interval is much too
-// wide for small n; single probabilities near 0 or 1 fall short (Brown, Cai and DasGupta 2001; measured in the tests).
-// With k = 0 the lower end is 0, with k = n the upper end is 1, and without tries the interval is [0, 1]. A k outside [0, n] is
-// moved to the nearest end; a confidence outside (0, 1) is taken as the nearest limit: a point, or [0, 1].
+// BinomialInterval is Wilson's score interval for the probability behind k successes in n independent tries. It is not
+// exact: averaged over probabilities it covers at the confidence asked for, where the exact (Clopper-Pearson) interval
+// is much too wide for small n; single probabilities near 0 or 1 fall short (Brown, Cai and DasGupta 2001; measured in
+// the tests). With k = 0 the lower end is 0, with k = n the upper end is 1, and without tries the interval is [0, 1]. A
+// k outside [0, n] is moved to the nearest end; a confidence outside (0, 1) is taken as the nearest limit: a point, or
+// [0, 1].
 func BinomialInterval(k, n int, confidence float64) (lo, hi float64) {
 	if n <= 0 || confidence >= 1 {
 		return 0, 1
@@ -27,8 +28,8 @@ func BinomialInterval(k, n int, confidence float64) (lo, hi float64) {
 	return lo, hi
 }
 
-// PoissonInterval is the exact (Garwood) interval for the mean of a Poisson count that came out as k: it covers at least at the
-// confidence asked for. With k = 0 the lower end is 0. A negative k is taken as 0.
+// PoissonInterval is the exact (Garwood) interval for the mean of a Poisson count that came out as k: it covers at
+// least at the confidence asked for. With k = 0 the lower end is 0. A negative k is taken as 0.
 func PoissonInterval(k int, confidence float64) (lo, hi float64) {
 	k = max(k, 0)
 	if confidence >= 1 {
@@ -46,8 +47,8 @@ func normalQuantile(confidence float64) float64 {
 	return distuv.UnitNormal.Quantile((1 + max(confidence, 0)) / 2)
 }
 
-// MoreOften is the probability that at least a of n would be the ones lost, against b of m, if all were equally likely to be: Fisher's
-// exact test, one-sided.
+// MoreOften is the probability that at least a of n would be the ones lost, against b of m, if all were equally likely
+// to be: Fisher's exact test, one-sided.
 func MoreOften(a, n, b, m int) float64 {
 	choose := func(n, k int) float64 {
 		up, _ := math.Lgamma(float64(n + 1))

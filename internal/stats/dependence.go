@@ -8,19 +8,19 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// minDependence is how many values, over all series, must speak of the dependence between blocks for intervals to be widened by it.
-// Fewer cannot tell dependent blocks from independent ones: six blocks would be widened by 1.6 on average whether they depend on
-// each other or not (docs/statistics.md).
+// minDependence is how many values, over all series, must speak of the dependence between blocks for intervals to be
+// widened by it. Fewer cannot tell dependent blocks from independent ones: six blocks would be widened by 1.6 on
+// average whether they depend on each other or not (docs/statistics.md).
 const minDependence = 24
 
-// autocorrelations are the lag-1 autocorrelations considered, with 70 % of the prior weight on 0, since order within blocks is random, and
-// the rest spread evenly. What real runs showed lay between 0.2 and 0.76.
+// autocorrelations are the lag-1 autocorrelations considered, with 70 % of the prior weight on 0, since order within
+// blocks is random, and the rest spread evenly. What real runs showed lay between 0.2 and 0.76.
 var autocorrelations = []float64{0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}
 
 const priorOfIndependence = 0.5
 
-// Dependence is what a run shows of how much neighbouring blocks resemble each other. A busy neighbour outlasts a block, so the
-// differences of one block tell of the next, and n blocks are worth fewer than n independent ones.
+// Dependence is what a run shows of how much neighbouring blocks resemble each other. A busy neighbour outlasts a
+// block, so the differences of one block tell of the next, and n blocks are worth fewer than n independent ones.
 type Dependence struct {
 	Values  int     // that it was learned from
 	Lag1    float64 // lag-1 autocorrelation: mean of the posterior distribution
@@ -30,9 +30,10 @@ type Dependence struct {
 // Known reports whether there were enough values to learn from. If not, Widen leaves intervals as they are.
 func (d Dependence) Known() bool { return d.Values >= minDependence }
 
-// LearnDependence learns the lag-1 autocorrelation from series of values in the order of blocks, all of one metric: each arm's
-// differences at each level. The likelihood is that of a first-order autoregression with unknown mean and variance, on the normal
-// scores of the values, so that a few wild values do not hide it. A constant series says nothing.
+// LearnDependence learns the lag-1 autocorrelation from series of values in the order of blocks, all of one metric:
+// each arm's differences at each level. The likelihood is that of a first-order autoregression with unknown mean and
+// variance, on the normal scores of the values, so that a few wild values do not hide it. A constant series says
+// nothing.
 func LearnDependence(series ...[]float64) Dependence {
 	d := Dependence{}
 	logs := make([]float64, len(autocorrelations))
@@ -74,7 +75,8 @@ func (d Dependence) Widen(e Estimate, xs []float64) Estimate {
 
 func widen(value, end, inflation float64) float64 { return value - math.Sqrt(inflation)*(value-end) }
 
-// inflation is by how much dependence multiplies the variance of the mean of xs: the mean over what the autocorrelation may be.
+// inflation is by how much dependence multiplies the variance of the mean of xs: the mean over what the autocorrelation
+// may be.
 func (d Dependence) inflation(xs []float64) float64 {
 	if len(xs) < 3 || !d.Known() || slices.Min(xs) == slices.Max(xs) {
 		return 1
@@ -108,12 +110,12 @@ func (d Dependence) Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
 	return exponentiated(d.Widen(PseudoMedian(logs, seed), logs)), true
 }
 
-// autoregression is a first-order autoregression of one autocorrelation, fitted to a series: the log of the likelihood, with mean and
-// variance integrated out, and the estimated variance of the mean.
+// autoregression is a first-order autoregression of one autocorrelation, fitted to a series: the log of the likelihood,
+// with mean and variance integrated out, and the estimated variance of the mean.
 type autoregression struct{ logLikelihood, variance float64 }
 
-// autoregressions fits one for each of the autocorrelations. With R the correlation matrix of the series, all follows from 1'R^-1 1,
-// 1'R^-1 y, y'R^-1 y and |R|, and R^-1 has three diagonals.
+// autoregressions fits one for each of the autocorrelations. With R the correlation matrix of the series, all follows
+// from 1'R^-1 1, 1'R^-1 y, y'R^-1 y and |R|, and R^-1 has three diagonals.
 func autoregressions(ys []float64) []autoregression {
 	n := float64(len(ys))
 	var sum, inner, square, innerSquare, cross float64

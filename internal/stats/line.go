@@ -15,13 +15,14 @@ import (
 const (
 	// significance below which a departure from the line is not chance.
 	significance = 0.05
-	// material is the departure, as a part of the largest value, below which nobody plans differently. Counters are often so
-	// steady that a test finds departures of no consequence.
+	// material is the departure, as a part of the largest value, below which nobody plans differently. Counters are
+	// often so steady that a test finds departures of no consequence.
 	material = 0.02
-	// slopeTolerance is how far the slope between two neighbouring levels may lie from that of the line, as a part of it.
+	// slopeTolerance is how far the slope between two neighbouring levels may lie from that of the line, as a part of
+	// it.
 	slopeTolerance = 1.0 / 3
-	// MaxHeldOut is the largest error on held-out levels, as a part of the mean value, with which a line is called one. A line that
-	// misses a level by more predicts nothing, whether for want of straightness or of data.
+	// MaxHeldOut is the largest error on held-out levels, as a part of the mean value, with which a line is called one.
+	// A line that misses a level by more predicts nothing, whether for want of straightness or of data.
 	MaxHeldOut = 0.25
 )
 
@@ -57,8 +58,9 @@ type Line struct {
 	Blocks       int          // that were fitted; others had too few levels
 	Range        [][2]float64 // of each factor: where the line holds
 
-	// HeldOut is the root of the mean square error of predicting the mean of each level from a line fitted without that level,
-	// as a part of the mean size of all values. The outermost levels are extrapolated. False: too few levels to hold one out.
+	// HeldOut is the root of the mean square error of predicting the mean of each level from a line fitted without that
+	// level, as a part of the mean size of all values. The outermost levels are extrapolated. False: too few levels to
+	// hold one out.
 	HeldOut    float64
 	HasHeldOut bool
 
@@ -67,18 +69,20 @@ type Line struct {
 	P        float64
 }
 
-// FitLine fits a line to each block by itself and takes the mean of its coefficients over blocks, with Student's t on what they differ
-// by. Noise may so grow with the level and be shared by the trials of a block, which a fit of all trials together takes for independent
-// noise of one size. Blocks that miss a level are used only where fewer than MinBlocks have all, and then only those with more levels
-// than terms. Observations of a single block are fitted together.
+// FitLine fits a line to each block by itself and takes the mean of its coefficients over blocks, with Student's t on
+// what they differ by. Noise may so grow with the level and be shared by the trials of a block, which a fit of all
+// trials together takes for independent noise of one size. Blocks that miss a level are used only where fewer than
+// MinBlocks have all, and then only those with more levels than terms. Observations of a single block are fitted
+// together.
 //
-// It then tests whether the data are a line at all. With blocks, by the residuals of each level about the line of its block: t over
-// blocks, Bonferroni's correction over levels. Within one block, where levels have replicates, by the lack-of-fit F test: do the means of
-// the levels stray from the line further than replicates of a level stray from their mean? Where they have none, two things speak
-// against a line: squares of the factors that improve the fit significantly and, for one factor, a local slope between neighbouring
-// levels that is more than a third off. The last is no test of significance, which a handful of points cannot give, but what would
-// mislead a planner. Any departure must also be material: 2 % of the largest value. And what predicts held-out levels with an error of
-// more than MaxHeldOut is not called a line, whatever the tests say.
+// It then tests whether the data are a line at all. With blocks, by the residuals of each level about the line of its
+// block: t over blocks, Bonferroni's correction over levels. Within one block, where levels have replicates, by the
+// lack-of-fit F test: do the means of the levels stray from the line further than replicates of a level stray from
+// their mean? Where they have none, two things speak against a line: squares of the factors that improve the fit
+// significantly and, for one factor, a local slope between neighbouring levels that is more than a third off. The last
+// is no test of significance, which a handful of points cannot give, but what would mislead a planner. Any departure
+// must also be material: 2 % of the largest value. And what predicts held-out levels with an error of more than
+// MaxHeldOut is not called a line, whatever the tests say.
 func FitLine(observations []Observation) (*Line, error) {
 	if len(observations) == 0 {
 		return nil, ErrTooFew
@@ -129,8 +133,8 @@ type blockFit struct {
 	*fit
 }
 
-// fitBlocks fits a line to each block that has levels enough. It gives nothing where there is a single block, or no two of them
-// have enough: then all are to be fitted together.
+// fitBlocks fits a line to each block that has levels enough. It gives nothing where there is a single block, or no two
+// of them have enough: then all are to be fitted together.
 func fitBlocks(observations []Observation, levels, terms int) ([]blockFit, error) {
 	sorted := slices.Clone(observations)
 	slices.SortStableFunc(sorted, func(a, b Observation) int { return cmp.Compare(a.Block, b.Block) })
@@ -318,8 +322,9 @@ func (l *Line) testStraightness(observations []Observation, levels []level, bloc
 	return nil
 }
 
-// lackOfFitByBlock is the p-value of the largest departure of any level from the lines of its blocks: t over blocks on the residuals at each
-// level, times the number of levels (Bonferroni; with one more level than terms all residuals say the same, and nothing is multiplied).
+// lackOfFitByBlock is the p-value of the largest departure of any level from the lines of its blocks: t over blocks on
+// the residuals at each level, times the number of levels (Bonferroni; with one more level than terms all residuals say
+// the same, and nothing is multiplied).
 func lackOfFitByBlock(levels []level, blocks []blockFit, terms int) float64 {
 	p, tests := 1.0, 0
 	for _, v := range levels {
@@ -369,7 +374,8 @@ func lackOfFit(observations []Observation, levels []level, f *fit, terms int) fl
 	return fTest(lack, float64(len(levels)-terms), pure, float64(len(observations)-len(levels)))
 }
 
-// squares is the p-value of the F test of what the squares of the factors add to the fit; 1 where too few points are left to tell.
+// squares is the p-value of the F test of what the squares of the factors add to the fit; 1 where too few points are
+// left to tell.
 func squares(observations []Observation, f *fit) float64 {
 	wider, err := leastSquares(observations, quadratic)
 	if err != nil {
@@ -389,8 +395,8 @@ func fTest(explained, explainedFree, rest, restFree float64) float64 {
 	return distuv.F{D1: explainedFree, D2: restFree}.Survival((explained / explainedFree) / (rest / restFree))
 }
 
-// strayingSlope reports whether the slope between two neighbouring levels of the one factor is off by more than the tolerance,
-// and that by something material.
+// strayingSlope reports whether the slope between two neighbouring levels of the one factor is off by more than the
+// tolerance, and that by something material.
 func strayingSlope(levels []level, slope, materially float64) bool {
 	for i := 1; i < len(levels); i++ {
 		run := levels[i].x[0] - levels[i-1].x[0]
@@ -427,7 +433,8 @@ func quadratic(x []float64) []float64 {
 	return row
 }
 
-// leastSquares solves by QR. Columns are scaled to 1 first: rates in thousands beside connections in tens would look singular.
+// leastSquares solves by QR. Columns are scaled to 1 first: rates in thousands beside connections in tens would look
+// singular.
 func leastSquares(observations []Observation, row func([]float64) []float64) (*fit, error) {
 	n, p := len(observations), len(row(observations[0].X))
 	if n < p {

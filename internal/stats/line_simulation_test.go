@@ -21,7 +21,8 @@ var designs = []struct {
 	{"ebpf-saturation", []float64{100, 500, 1000, 3000}, 0.1, 0.001, 10},
 }
 
-// disturbed makes blocks of trials of a cost, each off by noise in proportion to its value; the part shared is common to the block.
+// disturbed makes blocks of trials of a cost, each off by noise in proportion to its value; the part shared is common
+// to the block.
 func disturbed(r *rand.Rand, levels []float64, blocks int, cost func(x float64) float64, noise float64, shared float64,
 	draw func(*rand.Rand) float64) []Observation {
 	var all []Observation
@@ -104,6 +105,7 @@ func TestCurvesBySimulation(t *testing.T) {
 	}{
 		{"ebpf-memory", []float64{1, 1000, 10000}, 6, func(x float64) float64 { return memory[x] }, 0.01},
 		{"square root, 100 to 3000", []float64{100, 500, 1000, 3000}, 6, math.Sqrt, 0.02},
+		{"square root, 1000 to 6000", []float64{1000, 2000, 4000, 6000}, 6, math.Sqrt, 0.02},
 		{"square root, 1 to 10000", []float64{1, 100, 1000, 10000}, 6, math.Sqrt, 0.02},
 	} {
 		for _, noise := range []float64{0.02, 0.05, 0.15} {

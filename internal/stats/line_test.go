@@ -72,7 +72,8 @@ func TestPublishedTables(t *testing.T) {
 	}
 }
 
-// A known cost, with noise, is found within its interval as often as the interval says; a bend is flagged, a line seldom is.
+// A known cost, with noise, is found within its interval as often as the interval says; a bend is flagged, a line
+// seldom is.
 func TestFitLineBySimulation(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
 	const runs = 250

@@ -9,24 +9,26 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// maxExact is the most values that get the exact signed-rank interval. It asks for differences that are symmetric about their
-// centre; with more blocks than this the bootstrap does as well without asking.
+// maxExact is the most values that get the exact signed-rank interval. It asks for differences that are symmetric about
+// their centre; with more blocks than this the bootstrap does as well without asking.
 const maxExact = 50
 
-// maxBootstrap is the most values that are averaged in pairs; the work grows with the square. Beyond it the median and its exact
-// interval stand in, which are the same quantity where the differences are symmetric.
+// maxBootstrap is the most values that are averaged in pairs; the work grows with the square. Beyond it the median and
+// its exact interval stand in, which are the same quantity where the differences are symmetric.
 const maxBootstrap = 300
 
-// resamples of the bootstrap: enough that the 2.5 % quantile moves by less than a tenth of the interval from seed to seed.
+// resamples of the bootstrap: enough that the 2.5 % quantile moves by less than a tenth of the interval from seed to
+// seed.
 const resamples = 2000
 
 // Pair is what one block says of two arms.
 type Pair struct{ Base, Arm float64 }
 
-// Difference estimates how far the arm lies above its baseline: the Hodges-Lehmann estimate (pseudo-median) of the differences
-// within blocks, so what a block adds to both arms cancels. The two arms of a block differ in what was weighed and in noise; if
-// the noise is exchangeable between them, the differences are symmetric about the shift whatever the noise itself looks like,
-// which is what the signed-rank interval needs. The seed is used only by the bootstrap.
+// Difference estimates how far the arm lies above its baseline: the Hodges-Lehmann estimate (pseudo-median) of the
+// differences within blocks, so what a block adds to both arms cancels. The two arms of a block differ in what was
+// weighed and in noise; if the noise is exchangeable between them, the differences are symmetric about the shift
+// whatever the noise itself looks like, which is what the signed-rank interval needs. The seed is used only by the
+// bootstrap.
 func Difference(pairs []Pair, seed uint64) Estimate { return PseudoMedian(Differences(pairs), seed) }
 
 // Differences are arm less baseline of each pair.
@@ -38,8 +40,8 @@ func Differences(pairs []Pair) []float64 {
 	return ds
 }
 
-// Ratio estimates arm over baseline: Difference on the logarithms. It is false when a value is not above 0, since there is no
-// ratio then.
+// Ratio estimates arm over baseline: Difference on the logarithms. It is false when a value is not above 0, since there
+// is no ratio then.
 func Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
 	logs, ok := logRatios(pairs)
 	if !ok {
@@ -67,9 +69,10 @@ func exponentiated(e Estimate) Estimate {
 	return e
 }
 
-// PseudoMedian is the Hodges-Lehmann estimate: the median of the averages of all pairs of values, each with itself included. Its
-// interval is the exact signed-rank one up to 50 values and a seeded bootstrap above, to 300. The signed-rank interval is closed and read
-// off the sorted averages, so tied values and zeros need no correction: they can only make it cover more than it says.
+// PseudoMedian is the Hodges-Lehmann estimate: the median of the averages of all pairs of values, each with itself
+// included. Its interval is the exact signed-rank one up to 50 values and a seeded bootstrap above, to 300. The
+// signed-rank interval is closed and read off the sorted averages, so tied values and zeros need no correction: they
+// can only make it cover more than it says.
 func PseudoMedian(xs []float64, seed uint64) Estimate {
 	e := Estimate{N: len(xs), Method: None}
 	if len(xs) == 0 || len(xs) > maxBootstrap {
@@ -90,8 +93,8 @@ func PseudoMedian(xs []float64, seed uint64) Estimate {
 	return e
 }
 
-// Median is the middle value, with the exact interval between two order statistics (the sign test). It asks nothing of the
-// shape of the values, so it suits the values of one arm, which are seldom symmetric.
+// Median is the middle value, with the exact interval between two order statistics (the sign test). It asks nothing of
+// the shape of the values, so it suits the values of one arm, which are seldom symmetric.
 func Median(xs []float64) Estimate {
 	e := Estimate{N: len(xs), Method: None}
 	if len(xs) == 0 {
@@ -117,9 +120,10 @@ func Median(xs []float64) Estimate {
 	return e
 }
 
-// WorstCase is the interval of the difference when each of lost further pairs is taken at minus infinity, for the low end, and at
-// plus infinity, for the high end. Whatever the lost pairs would have been, the interval of all of them lies within: losses that
-// depend on the value cannot make it miss. An end without a bound is infinite. There is no interval where Difference has none.
+// WorstCase is the interval of the difference when each of lost further pairs is taken at minus infinity, for the low
+// end, and at plus infinity, for the high end. Whatever the lost pairs would have been, the interval of all of them
+// lies within: losses that depend on the value cannot make it miss. An end without a bound is infinite. There is no
+// interval where Difference has none.
 func WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
 	ds := Differences(pairs)
 	least := PseudoMedian(ds, seed)
@@ -136,8 +140,8 @@ func WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
 	return with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, true
 }
 
-// FarEnd is the largest difference that pairs of identical arms do not rule out: the far end of the interval of their difference or,
-// with too few pairs for one, the largest difference seen. It is false without pairs.
+// FarEnd is the largest difference that pairs of identical arms do not rule out: the far end of the interval of their
+// difference or, with too few pairs for one, the largest difference seen. It is false without pairs.
 func FarEnd(pairs []Pair, seed uint64) (float64, bool) {
 	if e := Difference(pairs, seed); e.HasInterval {
 		return SmallestVisible(e)
@@ -149,18 +153,19 @@ func FarEnd(pairs []Pair, seed uint64) (float64, bool) {
 	return far, len(pairs) > 0
 }
 
-// SmallestVisible is the smallest difference that the A/A twins of a run let it see, from the interval of the difference between
-// them: the largest difference between two identical arms that the run itself does not rule out. It is false when the twins have no
-// interval.
+// SmallestVisible is the smallest difference that the A/A twins of a run let it see, from the interval of the
+// difference between them: the largest difference between two identical arms that the run itself does not rule out. It
+// is false when the twins have no interval.
 func SmallestVisible(twins Estimate) (float64, bool) {
 	return max(math.Abs(twins.Lo), math.Abs(twins.Hi)), twins.HasInterval
 }
 
-// Visible is the smallest difference that a run can see in an arm whose difference is d: the larger of what the twins let it see
-// and of half the width of d's interval, since an arm may be noisier than the twins.
+// Visible is the smallest difference that a run can see in an arm whose difference is d: the larger of what the twins
+// let it see and of half the width of d's interval, since an arm may be noisier than the twins.
 func Visible(twins float64, d Estimate) float64 { return max(twins, (d.Hi-d.Lo)/2) }
 
-// Resolved is the rule for claiming a difference: its interval excludes 0, and it is larger than the smallest one visible.
+// Resolved is the rule for claiming a difference: its interval excludes 0, and it is larger than the smallest one
+// visible.
 func Resolved(difference Estimate, smallestVisible float64) bool {
 	return difference.Excludes(0) && math.Abs(difference.Value) > smallestVisible
 }
@@ -182,8 +187,9 @@ func walshAverages(xs []float64) []walshAverage {
 	return ws
 }
 
-// signedRankDepth is how many averages to cut from each end so that the rest still covers at Confidence, and what it covers:
-// 1 - 2 P(W <= depth), with W the signed-rank statistic of n >= MinBlocks values, whose distribution is counted out.
+// signedRankDepth is how many averages to cut from each end so that the rest still covers at Confidence, and what it
+// covers: 1 - 2 P(W <= depth), with W the signed-rank statistic of n >= MinBlocks values, whose distribution is counted
+// out.
 func signedRankDepth(n int) (depth int, confidence float64) {
 	// p[w] is P(W = w): each rank r goes to W or not, with equal chance.
 	p := make([]float64, n*(n+1)/2+1)
@@ -204,8 +210,8 @@ func signedRankDepth(n int) (depth int, confidence float64) {
 	return depth, 1 - 2*tail
 }
 
-// bootstrap resamples blocks and gives the middle 95 % of the pseudo-medians. A resample only changes how often each block, and
-// so each pair of blocks, counts: the sorted averages serve all of them.
+// bootstrap resamples blocks and gives the middle 95 % of the pseudo-medians. A resample only changes how often each
+// block, and so each pair of blocks, counts: the sorted averages serve all of them.
 func bootstrap(walsh []walshAverage, n int, seed uint64) (lo, hi float64) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	counts := make([]int, n)

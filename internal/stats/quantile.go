@@ -7,7 +7,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// maxCount is the most samples a histogram may hold: up to here a count is exact in a float64, and no sum of a few overflows.
+// maxCount is the most samples a histogram may hold: up to here a count is exact in a float64, and no sum of a few
+// overflows.
 const maxCount = 1 << 50
 
 // DecodeHistogram reads an HDR histogram in the V2 compressed form, base64 encoded, as load.Result carries it.
@@ -22,8 +23,8 @@ func DecodeHistogram(encoded string) (*hdrhistogram.Histogram, error) {
 	return h, nil
 }
 
-// MergeHistograms adds histograms of the same quantity into a new one. That, and never an average of quantiles, is how several
-// loads of one trial become one distribution.
+// MergeHistograms adds histograms of the same quantity into a new one. That, and never an average of quantiles, is how
+// several loads of one trial become one distribution.
 func MergeHistograms(hs ...*hdrhistogram.Histogram) (*hdrhistogram.Histogram, error) {
 	if len(hs) == 0 {
 		return nil, fmt.Errorf("merging histograms: there are none")
@@ -49,9 +50,10 @@ func MergeHistograms(hs ...*hdrhistogram.Histogram) (*hdrhistogram.Histogram, er
 	return sum, nil
 }
 
-// MinBeyond is how many samples of one trial must lie beyond its q-quantile for Tare to give it. Above p99 it is 100, so that the
-// quantile of a trial does not hang on a handful of stalls (10 % standard error of the number beyond). Up to p99 it is 10, since
-// the interval over blocks shows what noise is left; below that the value is hardly more than a maximum, and biased.
+// MinBeyond is how many samples of one trial must lie beyond its q-quantile for Tare to give it. Above p99 it is 100,
+// so that the quantile of a trial does not hang on a handful of stalls (10 % standard error of the number beyond). Up
+// to p99 it is 10, since the interval over blocks shows what noise is left; below that the value is hardly more than a
+// maximum, and biased.
 func MinBeyond(q float64) float64 {
 	if q > 0.99 {
 		return 100
@@ -59,9 +61,9 @@ func MinBeyond(q float64) float64 {
 	return 10
 }
 
-// Quantile is the q-quantile, 0 < q < 1, in the unit of the histogram: the smallest value at or below which at least the part q of
-// its samples lies (nearest rank). The rank is rounded up, not to the nearest as the histogram's own methods do. It is false when the
-// samples cannot carry it (MinBeyond).
+// Quantile is the q-quantile, 0 < q < 1, in the unit of the histogram: the smallest value at or below which at least
+// the part q of its samples lies (nearest rank). The rank is rounded up, not to the nearest as the histogram's own
+// methods do. It is false when the samples cannot carry it (MinBeyond).
 func Quantile(h *hdrhistogram.Histogram, q float64) (float64, bool) {
 	const rounding = 1e-9 // 1 - 0.999 is a little less than a thousandth
 	n := float64(h.TotalCount())

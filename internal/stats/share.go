@@ -16,20 +16,22 @@ type Share struct {
 	HasInterval bool // with two trials or more
 	Samples, In int
 	Trials      int
-	// DesignEffect is how many times larger the variance is than that of independent samples, estimated between trials: 1 or more. NaN
-	// where nothing, or everything, was in the part: there is no variance to compare.
+	Some        int // trials that had any
+	// DesignEffect is how many times larger the variance is than that of independent samples, estimated between trials:
+	// 1 or more. NaN where nothing, or everything, was in the part: there is no variance to compare.
 	DesignEffect float64
 }
 
-// ClusteredShare is a share out of samples that are independent between trials, but not within one. Its interval is Wilson's score
-// interval for as many samples as are left after division by the design effect, with Student's t on the trials instead of the normal
-// quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015). Where few trials had any, they alone say how
-// unequal trials are: t then has one degree of freedom more than they are.
+// ClusteredShare is a share out of samples that are independent between trials, but not within one. Its interval is
+// Wilson's score interval for as many samples as are left after division by the design effect, with Student's t on the
+// trials instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015).
+// Where few trials had any, they alone say how unequal trials are: t then has one degree of freedom more than they are.
 //
-// Where no trial had any, the samples say nothing of how many would have come together. What the trials say is bounded: at 95 %, at
-// most 1 - 0.05^(1/trials) of such trials have any at all. Times largest, the largest share that one trial may plausibly reach, that
-// is the bound. A largest of 1 assumes nothing. The same from above where everything was in the part.
-func ClusteredShare(counts []Count, largest float64) Share {
+// Where no trial had any, the samples say nothing of how many would have come together: that is what bursts, the design effect seen where
+// there were some, is for. The bound is that of as many samples as are left after division by it, and never of fewer than there are
+// trials: an infinite design effect assumes nothing, and bounds how many trials may have any at all. The same from above where
+// everything was in the part.
+func ClusteredShare(counts []Count, bursts float64) Share {
 	s := Share{DesignEffect: math.NaN()}
 	for _, c := range counts {
 		if c.Of > 0 {
@@ -44,21 +46,20 @@ func ClusteredShare(counts []Count, largest float64) Share {
 	n, trials := float64(s.Samples), float64(s.Trials)
 	s.Value = float64(s.In) / n
 	s.HasInterval = s.Trials > 1
-	largest = min(max(largest, 0), 1)
-	anyOf := NoneBound(s.Trials)
+	none := noneBound(max(trials, n/max(bursts, 1)))
 	switch {
 	case !s.HasInterval:
 	case s.In == 0:
-		s.Hi = max(anyOf*largest, 1-math.Pow(1-Confidence, 1/n))
+		s.Hi = none
 	case s.In == s.Samples:
-		s.Lo, s.Hi = min(1-anyOf*largest, math.Pow(1-Confidence, 1/n)), 1
+		s.Lo, s.Hi = 1-none, 1
 	default:
 		var squares float64
-		some, others := 0, 0 // trials with anything in the part, and with anything outside of it
+		others := 0 // trials with anything outside of the part
 		for _, c := range counts {
 			if c.Of > 0 {
 				if c.In > 0 {
-					some++
+					s.Some++
 				}
 				if c.In < c.Of {
 					others++
@@ -68,34 +69,36 @@ func ClusteredShare(counts []Count, largest float64) Share {
 			}
 		}
 		s.DesignEffect = max(1, trials/(trials-1)*squares/(n*s.Value*(1-s.Value)))
-		t := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: float64(min(s.Trials-1, min(some, others)+1))}.Quantile((1 + Confidence) / 2)
+		t := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: float64(min(s.Trials-1, min(s.Some, others)+1))}.Quantile((1 + Confidence) / 2)
 		s.Lo, s.Hi = wilson(s.Value, n/s.DesignEffect, t)
 	}
 	return s
 }
 
-// NoneBound is the part of trials that may have had something, at 95 %, when none of so many had.
-func NoneBound(trials int) float64 { return 1 - math.Pow(1-Confidence, 1/float64(trials)) }
+// NoneBound is the part of trials that may have something, at 95 %, when none of so many had.
+func NoneBound(trials int) float64 { return noneBound(float64(trials)) }
 
-// LargestShare is the largest share in one trial among all that are given: what a trial may plausibly reach, where at least three
-// trials had anything; else 1, for too little is known.
-func LargestShare(counts []Count) float64 {
-	var largest float64
-	some := 0
-	for _, c := range counts {
-		if c.Of > 0 && c.In > 0 {
-			some++
-			largest = max(largest, float64(c.In)/float64(c.Of))
+// noneBound is the largest probability at which none of n is seen in 5 % of cases.
+func noneBound(n float64) float64 { return 1 - math.Pow(1-Confidence, 1/n) }
+
+// Bursts is the largest design effect of shares of one metric that had any in at least three trials: how many of what the metric counts
+// may come together. It is infinite where no share did, for nothing is known then.
+func Bursts(shares ...Share) float64 {
+	largest := 0.0
+	for _, s := range shares {
+		if s.Some >= 3 && s.DesignEffect > largest { // false where it is NaN
+			largest = s.DesignEffect
 		}
 	}
-	if some < 3 {
-		return 1
+	if largest == 0 {
+		return math.Inf(1)
 	}
 	return largest
 }
 
-// ShareDifference is the difference of two shares, arm less base, with the interval that follows from theirs (Newcombe's hybrid score
-// interval, 1998; Zou and Donner 2008). It takes them as independent, so what a block does to both makes it too wide.
+// ShareDifference is the difference of two shares, arm less base, with the interval that follows from theirs
+// (Newcombe's hybrid score interval, 1998; Zou and Donner 2008). It takes them as independent, so what a block does to
+// both makes it too wide.
 func ShareDifference(base, arm Share) Estimate {
 	d := Estimate{Value: arm.Value - base.Value, N: min(base.Trials, arm.Trials), Method: None}
 	if base.HasInterval && arm.HasInterval {

@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// binomial draws the number of successes in n tries by the normal approximation where that is good, and by Poisson where p is small.
+// binomial draws the number of successes in n tries by the normal approximation where that is good, and by Poisson
+// where p is small.
 func binomial(r *rand.Rand, n int, p float64) int {
 	mean := float64(n) * p
 	if mean < 30 {
@@ -19,8 +19,8 @@ func binomial(r *rand.Rand, n int, p float64) int {
 	return min(n, max(0, int(math.Round(mean+math.Sqrt(mean*(1-p))*r.NormFloat64()))))
 }
 
-// Samples of one trial are not independent: the true share differs from trial to trial. Coverage of Wilson's interval on the sum, and
-// of the clustered one, by design effect.
+// Samples of one trial are not independent: the true share differs from trial to trial. Coverage of Wilson's interval
+// on the sum, and of the clustered one, by design effect.
 func TestSharesBySimulation(t *testing.T) {
 	t.Log("| design effect | trials | Wilson on the sum covers % | clustered covers % | width of the clustered |")
 	const n, p = 10_000, 0.3
@@ -41,7 +41,7 @@ func TestSharesBySimulation(t *testing.T) {
 				if lo, hi := BinomialInterval(in, n*trials, Confidence); lo <= p && p <= hi {
 					before++
 				}
-				s := ClusteredShare(counts, 1)
+				s := ClusteredShare(counts, math.Inf(1))
 				if s.Lo <= p && p <= s.Hi {
 					after++
 				}
@@ -57,8 +57,8 @@ func TestSharesBySimulation(t *testing.T) {
 	}
 }
 
-// Losses come in bursts: a Poisson number of them in each trial, each of a geometric size. Coverage by the expected number of bursts in a
-// trial and their mean size. Old: Wilson on the sum, and 3/n where nothing was lost.
+// Losses come in bursts: a Poisson number of them in each trial, each of a geometric size. Coverage by the expected
+// number of bursts in a trial and their mean size. Old: Wilson on the sum, and 3/n where nothing was lost.
 func TestBurstsBySimulation(t *testing.T) {
 	t.Log("| bursts per trial | mean size | trials | before covers % | after covers % | none lost % | before covers of these % | after % | without others % |")
 	const n = 100_000
@@ -94,7 +94,7 @@ func TestBurstsBySimulation(t *testing.T) {
 						hi = 3.0 / (n * float64(trials))
 					}
 					old := lo <= truth && truth <= hi
-					s := ClusteredShare(counts, LargestShare(slices.Concat(counts, draw(), draw())))
+					s := ClusteredShare(counts, Bursts(alone(counts), alone(draw()), alone(draw())))
 					now := s.Lo <= truth && truth <= s.Hi
 					if old {
 						before++
@@ -110,7 +110,7 @@ func TestBurstsBySimulation(t *testing.T) {
 						if now {
 							afterNone++
 						}
-						if ClusteredShare(counts, 1).Hi >= truth {
+						if alone(counts).Hi >= truth {
 							aloneNone++
 						}
 					}
@@ -123,5 +123,46 @@ func TestBurstsBySimulation(t *testing.T) {
 				t.Logf("| %g | %g | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |", rate, size, trials, before*f, after*f, none*f, 100*beforeNone/none, 100*afterNone/none, 100*aloneNone/none)
 			}
 		}
+	}
+}
+
+func alone(counts []Count) Share { return ClusteredShare(counts, math.Inf(1)) }
+
+func TestClusteredShare(t *testing.T) {
+	six := func(in ...int) (counts []Count) {
+		for _, k := range in {
+			counts = append(counts, Count{k, 1000})
+		}
+		return counts
+	}
+	for _, c := range []struct {
+		name   string
+		counts []Count
+		bursts float64
+		lo, hi float64
+		effect float64 // 0: not known
+	}{
+		{"none, nothing known", six(0, 0, 0, 0, 0, 0), math.Inf(1), 0, 0.39304, 0},
+		{"none, each by itself", six(0, 0, 0, 0, 0, 0), 1, 0, 0.00049916, 0}, // 3 / n
+		{"none, in tens", six(0, 0, 0, 0, 0, 0), 10, 0, 0.0049805, 0},
+		{"all, nothing known", six(1000, 1000, 1000, 1000, 1000, 1000), math.Inf(1), 0.60696, 1, 0},
+		{"one burst", six(0, 0, 60, 0, 0, 0), 1, 0.00048444, 0.17390, 60.6}, // one of 99, t on 2 degrees of freedom
+		{"alike", six(300, 300, 300, 300, 300, 300), 1, 0.28503, 0.31541, 1},
+	} {
+		s := ClusteredShare(c.counts, c.bursts)
+		near(t, c.name+": lo", s.Lo, c.lo, 0.02*c.lo+1e-5)
+		near(t, c.name+": hi", s.Hi, c.hi, 0.02*c.hi)
+		if c.effect == 0 != math.IsNaN(s.DesignEffect) || c.effect > 0 && math.Abs(s.DesignEffect-c.effect) > 0.01*c.effect {
+			t.Errorf("%s: design effect %g", c.name, s.DesignEffect)
+		}
+	}
+	if s := ClusteredShare([]Count{{3, 10}, {0, 0}}, 1); s.HasInterval || s.Trials != 1 || s.Value != 0.3 {
+		t.Errorf("one trial: %+v", s)
+	}
+	if s := ClusteredShare(nil, 1); s.HasInterval || s.Trials != 0 {
+		t.Errorf("no trial: %+v", s)
+	}
+	if b := Bursts(alone(six(0, 0, 60, 0, 0, 0)), alone(six(0, 0, 0, 0, 0, 0))); !math.IsInf(b, 1) {
+		t.Errorf("one trial says bursts are of %g", b)
 	}
 }

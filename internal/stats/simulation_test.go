@@ -21,7 +21,8 @@ func repetitions(few int) int {
 	return few
 }
 
-// within checks a percentage of simulated runs against the band in which it must be, widened by three standard errors of that many runs.
+// within checks a percentage of simulated runs against the band in which it must be, widened by three standard errors
+// of that many runs.
 func within(t *testing.T, what string, percent float64, runs int, lo, hi float64) {
 	t.Helper()
 	slack := func(p float64) float64 { return 3 * math.Sqrt(max(p*(100-p), 100)/float64(runs)) }
@@ -30,7 +31,8 @@ func within(t *testing.T, what string, percent float64, runs int, lo, hi float64
 	}
 }
 
-// The noises that trials are thought to have: well behaved, skewed (latencies), and with wild outliers (a neighbour wakes up).
+// The noises that trials are thought to have: well behaved, skewed (latencies), and with wild outliers (a neighbour
+// wakes up).
 var noises = []struct {
 	name string
 	draw func(*rand.Rand) float64
@@ -48,8 +50,8 @@ func student(degrees float64) func(*rand.Rand) float64 {
 	}
 }
 
-// campaign is one simulated run: per block a value of the baseline, its twin and a subject that lies shift above them, all on a
-// machine that drifts: a trend over the run and a random walk from block to block, each larger than the noise.
+// campaign is one simulated run: per block a value of the baseline, its twin and a subject that lies shift above them,
+// all on a machine that drifts: a trend over the run and a random walk from block to block, each larger than the noise.
 type campaign struct{ direct, twin, subject []float64 }
 
 func simulate(r *rand.Rand, noise func(*rand.Rand) float64, blocks int, shift float64) campaign {
@@ -96,7 +98,7 @@ func runMany(noise func(*rand.Rand) float64, louder float64, blocks, runs int) t
 	each := 100 / float64(runs)
 	var v tally
 	var nulls []Estimate // of a subject that costs nothing
-	var far, visible []float64
+	var visible []float64
 	for i := range runs {
 		c := simulate(r, noise, blocks, 0)
 		for b := range c.subject {
@@ -107,7 +109,7 @@ func runMany(noise func(*rand.Rand) float64, louder float64, blocks, runs int) t
 		end, _ := SmallestVisible(twins)
 		null := shifted(subject, -shift)
 		mine := Visible(end, null)
-		nulls, far, visible = append(nulls, null), append(far, end), append(visible, mine)
+		nulls, visible = append(nulls, null), append(visible, mine)
 		count := func(into *float64, yes bool) {
 			if yes {
 				*into += each
@@ -163,8 +165,8 @@ func TestNoisySubjectBySimulation(t *testing.T) {
 	}
 }
 
-// A family of four quantiles, independent here, which is the worst case: a false alarm in any of them. This is why no correction
-// for multiple comparisons is made.
+// A family of four quantiles, independent here, which is the worst case: a false alarm in any of them. This is why no
+// correction for multiple comparisons is made.
 func TestFamilyOfFourBySimulation(t *testing.T) {
 	for _, blocks := range []int{6, 10, 20} {
 		for _, noise := range noises {
@@ -177,8 +179,8 @@ func TestFamilyOfFourBySimulation(t *testing.T) {
 	}
 }
 
-// When what is weighed brings a noise of its own the differences are skewed, and only the pseudo-median is what is estimated. The
-// interval is no longer exact; it must stay close.
+// When what is weighed brings a noise of its own the differences are skewed, and only the pseudo-median is what is
+// estimated. The interval is no longer exact; it must stay close.
 func TestSkewedDifferencesBySimulation(t *testing.T) {
 	draw := func(r *rand.Rand) float64 { return 3*math.Exp(r.NormFloat64()) - math.Exp(r.NormFloat64()) }
 	r := rand.New(rand.NewPCG(3, 3))

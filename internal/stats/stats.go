@@ -1,15 +1,16 @@
-// Package stats holds the estimators that stand between trials and the sentences of a report. It is pure: numbers in, numbers out.
+// Package stats holds the estimators that stand between trials and the sentences of a report. It is pure: numbers in,
+// numbers out.
 //
-// Every interval says which method made it and which confidence that method reaches, since exact methods on few blocks cannot
-// hit a round 95 %. The coverage of each is measured by simulation in the tests; docs/statistics.md has the figures and the
-// reasons for each choice.
+// Every interval says which method made it and which confidence that method reaches, since exact methods on few blocks
+// cannot hit a round 95 %. The coverage of each is measured by simulation in the tests; docs/statistics.md has the
+// figures and the reasons for each choice.
 package stats
 
 // Confidence is what every interval aims at. An exact method reaches it or a little more, and reports what it reached.
 const Confidence = 0.95
 
-// MinBlocks is the smallest number of blocks that carries a 95 % interval: the signed-rank and the sign test reach 96.9 % with
-// six values, and only 93.8 % with five.
+// MinBlocks is the smallest number of blocks that carries a 95 % interval: the signed-rank and the sign test reach 96.9
+// % with six values, and only 93.8 % with five.
 const MinBlocks = 6
 
 // Method names how an interval was made.
@@ -24,8 +25,8 @@ const (
 	Clustered       Method = "clustered Wilson"          // score interval of a share, design effect and t over trials
 )
 
-// Estimate is a value with its interval. HasInterval is false where there are too few blocks; Lo and Hi are then 0 and mean
-// nothing.
+// Estimate is a value with its interval. HasInterval is false where there are too few blocks; Lo and Hi are then 0 and
+// mean nothing.
 type Estimate struct {
 	Value       float64
 	Lo, Hi      float64

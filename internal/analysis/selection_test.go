@@ -1,0 +1,223 @@
+package analysis_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/analysis"
+	"tare/internal/analysis/analysistest"
+	"tare/internal/load"
+	"tare/internal/record"
+)
+
+var eighteen = analysistest.Truth{Blocks: 18, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6}
+
+func spoil(t *record.Trial) {
+	t.Validity = record.Validity{Reasons: []record.Reason{{Gate: "lag", Seen: 2, Allowed: 1, Message: "late"}}}
+}
+
+// What an arm lost is told, and keeps its differences from being resolved where it could have made them vanish.
+func TestLosses(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		lose     int // of kernelmesh, of 18 trials
+		again    int // of these: run again, and valid then
+		resolved bool
+		bounded  bool
+		beyond   bool
+	}{
+		{"none", 0, 0, true, true, false},
+		{"one", 1, 0, true, true, false},
+		{"two run again", 2, 2, true, true, false},
+		{"three", 3, 0, false, false, false},
+		{"twelve, and the twins none", 12, 0, false, false, true},
+		{"twelve run again", 12, 12, false, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			run, trials := analysistest.Quickstart(eighteen)
+			var again []record.Trial
+			for i, lost := 0, 0; i < len(trials) && lost < c.lose; i++ {
+				if trials[i].Arm != "kernelmesh" {
+					continue
+				}
+				if lost++; lost <= c.again {
+					second := trials[i]
+					second.Attempt = 1
+					again = append(again, second)
+				}
+				spoil(&trials[i])
+			}
+			s := summarize(t, run, append(trials, again...))
+			d := s.Find("latency_p50_seconds", "kernelmesh", nil).Difference
+			if d.Resolved != c.resolved || !c.resolved && !strings.HasPrefix(d.Unresolved, analysis.LossReason) {
+				t.Errorf("resolved %t: %q", d.Resolved, d.Unresolved)
+			}
+			if lost := c.lose - c.again; !c.beyond && d.Lost != lost || c.beyond && d.Lost != c.lose {
+				t.Errorf("%d lost", d.Lost)
+			}
+			if (d.WorstLo != nil) != c.bounded || (d.WorstHi != nil) != c.bounded {
+				t.Errorf("worst case [%v, %v]", d.WorstLo, d.WorstHi)
+			}
+			if d.WorstLo != nil && (*d.WorstLo > *d.Lo || *d.WorstHi < *d.Hi) {
+				t.Errorf("the worst case [%g, %g] is narrower than [%g, %g]", *d.WorstLo, *d.WorstHi, *d.Lo, *d.Hi)
+			}
+			i := slices.IndexFunc(s.Losses, func(l analysis.Loss) bool {
+				return l.Arm == "kernelmesh" && slices.Contains(l.Metrics, "latency_p50_seconds")
+			})
+			if (i >= 0) != (c.lose > 0) {
+				t.Fatalf("losses: %+v", s.Losses)
+			}
+			if i >= 0 {
+				if l := s.Losses[i]; l.Planned != 18 || l.Lost != c.lose-c.again || l.Repeated != c.again || l.By["lag"] != l.Lost || l.Beyond != c.beyond {
+					t.Errorf("%+v", l)
+				}
+			}
+			if warned := strings.Contains(strings.Join(s.Warnings, "\n"), "kernelmesh lost more trials than its twins"); warned != c.beyond {
+				t.Errorf("warnings: %q", s.Warnings)
+			}
+			if d := s.Find("latency_p50_seconds", record.AA, nil).Difference; d.Lost != 0 || len(d.Unresolved) == 0 {
+				t.Errorf("the twin: %+v", d)
+			}
+		})
+	}
+}
+
+// A difference in memory without any noise is resolved although a twin lost a block and so has no interval.
+func TestTwinWithoutInterval(t *testing.T) {
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6})
+	lost := false
+	for i := range trials {
+		trials[i].Metrics["memory_hard_bytes"] = 0
+		switch {
+		case trials[i].Arm == "kernelmesh":
+			trials[i].Metrics["memory_hard_bytes"] = 6.33e6 + 1e4*float64(i%9)
+		case trials[i].Arm == record.AA && !lost:
+			spoil(&trials[i])
+			lost = true
+		}
+	}
+	d := summarize(t, run, trials).Find("memory_hard_bytes", "kernelmesh", nil).Difference
+	if !d.Resolved || d.SmallestVisible == nil || *d.SmallestVisible != (*d.Hi-*d.Lo)/2 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// An arm that is noisier than the twins cannot be seen as well as they can.
+func TestVisibleIsOfTheArm(t *testing.T) {
+	run, trials := analysistest.Quickstart(eighteen)
+	for i := range trials {
+		trials[i].Metrics["own"] = 100 + float64(i%3)
+		if trials[i].Arm == "kernelmesh" {
+			trials[i].Metrics["own"] = 110 + 10*float64(i%5)
+		}
+	}
+	s := summarize(t, run, trials)
+	twins, _ := s.Visible("own", nil)
+	e := s.Find("own", "kernelmesh", nil)
+	if own, ok := s.VisibleIn(e); !ok || own <= twins || own != *e.Difference.SmallestVisible || own < (*e.Difference.Hi-*e.Difference.Lo)/2 {
+		t.Errorf("visible %g, of the twins %g: %+v", own, twins, e.Difference)
+	}
+}
+
+// Blocks that resemble their neighbours are worth fewer, and the interval says so.
+func TestDependentBlocks(t *testing.T) {
+	truth := eighteen
+	truth.Blocks = 30
+	width := func(period int) (float64, *analysis.Difference) {
+		run, trials := analysistest.Quickstart(truth)
+		for i := range trials {
+			trials[i].Metrics["own"] = 100
+			if trials[i].Arm != record.Direct {
+				trials[i].Metrics["own"] += float64(trials[i].Block/period*period*37%30) + 0.01*float64(i%7)
+			}
+		}
+		d := summarize(t, run, trials).Find("own", "kernelmesh", nil).Difference
+		if d.Effective == nil {
+			t.Fatalf("30 blocks do not say what they are worth: %+v", d)
+		}
+		return *d.Hi - *d.Lo, d
+	}
+	alone, a := width(1)
+	together, b := width(5) // five blocks in a row share their noise
+	if *a.Effective < 25 || *b.Effective > 15 || together < 1.4*alone {
+		t.Errorf("independent: %.3g blocks, width %.3g; five alike: %.3g blocks, width %.3g", *a.Effective, alone, *b.Effective, together)
+	}
+}
+
+// A trial that is too slow for a quantile is lost, and said to be.
+func TestWithheldQuantile(t *testing.T) {
+	run, trials := analysistest.Quickstart(eighteen)
+	i := slices.IndexFunc(trials, func(t record.Trial) bool { return t.Arm == "kernelmesh" && t.Block == 3 })
+	h := hdrhistogram.New(1, 60_000_000_000, 3)
+	if err := h.RecordValues(500_000, 900); err != nil {
+		t.Fatal(err)
+	}
+	l := trials[i].Loads["client"]
+	l.Histograms = maps.Clone(l.Histograms)
+	if err := l.SetHistogram(load.Latency, h); err != nil {
+		t.Fatal(err)
+	}
+	trials[i].Loads = map[string]load.Result{"client": l}
+	s := summarize(t, run, trials)
+	e := s.Find("latency_p99_seconds", "kernelmesh", nil)
+	if e.Difference.Lost != 1 || !strings.Contains(strings.Join(e.Notes, ""), "1 of 18 blocks had too few samples") {
+		t.Errorf("%d lost, notes %q", e.Difference.Lost, e.Notes)
+	}
+	if e := s.Find("latency_p50_seconds", "kernelmesh", nil); e.Difference.Lost != 0 || len(e.Notes) != 0 {
+		t.Errorf("900 samples carry a median: %d lost, notes %q", e.Difference.Lost, e.Notes)
+	}
+}
+
+// Shares of samples differ between trials by more than chance allows independent samples: their interval is of trials.
+func TestClusteredShares(t *testing.T) {
+	run, trials := analysistest.Quickstart(eighteen)
+	for i := range trials {
+		in := 3000 + 100*(trials[i].Block%3-1)
+		if trials[i].Arm == "kernelmesh" {
+			in += 1000
+		}
+		trials[i].Counts = map[string]record.Count{"failed_connect_share": {In: in, Of: 10_000}, "wrong_connect_share": {In: 0, Of: 10_000}}
+	}
+	s := summarize(t, run, trials)
+	e := s.Find("failed_connect_share", "kernelmesh", nil)
+	if e.Trials != 18 || e.N != 180_000 || e.DesignEffect == nil || *e.DesignEffect < 2 {
+		t.Errorf("%+v", e)
+	}
+	if d := e.Difference; d == nil || !d.Resolved || d.Value < 0.099 || d.Value > 0.101 || d.SmallestVisible == nil || *d.SmallestVisible <= 0 {
+		t.Errorf("%+v", d)
+	}
+	if d := s.Find("failed_connect_share", record.AA, nil).Difference; d.Resolved {
+		t.Errorf("twins differ: %+v", d)
+	}
+	none := s.Find("wrong_connect_share", "kernelmesh", nil)
+	if none.Hi == nil || *none.Hi < 0.15 || *none.Hi > 0.16 || none.Difference.Resolved { // 1 - 0.05^(1/18)
+		t.Errorf("none in 18 trials: %+v", none)
+	}
+}
+
+// A model is fitted block by block.
+func TestModelByBlock(t *testing.T) {
+	swept := plain
+	swept.Rates = []string{"500", "1000", "2000", "4000"}
+	run, trials := analysistest.Quickstart(swept)
+	for i := range trials {
+		trials[i].Metrics["curve"] = map[string]float64{"500": 23.6, "1000": 35.5, "2000": 69.6, "4000": 80}[trials[i].Factors["rate"]] * (1 + 0.05*float64(trials[i].Block%3))
+		if trials[i].Block == 1 && trials[i].Factors["rate"] == "4000" {
+			delete(trials[i].Metrics, "cpu_seconds")
+		}
+	}
+	models := summarize(t, run, trials).Models
+	find := func(metric string) analysis.Model {
+		return models[slices.IndexFunc(models, func(m analysis.Model) bool { return m.Metric == metric && m.Arm == "kernelmesh" })]
+	}
+	if m := find("cpu_seconds"); m.Method != "least squares by block, t over blocks" || m.Blocks != 7 || !m.Linear {
+		t.Errorf("%+v", m)
+	}
+	if m := find("curve"); m.Linear || m.Blocks != 8 {
+		t.Errorf("%+v", m)
+	}
+}
