@@ -299,7 +299,7 @@ func validity(s *analysis.Summary) string {
 		text += fmt.Sprintf(", %d invalid", s.Trials.Invalid)
 	}
 	if again := s.Trials.Attempts - s.Trials.Done; again > 0 {
-		text += fmt.Sprintf(", %d times one was run again", again)
+		text += fmt.Sprintf("; %s at trials that were spoiled", manyAttempts(again))
 	}
 	if s.Stopped != "" {
 		text += "; " + s.Stopped
@@ -332,6 +332,13 @@ func excluded(s *analysis.Summary) []string {
 		all = append(all, line+x.Why)
 	}
 	return all
+}
+
+func manyAttempts(n int) string {
+	if n == 1 {
+		return "1 further attempt"
+	}
+	return fmt.Sprintf("%d further attempts", n)
 }
 
 func manyMetrics(n int) string {
