@@ -59,15 +59,15 @@ func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, str
 		return false, r.Withheld
 	}
 	share, _ := r.Share()
-	allowed := 0.9
+	allowed, lost := 0.9, (1-q)/10
 	if q <= 0.5 {
-		allowed = 0.97
+		allowed, lost = 0.97, (1-q)/5
 	}
 	const rounding = 1e-9
 	switch beyond := r.Beyond[histogram][quantile]; {
 	case share > allowed:
 		return false, fmt.Sprintf("%.0f %% of the requests were disturbed, and the others are no fair sample of them", 100*share)
-	case r.LostShare > (1-q)/10:
+	case r.LostShare > lost:
 		return false, fmt.Sprintf("about %.2g %% of the requests wait in queues that outlast the quiet times of the machine", 100*r.LostShare)
 	case beyond*(1+rounding) < least:
 		return false, fmt.Sprintf("%.0f undisturbed requests lie beyond it, and %g must", beyond, least)
