@@ -23,9 +23,9 @@ const (
 const (
 	// leastUntouched is the smallest probability to stay untouched that is corrected for: no request stands for more than ten.
 	leastUntouched = 0.1
-	// lostPart is the part of the requests that may be lost before another method is tried: what touches a tenth of the tail
-	// beyond p99 moves p99.
-	lostPart = 0.001
+	// lostPart is the part of the requests that may be lost before another method is tried: with more, not even the median can be
+	// told (load.Running.Tells).
+	lostPart = 0.1
 	// unsteady is by how much of itself the number of requests in flight may change in the later half of the quiet times.
 	unsteady = 0.1
 	// scale is what a request of average weight counts in a histogram.
