@@ -10,8 +10,8 @@ import (
 	"tare/internal/record"
 )
 
-// stalled is a run of some blocks with a baseline, its twin and an arm, whose p50 is far apart by chance among all requests, and by
-// 50 us among the undisturbed.
+// stalled is a run of some blocks with a baseline, its twin and an arm, whose p50 is far apart by chance among all
+// requests, and by 50 us among the undisturbed.
 func stalled(blocks int, disturbed int64) (record.Run, []record.Trial) {
 	run := record.Run{Schema: record.RunSchema, Experiment: "own", Blocks: blocks, Seed: 1}
 	var trials []record.Trial
@@ -37,8 +37,8 @@ func stalled(blocks int, disturbed int64) (record.Run, []record.Trial) {
 	return run, trials
 }
 
-// TestAnswersWhileRunning: from a thousandth of the requests on, answers speak of those that no stall touched, and say so; what is then
-// not known is named. Both are estimated either way.
+// TestAnswersWhileRunning: from a thousandth of the requests on, answers speak of those that no stall touched, and say
+// so; what is then not known is named. Both are estimated either way.
 func TestAnswersWhileRunning(t *testing.T) {
 	for _, c := range []struct {
 		disturbed int64
@@ -73,7 +73,8 @@ func TestAnswersWhileRunning(t *testing.T) {
 	}
 }
 
-// TestLagOfUndisturbedRequests: a difference among undisturbed requests is held against the lag among them, and not against that of all.
+// TestLagOfUndisturbedRequests: a difference among undisturbed requests is held against the lag among them, and not
+// against that of all.
 func TestLagOfUndisturbedRequests(t *testing.T) {
 	for apart, want := range map[float64]bool{0: true, 20e-6: false} {
 		run, trials := stalled(12, 50_000)

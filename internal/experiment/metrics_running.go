@@ -10,7 +10,8 @@ import (
 	"tare/internal/stats"
 )
 
-// runningMetrics are of the requests that no stall of the machine touched: what latency is while the machine runs. See docs/noise.md.
+// runningMetrics are of the requests that no stall of the machine touched: what latency is while the machine runs. See
+// docs/noise.md.
 var runningMetrics = []Metric{
 	whileRunning(load.LatencyRunning, 0.5, "p50", "from the intended start of a request until its answer was read"),
 	whileRunning(load.LatencyRunning, 0.9, "p90", "from the intended start of a request until its answer was read"),
@@ -24,14 +25,15 @@ var runningMetrics = []Metric{
 	whileRunning(load.OwnLagRunning, 0.999, "p999", "that the generator itself was late"),
 	{
 		Name: "disturbed_share", Unit: "ratio", Better: "lower",
-		How: "Requests that a stall of the machine touched (stolen CPU time, or a task from elsewhere that held a CPU), of those answered " +
-			"while stalls were watched for, all loads together. Left out where nobody watched.",
+		How: "Requests that a stall of the machine touched (stolen CPU time, or a task from elsewhere that held a CPU), " +
+			"of those answered while stalls were watched for, all loads together. Left out where nobody watched.",
 		value: (*measurement).disturbedShare,
 	},
 	{
 		Name: "throughput_running_per_second", Unit: "per second", Better: "higher",
-		How: "Requests of all loads that were answered while no CPU stood still, per second of that time. Closed loops only: " +
-			"at a fixed rate, what a stall held up is answered after it. Left out where less than a tenth of the window was quiet.",
+		How: "Requests of all loads that were answered while no CPU stood still, per second of that time. " +
+			"Closed loops only: at a fixed rate, what a stall held up is answered after it. " +
+			"Left out where less than a tenth of the window was quiet.",
 		value: (*measurement).throughputWhileRunning,
 	},
 }
@@ -40,14 +42,16 @@ func whileRunning(histogram string, q float64, quantile, what string) Metric {
 	least := stats.MinBeyond(q)
 	return Metric{
 		Name: histogram + "_" + quantile + "_seconds", Unit: "s", Better: "lower",
-		How: fmt.Sprintf("Time %s, of the requests that no stall of the machine touched, weighted for the greater chance of long ones to be touched: "+
-			"%s quantile, all loads merged. Left out when those requests cannot carry it, as when fewer than %g of them lie beyond it.",
+		How: fmt.Sprintf("Time %s, of the requests that no stall of the machine touched, weighted for the greater chance of "+
+			"long ones to be touched: %s quantile, all loads merged. Left out when those requests cannot carry it, "+
+			"as when fewer than %g of them lie beyond it.",
 			what, quantile, least),
 		value: func(m *measurement) (float64, bool) { return m.quantileWhileRunning(histogram, quantile, q, least) },
 	}
 }
 
-// runningPart is what all loads that have a histogram say of stalls, taken together; nil where one of them says nothing.
+// runningPart is what all loads that have a histogram say of stalls, taken together; nil where one of them says
+// nothing.
 func (m *measurement) runningPart(histogram string) *load.Running {
 	var parts []*load.Running
 	for _, r := range m.loads {
@@ -107,8 +111,9 @@ func runningVoids() []string {
 	return names
 }
 
-// lagWhileRunning is the gate of the generator's lag for the requests that no stall touched: it voids what is told of them, and
-// nothing else. Where too few are left to tell, nothing is told of them either, and there is nothing to void.
+// lagWhileRunning is the gate of the generator's lag for the requests that no stall touched: it voids what is told of
+// them, and nothing else. Where too few are left to tell, nothing is told of them either, and there is nothing to
+// void.
 func lagWhileRunning(name string, r load.Result, allowed time.Duration) (record.Reason, bool) {
 	const q = 0.99
 	if ok, _ := r.Running.Tells(load.OwnLagRunning, "p99", q, stats.MinBeyond(q)); !ok || r.Mode != load.Open {
@@ -124,7 +129,7 @@ func lagWhileRunning(name string, r load.Result, allowed time.Duration) (record.
 	}
 	return record.Reason{
 		Gate: "lag-running", Seen: seen.Seconds(), Allowed: allowed.Seconds(), Voids: runningVoids(),
-		Message: fmt.Sprintf("%s: the generator started the 99th percentile of requests %v late while the machine was running, and %v is allowed; "+
-			"lower the rate or give the load a CPU of its own", name, seen.Round(time.Microsecond), allowed),
+		Message: fmt.Sprintf("%s: the generator started the 99th percentile of requests %v late "+
+			"while the machine was running, and %v is allowed; lower the rate or give the load a CPU of its own", name, seen.Round(time.Microsecond), allowed),
 	}, true
 }
