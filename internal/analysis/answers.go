@@ -228,8 +228,8 @@ func (c *clauses) adds(e *Estimate, what string) string {
 	return "adds " + size(d, e.Unit) + " of " + what
 }
 
-// latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or loses. Where the
-// machine stood still too often, it speaks of the requests that no stall touched, and says so.
+// latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or
+// loses. Where the machine stood still too often, it speaks of the requests that no stall touched, and says so.
 func (c *clauses) latency() {
 	of, while := "latency_", ""
 	share, running := c.s.whileRunning(c.at)
@@ -243,7 +243,9 @@ func (c *clauses) latency() {
 				name = "shows latency whose " + name
 			}
 			c.add(e, name+" "+c.moved(e))
-		} else if all := c.find("latency_" + q + "_seconds"); running && all != nil && all.Difference != nil && len(c.parts) > 0 {
+			continue
+		}
+		if all := c.find("latency_" + q + "_seconds"); running && len(c.parts) > 0 && all != nil && all.Difference != nil {
 			c.parts = append(c.parts, fmt.Sprintf("%s%s cannot be told: the machine's stalls touched %s of the requests",
 				quantileName(q), while, quantity.Rough(share, quantity.Part)))
 		}

@@ -8,12 +8,13 @@ import (
 	"tare/internal/record"
 )
 
-// DisturbedLimit is the part of a level's requests that the machine's stalls may touch before answers turn to those that they did
-// not. It is fixed in advance: what touches a tenth of the tail beyond p99 moves p99.
+// DisturbedLimit is the part of a level's requests that the machine's stalls may touch before answers turn to those
+// that they did not. It is fixed in advance: what touches a tenth of the tail beyond p99 moves p99.
 const DisturbedLimit = (1 - 0.99) / 10
 
-// Disturbed is how many of a level's requests the machine's stalls touched, over the trials of all arms together. Latency while the
-// machine was running is estimated either way; Running says that answers speak of it, and not of all requests.
+// Disturbed is how many of a level's requests the machine's stalls touched, over the trials of all arms together.
+// Latency while the machine was running is estimated either way; Running says that answers speak of it, and not of all
+// requests.
 type Disturbed struct {
 	Factors  map[string]string `json:"factors"`
 	Share    float64           `json:"share"`
@@ -22,8 +23,8 @@ type Disturbed struct {
 	Running  bool              `json:"running"`
 }
 
-// disturbed judges each level by all of its trials, those of no use for latency among them: what decides must not depend on what
-// gates let through.
+// disturbed judges each level by all of its trials, those of no use for latency among them: what decides must not
+// depend on what gates let through.
 func disturbed(levels []factors, trials []record.Trial) []Disturbed {
 	sums := map[string]*load.Running{}
 	for _, trial := range trials {
@@ -47,7 +48,8 @@ func disturbed(levels []factors, trials []record.Trial) []Disturbed {
 		}
 		sum := sums[at.key()]
 		all = append(all, Disturbed{
-			Factors: at, Share: share, Requests: sum.Disturbed + sum.Undisturbed, Limit: DisturbedLimit, Running: share > DisturbedLimit,
+			Factors: at, Share: share, Requests: sum.Disturbed + sum.Undisturbed,
+			Limit: DisturbedLimit, Running: share > DisturbedLimit,
 		})
 	}
 	return all

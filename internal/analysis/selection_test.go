@@ -16,7 +16,7 @@ import (
 
 var eighteen = analysistest.Truth{Blocks: 18, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6}
 
-func spoil(t *record.Trial) {
+func voidLatency(t *record.Trial) {
 	t.Validity = record.Validity{Reasons: []record.Reason{{Gate: "lag", Seen: 2, Allowed: 1, Message: "late"}}}
 }
 
@@ -49,7 +49,7 @@ func TestLosses(t *testing.T) {
 					second.Attempt = 1
 					again = append(again, second)
 				}
-				spoil(&trials[i])
+				voidLatency(&trials[i])
 			}
 			s := summarize(t, run, append(trials, again...))
 			d := s.Find("latency_p50_seconds", "kernelmesh", nil).Difference
@@ -96,7 +96,7 @@ func TestTwinWithoutInterval(t *testing.T) {
 		case trials[i].Arm == "kernelmesh":
 			trials[i].Metrics["memory_hard_bytes"] = 6.33e6 + 1e4*float64(i%9)
 		case trials[i].Arm == record.AA && !lost:
-			spoil(&trials[i])
+			voidLatency(&trials[i])
 			lost = true
 		}
 	}

@@ -31,11 +31,12 @@ func (x *trial) tellStalls(l *ledger.Ledger) error {
 	return nil
 }
 
-// stallsOf is when the machine stood still for those who work in the groups at tree: time that the hypervisor took, and time in which
-// a task from elsewhere held a CPU. What the trial's own processes do to each other is no stall but what is measured, and
-// neither are looks of the witness that came late: whoever turned interrupts off may be the subject. Kernel threads work for others, who
-// may be the subject, and of a task whose group is not known nobody can say. On a machine that other nodes of the same
-// run share, their processes are the experiment, and cannot be told from neighbours.
+// stallsOf is when the machine stood still for those who work in the groups at tree: time that the hypervisor took,
+// and time in which a task from elsewhere held a CPU. What the trial's own processes do to each other is no stall but
+// what is measured, and neither are looks of the witness that came late: whoever turned interrupts off may be the
+// subject. Kernel threads work for others, who may be the subject, and of a task whose group is not known nobody can
+// say. On a machine that other nodes of the same run share, their processes are the experiment, and cannot be told
+// from neighbours.
 func stallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 	if l == nil {
 		return role.Stalls{Unknown: "no window was measured"}
@@ -46,7 +47,8 @@ func stallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 		s.Unknown = "nobody watched for stalls of the machine"
 		return s
 	case l.Noise.StallsOmitted > 0 || l.Noise.OccupiedMissed > 0:
-		s.Unknown = fmt.Sprintf("the machine stood still so often that %d stalls were not kept", l.Noise.StallsOmitted+l.Noise.OccupiedMissed)
+		s.Unknown = fmt.Sprintf("the machine stood still so often that %d stalls were not kept",
+			l.Noise.StallsOmitted+l.Noise.OccupiedMissed)
 		return s
 	}
 	for _, one := range l.Noise.Stalls {
@@ -55,7 +57,8 @@ func stallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 		}
 	}
 	for _, one := range l.Noise.Occupied {
-		if one.Cause == ledger.Neighbour && !shared && one.Cgroup != "" && !within(one.Cgroup, tree) && !kernelThread(one.Comm) {
+		elsewhere := one.Cgroup != "" && !within(one.Cgroup, tree) && !kernelThread(one.Comm)
+		if one.Cause == ledger.Neighbour && elsewhere && !shared {
 			s.Spans = append(s.Spans, [2]int64{one.From, one.To})
 		}
 	}
@@ -73,8 +76,10 @@ func stallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 	return s
 }
 
-// kernelThread says whether a task of a name is a thread of the kernel that works for others: softirq, deferred work, callbacks of RCU.
+// kernelThread says whether a task of a name is a thread of the kernel that works for others: softirq, deferred work,
+// callbacks of RCU.
 func kernelThread(comm string) bool {
 	name, _, _ := strings.Cut(comm, "/")
-	return slices.Contains([]string{"ksoftirqd", "kworker", "rcu_preempt", "rcu_sched", "rcuc", "rcuog", "rcuos", "migration", "irq"}, name)
+	threads := []string{"ksoftirqd", "kworker", "rcu_preempt", "rcu_sched", "rcuc", "rcuog", "rcuos", "migration", "irq"}
+	return slices.Contains(threads, name)
 }

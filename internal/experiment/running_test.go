@@ -14,8 +14,8 @@ import (
 	"tare/internal/role"
 )
 
-// TestStallsOf: stalls are what the hypervisor took and what a neighbour's task held, as one; what the trial does to itself, and looks
-// that came late for somebody had turned interrupts off, are none.
+// TestStallsOf: stalls are what the hypervisor took and what a neighbour's task held, as one; what the trial does to
+// itself, and looks that came late for somebody had turned interrupts off, are none.
 func TestStallsOf(t *testing.T) {
 	const tree = "/tare/trial-1"
 	hypervisor := func(from, to int64) ledger.Stall { return ledger.Stall{From: from, To: to, Cause: ledger.Hypervisor} }

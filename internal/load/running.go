@@ -13,16 +13,16 @@ const (
 	OwnLagRunning  = OwnLag + "_running"
 )
 
-// Running says how the requests of a load were told apart into those that the machine's stalls touched and those they did not,
-// and what the second kind can carry. Package load/running is the method.
+// Running says how the requests of a load were told apart into those that the machine's stalls touched and those they
+// did not, and what the second kind can carry. Package load/running is the method.
 type Running struct {
 	Method         string  `json:"method,omitempty"` // busy-periods, backlog or requests: what a request is judged by
-	Level          int     `json:"level,omitempty"`  // of backlog: requests in flight at which the queue counts as recovered
+	Level          int     `json:"level,omitempty"`  // of backlog: requests in flight when a queue has recovered
 	WatchedSeconds float64 `json:"watched_seconds"`  // of the window, in which stalls were watched for
 	QuietSeconds   float64 `json:"quiet_seconds"`    // of them, without a stall
 
-	// Requests of the window that were answered, by what touched them. Unwatched are those whose history began before the watch or
-	// ended after it.
+	// Requests of the window that were answered, by what touched them. Unwatched are those whose history began before
+	// the watch or ended after it.
 	Undisturbed int64 `json:"undisturbed"`
 	Disturbed   int64 `json:"disturbed"`
 	Unwatched   int64 `json:"unwatched"`
@@ -30,7 +30,7 @@ type Running struct {
 
 	Effective     float64 `json:"effective"`      // undisturbed requests of equal weight that would carry as much
 	LargestWeight float64 `json:"largest_weight"` // of an undisturbed request; 1 where no correction was needed
-	LostShare     float64 `json:"lost_share"`     // of all requests, estimated: so long in the queue that none like them stayed untouched
+	LostShare     float64 `json:"lost_share"`     // of all requests, estimated: none as long in the queue stayed untouched
 
 	// Scale is what a request of average weight counts in the *_running histograms, whose counts are whole numbers.
 	Scale int64 `json:"scale,omitempty"`
@@ -48,9 +48,10 @@ func (r *Running) Share() (float64, bool) {
 	return float64(r.Disturbed) / float64(r.Undisturbed+r.Disturbed), true
 }
 
-// Tells says whether the undisturbed requests carry a quantile of one of the *_running histograms, of which at least some must lie
-// beyond it, and why they do not. What touches a tenth of the tail beyond a quantile moves it; and where hardly any request stayed
-// undisturbed, those few came from moments too short for a long queue to build, which a median stands better than a tail.
+// Tells says whether the undisturbed requests carry a quantile of one of the *_running histograms, of which at least
+// some must lie beyond it, and why they do not. What touches a tenth of the tail beyond a quantile moves it; and where
+// hardly any request stayed undisturbed, those few came from moments too short for a long queue to build, which a
+// median stands better than a tail.
 func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, string) {
 	if r == nil {
 		return false, "the load does not tell disturbed requests apart"
@@ -59,16 +60,17 @@ func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, str
 		return false, r.Withheld
 	}
 	share, _ := r.Share()
-	allowed := 0.9
+	allowed, lost := 0.9, (1-q)/10
 	if q <= 0.5 {
-		allowed = 0.97
+		allowed, lost = 0.97, (1-q)/5
 	}
 	const rounding = 1e-9
 	switch beyond := r.Beyond[histogram][quantile]; {
 	case share > allowed:
-		return false, fmt.Sprintf("%.0f %% of the requests were disturbed, and the others are no fair sample of them", 100*share)
-	case r.LostShare > (1-q)/10:
-		return false, fmt.Sprintf("about %.2g %% of the requests wait in queues that outlast the quiet times of the machine", 100*r.LostShare)
+		return false, fmt.Sprintf("%.0f %% of the requests were disturbed, and the others are no fair sample", 100*share)
+	case r.LostShare > lost:
+		return false, fmt.Sprintf("about %.2g %% of the requests wait in queues that outlast the machine's quiet times",
+			100*r.LostShare)
 	case beyond*(1+rounding) < least:
 		return false, fmt.Sprintf("%.0f undisturbed requests lie beyond it, and %g must", beyond, least)
 	}

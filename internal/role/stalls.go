@@ -8,8 +8,8 @@ import (
 	"io"
 )
 
-// Stalls is the data of a stalls message: when the machine stood still in the measured window, for those who wanted to run on one of
-// its CPUs. Times are CLOCK_MONOTONIC in nanoseconds.
+// Stalls is the data of a stalls message: when the machine stood still in the measured window, for those who wanted to
+// run on one of its CPUs. Times are CLOCK_MONOTONIC in nanoseconds.
 type Stalls struct {
 	From  int64      `json:"from_ns"` // stalls were watched for from here
 	To    int64      `json:"to_ns"`   // to here
@@ -24,9 +24,11 @@ type Wants struct {
 	Stalls bool `json:"stalls,omitempty"`
 }
 
-// WorkThenStalls is Work for a load that wants to know of the machine's stalls: its ready message must hold Wants. When run has
-// ended, finish completes the result with the stalls that the parent sends; nil where the parent does not say them.
-func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any, run func(context.Context, Schedule) (R, error), finish func(R, *Stalls) error) error {
+// WorkThenStalls is Work for a load that wants to know of the machine's stalls: its ready message must hold Wants.
+// When run has ended, finish completes the result with the stalls that the parent sends; nil where the parent does not
+// say them.
+func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any,
+	run func(context.Context, Schedule) (R, error), finish func(R, *Stalls) error) error {
 	if err := conn.Send(Ready, ready); err != nil {
 		return err
 	}

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestWorkThenStalls: a load that was promised stalls gives no result before it has them, one that was not gives it at once, and a
-// parent that goes in between is no error.
+// TestWorkThenStalls: a load that was promised stalls gives no result before it has them, one that was not gives it at
+// once, and a parent that goes in between is no error.
 func TestWorkThenStalls(t *testing.T) {
 	for name, c := range map[string]struct {
 		start  Schedule

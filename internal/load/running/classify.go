@@ -21,11 +21,12 @@ const (
 )
 
 const (
-	// leastUntouched is the smallest probability to stay untouched that is corrected for: no request stands for more than ten.
+	// leastUntouched is the smallest probability to stay untouched that is corrected for: no request stands for more
+	// than ten.
 	leastUntouched = 0.1
-	// lostPart is the part of the requests that may be lost before another method is tried: what touches a tenth of the tail
-	// beyond p99 moves p99.
-	lostPart = 0.001
+	// lostPart is the part of the requests that may be lost before another method is tried: with more, not even the
+	// median can be told (load.Running.Tells).
+	lostPart = 0.1
 	// unsteady is by how much of itself the number of requests in flight may change in the later half of the quiet times.
 	unsteady = 0.1
 	// scale is what a request of average weight counts in a histogram.
@@ -40,8 +41,9 @@ var quantiles = []struct {
 	q    float64
 }{{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}, {"p999", 0.999}}
 
-// Classify tells the requests of a load apart by the stalls of its window, which lasts from begin to end (CLOCK_MONOTONIC, ns), and
-// puts the undisturbed distributions and Running into r. Logs are those of all threads of the load.
+// Classify tells the requests of a load apart by the stalls of its window, which lasts from begin to end
+// (CLOCK_MONOTONIC, ns), and puts the undisturbed distributions and Running into r. Logs are those of all threads of
+// the load.
 func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64) error {
 	r.Running = &load.Running{}
 	c := classifier{run: r.Running, begin: begin, end: end}
@@ -60,7 +62,8 @@ func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64
 	return c.fill(r, c.choose(severalClosed(r)))
 }
 
-// severalClosed says whether a load has several connections that send again as soon as they are answered: it is never without a request.
+// severalClosed says whether a load has several connections that send again as soon as they are answered: it is never
+// without a request.
 func severalClosed(r *load.Result) bool { return r.Mode == load.Closed && r.Connections > 1 }
 
 // classifier holds the requests of one load and what is known of the stalls.
@@ -117,12 +120,14 @@ func (c *classifier) watch(s *role.Stalls) {
 	c.run.WatchedSeconds, c.run.QuietSeconds = float64(to-from)/1e9, float64(quiet)/1e9
 }
 
-// next is the index of the first stall that ends after at: one that holds it, or the next to come. There always is one.
+// next is the index of the first stall that ends after at: one that holds it, or the next to come. There always is
+// one.
 func (c *classifier) next(at int64) int {
 	return min(sort.Search(len(c.stalls), func(i int) bool { return c.stalls[i].to > at }), len(c.stalls)-1)
 }
 
-// history is a stretch of the load that began anew and in which requests share their fate: a cycle of a regenerative process.
+// history is a stretch of the load that began anew and in which requests share their fate: a cycle of a regenerative
+// process.
 type history struct {
 	from, to int64 // to: of what is observed, its natural end
 	requests int   // requests that belong to it and were due before the next stall
@@ -199,8 +204,8 @@ func (c *classifier) byBusyPeriod() *split {
 	return s
 }
 
-// byBacklog begins a history each time that the number of requests in flight falls to level. In a queue without memory that is a
-// regeneration point as good as an empty system; in others it is one nearly.
+// byBacklog begins a history each time that the number of requests in flight falls to level. In a queue without memory
+// that is a regeneration point as good as an empty system; in others it is one nearly.
 func (c *classifier) byBacklog(level int) *split {
 	s := &split{method: Backlog, level: level, of: make([]int32, len(c.requests))}
 	ends := make([]int64, len(c.requests))
@@ -233,8 +238,9 @@ func (c *classifier) byBacklog(level int) *split {
 	return s
 }
 
-// byRequest makes each request a history of its own, from when all that were in flight in the last stall have ended: where
-// connections send again as soon as they are answered, the system is never empty, and a stall leaves no queue longer than they are.
+// byRequest makes each request a history of its own, from when all that were in flight in the last stall have ended:
+// where connections send again as soon as they are answered, the system is never empty, and a stall leaves no queue
+// longer than they are.
 func (c *classifier) byRequest() *split {
 	s := &split{method: Requests, of: make([]int32, len(c.requests))}
 	recovered, at := make([]int64, len(c.stalls)), 0
@@ -258,8 +264,9 @@ func (c *classifier) byRequest() *split {
 	return s
 }
 
-// usual is the number of requests in flight that requests find which are due late in the quiet times, when what a stall left behind
-// should be gone: the median of the later half. It is not steady where the number still falls within that half.
+// usual is the number of requests in flight that requests find which are due late in the quiet times, when what a
+// stall left behind should be gone: the median of the later half. It is not steady where the number still falls within
+// that half.
 func (c *classifier) usual() (level int, steady bool) {
 	ends := make([]int64, len(c.requests))
 	for i := range c.requests {
@@ -421,7 +428,8 @@ func (c *classifier) fill(r *load.Result, s *split) error {
 		return nil
 	}
 	run.Effective, run.Scale, run.Beyond = sum*sum/squares, scale, map[string]map[string]float64{}
-	// All requests of the window stand in the histogram, so that loads merge by how much they did, not by how much was quiet.
+	// All requests of the window stand in the histogram, so that loads merge by how much they did, not by how much was
+	// quiet.
 	count := scale * float64(run.Undisturbed+run.Disturbed+run.Unwatched) / sum
 	for name, value := range map[string]func(*Request) float32{
 		load.LatencyRunning: func(q *Request) float32 { return q.Done },

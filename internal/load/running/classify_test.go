@@ -17,7 +17,8 @@ func TestFates(t *testing.T) {
 		failed    bool
 		want      fate
 	}
-	watch := role.Stalls{From: 0, To: 1000 * ms, Spans: [][2]int64{{100 * ms, 110 * ms}, {105 * ms, 120 * ms}, {500 * ms, 510 * ms}}}
+	spans := [][2]int64{{100 * ms, 110 * ms}, {105 * ms, 120 * ms}, {500 * ms, 510 * ms}}
+	watch := role.Stalls{From: 0, To: 1000 * ms, Spans: spans}
 	for name, c := range map[string]struct {
 		mode        string
 		connections int
@@ -134,11 +135,13 @@ func TestQuietWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := r.Running
-	if run.Undisturbed != 1000 || run.Disturbed+run.Unwatched != 0 || run.Effective != 1000 || run.LargestWeight != 1 || run.LostShare != 0 || run.DoneQuiet != 1000 {
+	if run.Undisturbed != 1000 || run.Disturbed+run.Unwatched != 0 || run.DoneQuiet != 1000 ||
+		run.Effective != 1000 || run.LargestWeight != 1 || run.LostShare != 0 {
 		t.Errorf("%+v", run)
 	}
 	for name, want := range map[string][2]int64{ // p50 and p99, in ns
-		load.LatencyRunning: {500e3, 990e3}, load.ServiceRunning: {499e3, 989e3}, load.ConnectRunning: {7, 7}, load.OwnLagRunning: {499, 989},
+		load.LatencyRunning: {500e3, 990e3}, load.ServiceRunning: {499e3, 989e3},
+		load.ConnectRunning: {7, 7}, load.OwnLagRunning: {499, 989},
 	} {
 		h, err := r.Histogram(name)
 		if err != nil || h == nil {

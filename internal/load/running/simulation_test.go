@@ -146,7 +146,8 @@ func (s *sums) err() float64 {
 	return math.Sqrt(max(s.squares/s.n-s.mean()*s.mean(), 0) / (s.n - 1))
 }
 
-// seen is what one run shows: the weighted quantiles, those of the undisturbed requests as they are, and what was told apart.
+// seen is what one run shows: the weighted quantiles, those of the undisturbed requests as they are, and what was told
+// apart.
 type seen struct {
 	weighted, plain [3]float64
 	run             *load.Running
@@ -182,8 +183,8 @@ func (s system) look(t *testing.T, log *Log, stalls *role.Stalls, seconds float6
 	return got
 }
 
-// TestRecoversTheQuietMachine: under stalls, the weighted quantiles are those that the same system shows without any, over windows
-// as long, within the error of the simulation. Without weights they are too low.
+// TestRecoversTheQuietMachine: under stalls, the weighted quantiles are those that the same system shows without any,
+// over windows as long, within the error of the simulation. Without weights they are too low.
 func TestRecoversTheQuietMachine(t *testing.T) {
 	const runs, seconds = 24, 4.0
 	biased := 0
@@ -221,13 +222,16 @@ func TestRecoversTheQuietMachine(t *testing.T) {
 				truth := quiet[i].mean()
 				off, unweighted := weighted[i].mean()/truth-1, plain[i].mean()/truth-1
 				noise := math.Hypot(weighted[i].err(), quiet[i].err()) / truth
-				t.Logf("%s, stalls take %.0f %%, p%g: %.0f us in quiet; %+.1f %% +- %.1f weighted, %+.1f %% unweighted; %.0f %% disturbed, withheld in %g of %d",
+				t.Logf("%s, stalls take %.0f %%, p%g: %.0f us in quiet; %+.1f %% +- %.1f weighted, %+.1f %% unweighted; "+
+					"%.0f %% disturbed, withheld in %g of %d",
 					s.name, 100*part, 100*q, truth/1e3, 100*off, 100*noise, 100*unweighted, 100*share[i], withheld[i], runs)
 				if withheld[i] > runs/4 {
 					continue // it is not claimed there
 				}
-				if math.Abs(off) > 0.01+3.5*noise { // 45 comparisons: one in fifty runs of this test by chance, were the seed not fixed
-					t.Errorf("%s, stalls take %.0f %%: p%g is %+.1f %% off, and the error of the simulation is %.1f %%", s.name, 100*part, 100*q, 100*off, 100*noise)
+				// 45 comparisons: in one of fifty runs by chance, were the seed not fixed.
+				if math.Abs(off) > 0.01+3.5*noise {
+					t.Errorf("%s, stalls take %.0f %%: p%g is %+.1f %% off, and the error of the simulation is %.1f %%",
+						s.name, 100*part, 100*q, 100*off, 100*noise)
 				}
 				if unweighted < -3.5*noise && unweighted < off {
 					biased++
@@ -236,12 +240,12 @@ func TestRecoversTheQuietMachine(t *testing.T) {
 		}
 	}
 	if biased < 3 {
-		t.Errorf("without weights only %d quantiles are too low: the simulation would not see that weights are missing", biased)
+		t.Errorf("without weights only %d quantiles are too low: it would not be seen that weights are missing", biased)
 	}
 }
 
-// TestStallsOfABusyMachine: stalls that come only while the machine is busy, as those of a hypervisor that takes back CPU time, bias
-// nothing either.
+// TestStallsOfABusyMachine: stalls that come only while the machine is busy, as those of a hypervisor that takes back
+// CPU time, bias nothing either.
 func TestStallsOfABusyMachine(t *testing.T) {
 	const runs, seconds, rate = 40, 4.0, 1000.0
 	s := system{name: "M/G/1", servers: 1, rate: rate, service: twoPoint(200e-6, 4e-3, 0.05)}
@@ -261,7 +265,8 @@ func TestStallsOfABusyMachine(t *testing.T) {
 	for i, q := range tails {
 		truth := quiet[i].mean()
 		off, noise := weighted[i].mean()/truth-1, math.Hypot(weighted[i].err(), quiet[i].err())/truth
-		t.Logf("p%g: %.0f us in quiet; %+.1f %% +- %.1f weighted, %+.1f %% unweighted", 100*q, truth/1e3, 100*off, 100*noise, 100*(plain[i].mean()/truth-1))
+		t.Logf("p%g: %.0f us in quiet; %+.1f %% +- %.1f weighted, %+.1f %% unweighted",
+			100*q, truth/1e3, 100*off, 100*noise, 100*(plain[i].mean()/truth-1))
 		if math.Abs(off) > 0.01+3.5*noise {
 			t.Errorf("p%g is %+.1f %% off, and the error of the simulation is %.1f %%", 100*q, 100*off, 100*noise)
 		}

@@ -1,0 +1,95 @@
+package analysis
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"tare/internal/load"
+	"tare/internal/record"
+)
+
+// stalled is a run of some blocks with a baseline, its twin and an arm, whose p50 is far apart by chance among all
+// requests, and by 50 us among the undisturbed.
+func stalled(blocks int, disturbed int64) (record.Run, []record.Trial) {
+	run := record.Run{Schema: record.RunSchema, Experiment: "own", Blocks: blocks, Seed: 1}
+	var trials []record.Trial
+	for b := range blocks {
+		for i, arm := range []string{record.Direct, record.AA, "proxy"} {
+			noise := float64((b*7+i*5)%11) * 1e-3
+			quiet := 100e-6 + float64(b%3)*1e-6
+			if arm == "proxy" {
+				quiet += 50e-6 + float64(b%2)*1e-6
+			}
+			p := record.PlannedTrial{Index: len(trials), Block: b, Position: i, Arm: arm}
+			run.Plan = append(run.Plan, p)
+			trials = append(trials, record.Trial{
+				Schema: record.TrialSchema, PlannedTrial: p, Validity: record.Validity{Valid: true},
+				Metrics: map[string]float64{
+					"latency_p50_seconds": 5e-3 + noise, "latency_running_p50_seconds": quiet,
+					"latency_p99_seconds": 50e-3 + noise, "own_lag_running_p50_seconds": 1e-6,
+				},
+				Loads: map[string]load.Result{"client": {Running: &load.Running{Disturbed: disturbed, Undisturbed: 100_000 - disturbed}}},
+			})
+		}
+	}
+	return run, trials
+}
+
+// TestAnswersWhileRunning: from a thousandth of the requests on, answers speak of those that no stall touched, and say
+// so; what is then not known is named. Both are estimated either way.
+func TestAnswersWhileRunning(t *testing.T) {
+	for _, c := range []struct {
+		disturbed int64
+		running   bool
+	}{{0, false}, {100, false}, {101, true}, {60_000, true}} {
+		s, err := Summarize(stalled(12, c.disturbed))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s.Disturbed) != 1 || s.Disturbed[0].Running != c.running || s.Disturbed[0].Requests != 36*100_000 ||
+			math.Abs(s.Disturbed[0].Share-float64(c.disturbed)/100_000) > 1e-12 {
+			t.Fatalf("%d disturbed of 100,000: %+v", c.disturbed, s.Disturbed)
+		}
+		text := ""
+		for _, a := range s.Answers {
+			text += a.Answer
+		}
+		for part, want := range map[string]bool{
+			"p50 while the machine was running is 50.5 us": c.running,
+			"p50 is not resolved":                          !c.running,
+			"p99 while the machine was running cannot be told: the machine's stalls touched": c.running,
+		} {
+			if strings.Contains(text, part) != want {
+				t.Errorf("%d disturbed: %q contains %q: %t, want %t", c.disturbed, text, part, !want, want)
+			}
+		}
+		for _, metric := range []string{"latency_p50_seconds", "latency_running_p50_seconds"} {
+			if e := s.Find(metric, "proxy", factors{}); e == nil || e.Difference == nil {
+				t.Errorf("no difference of %s", metric)
+			}
+		}
+	}
+}
+
+// TestLagOfUndisturbedRequests: a difference among undisturbed requests is held against the lag among them, and not
+// against that of all.
+func TestLagOfUndisturbedRequests(t *testing.T) {
+	for apart, want := range map[float64]bool{0: true, 20e-6: false} {
+		run, trials := stalled(12, 50_000)
+		for i := range trials {
+			if trials[i].Arm == "proxy" {
+				trials[i].Metrics["own_lag_running_p50_seconds"] += apart
+			}
+		}
+		s, err := Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := s.Find("latency_running_p50_seconds", "proxy", factors{}).Difference
+		if d.Resolved != want || !want && !strings.HasPrefix(d.Unresolved, LagReason) {
+			t.Errorf("lag %s apart: resolved %t, %q", fmt.Sprint(apart), d.Resolved, d.Unresolved)
+		}
+	}
+}
