@@ -293,7 +293,7 @@ func (c *clauses) rest() {
 			d := e.Difference.Value
 			all = append(all, found{e, c.moved(e), math.Abs(d) / max(math.Abs(e.Value), math.Abs(base.Value))})
 		case e.Difference == nil && apart(e, base): // a part that is pooled over trials
-			text := "is " + written(e.Value, e.Lo, e.Hi, e.Unit) + " against " + written(base.Value, base.Lo, base.Hi, e.Unit)
+			text := "is " + orNone(e) + " against " + orNone(base)
 			all = append(all, found{e, text, math.Abs(e.Value-base.Value) / max(e.Value, base.Value)})
 		}
 	}
@@ -330,6 +330,14 @@ func partFirst(e *Estimate) int {
 func family(metric string) string {
 	name, _, _ := strings.Cut(metric, "_")
 	return name
+}
+
+// orNone is a part of samples; of what was never seen it gives what it may still be.
+func orNone(e *Estimate) string {
+	if e.Value == 0 {
+		return "none (below " + quantity.Rough(*e.Hi, e.Unit) + ")"
+	}
+	return written(e.Value, e.Lo, e.Hi, e.Unit)
 }
 
 // apart says whether the intervals of two estimates have nothing in common.
