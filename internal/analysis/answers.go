@@ -61,7 +61,7 @@ func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
 	return nil
 }
 
-// Visible is the smallest difference in a metric that the run can see at one level.
+// Visible is the smallest difference in a metric that the A/A twins let the run see at one level.
 func (s *Summary) Visible(metric string, level map[string]string) (float64, bool) {
 	for _, m := range s.MDE {
 		if m.Metric == metric && maps.Equal(m.Factors, level) {
@@ -69,6 +69,15 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 		}
 	}
 	return 0, false
+}
+
+// VisibleIn is the smallest difference that can be seen in the arm of an estimate, or what the twins show where the arm has no
+// interval of its own.
+func (s *Summary) VisibleIn(e *Estimate) (float64, bool) {
+	if d := e.Difference; d != nil && d.SmallestVisible != nil {
+		return *d.SmallestVisible, true
+	}
+	return s.Visible(e.Metric, e.Factors)
 }
 
 // ArmName is what people call an arm: the baseline by its subject, where it has one.
@@ -286,15 +295,9 @@ func (c *clauses) rest() {
 		if e.Arm != c.arm || !maps.Equal(e.Factors, c.at) || spoken[family(e.Metric)] {
 			continue
 		}
-		base := c.base(e)
-		switch {
-		case base == nil:
-		case e.Difference != nil && e.Difference.Resolved:
-			d := e.Difference.Value
-			all = append(all, found{e, c.moved(e), math.Abs(d) / max(math.Abs(e.Value), math.Abs(base.Value))})
-		case e.Difference == nil && apart(e, base): // a part that is pooled over trials
-			text := "is " + orNone(e) + " against " + orNone(base)
-			all = append(all, found{e, text, math.Abs(e.Value-base.Value) / max(e.Value, base.Value)})
+		if base := c.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
+			size := max(math.Abs(e.Value), math.Abs(base.Value))
+			all = append(all, found{e, c.moved(e), math.Abs(e.Difference.Value) / size})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b found) int {
@@ -332,19 +335,6 @@ func family(metric string) string {
 	return name
 }
 
-// orNone is a part of samples; of what was never seen it gives what it may still be.
-func orNone(e *Estimate) string {
-	if e.Value == 0 {
-		return "none (below " + quantity.Rough(*e.Hi, e.Unit) + ")"
-	}
-	return written(e.Value, e.Lo, e.Hi, e.Unit)
-}
-
-// apart says whether the intervals of two estimates have nothing in common.
-func apart(a, b *Estimate) bool {
-	return a.Lo != nil && a.Hi != nil && b.Lo != nil && b.Hi != nil && (*a.Lo > *b.Hi || *b.Lo > *a.Hi)
-}
-
 // moved words a difference: "is 9 us [5, 13] higher", or why it says nothing.
 func (c *clauses) moved(e *Estimate) string {
 	d := e.Difference
@@ -360,7 +350,7 @@ func (c *clauses) moved(e *Estimate) string {
 }
 
 func (c *clauses) visible(e *Estimate) string {
-	if v, ok := c.s.Visible(e.Metric, e.Factors); ok && math.Abs(e.Difference.Value) <= v {
+	if v, ok := c.s.VisibleIn(e); ok && math.Abs(e.Difference.Value) <= v {
 		return " (smallest visible " + quantity.Rough(v, e.Unit) + ")"
 	}
 	if strings.HasPrefix(e.Difference.Unresolved, LagReason) {

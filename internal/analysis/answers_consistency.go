@@ -7,6 +7,7 @@ import (
 
 	"tare/internal/quantity"
 	"tare/internal/record"
+	"tare/internal/stats"
 )
 
 // promises is how much of a change each design of a store promises to show at once, by its name; a test holds them against the designs.
@@ -112,13 +113,19 @@ func (w *words) wrongKinds() string {
 // happened is how often what is pooled in an estimate was seen.
 func happened(e *Estimate) int { return int(math.Round(e.Value * float64(e.N))) }
 
-// pooled is how often something was seen, and how often that is with its interval. What was never seen is below three in the number of chances, at
-// 95 % (the rule of three: Hanley and Lippman-Hand, JAMA 1983).
+// pooled is how often something was seen, and how often that is with its interval. What was never seen is bounded by trials, for what is lost is
+// often lost in bursts: where nothing is known of their size, only how many trials may have any.
 func pooled(e *Estimate) string {
 	const million = 1e6
 	switch {
+	case e.Value == 0 && e.Hi == nil:
+		return "none"
+	case e.Value == 0 && *e.Hi >= 0.999*stats.NoneBound(e.Trials):
+		return fmt.Sprintf("none (fewer than %.0f %% of such trials have any, at 95 %%)", 100**e.Hi)
+	case e.Value == 0 && *e.Hi < 1e-3:
+		return fmt.Sprintf("none (below %.2g in a million, at 95 %%)", *e.Hi*million)
 	case e.Value == 0:
-		return fmt.Sprintf("none (below %.2g in a million, at 95 %%)", 3*million/float64(e.N))
+		return fmt.Sprintf("none (below %s, at 95 %%)", quantity.Rough(*e.Hi, e.Unit))
 	case e.Lo == nil || e.Hi == nil:
 		return quantity.Thousands(happened(e))
 	case e.Value < 1e-3:

@@ -63,6 +63,7 @@ func TestTraceAnswersByNodes(t *testing.T) {
 	for _, n := range []string{"2", "12", "25"} {
 		levels = append(levels, map[string]string{"nodes": n})
 	}
+	off := 0.15e-3 // of the last level of steps, up and down from block to block: without noise any slope is more than chance
 	s := storeRun(t, "trace-scaling", "", levels, []string{"same", "growing", "bent", "steps"}, func(arm string, level map[string]string) map[string]float64 {
 		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
 		if arm == record.Direct || arm == record.AA {
@@ -77,7 +78,8 @@ func TestTraceAnswersByNodes(t *testing.T) {
 		case "bent":
 			m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-4*n*n
 		case "steps": // 2, 12 and 25 nodes
-			m["cpu_seconds_per_kiloevent"] = map[float64]float64{2: 3e-3, 12: 2e-3, 25: 3.08e-3}[n]
+			m["cpu_seconds_per_kiloevent"] = map[float64]float64{2: 3e-3, 12: 2e-3, 25: 3e-3 + off}[n]
+			off = -off
 		}
 		return m
 	})

@@ -51,8 +51,9 @@ func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
 			}
 			x = append(x, v)
 		}
-		for _, y := range t.column(at, arm, metric) {
-			observations = append(observations, stats.Observation{X: x, Y: y})
+		level := at.key()
+		for _, b := range t.blocks(level, hasMetric(metric), arm) {
+			observations = append(observations, stats.Observation{X: x, Y: t.cells[cell{level, arm, b}].metrics[metric], Block: b})
 		}
 	}
 	line, err := stats.FitLine(observations)
@@ -60,7 +61,10 @@ func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
 		return Model{}, false // too few levels, or factors that move together: there is no model, which is no failure of the run
 	}
 	unit := quantity.UnitOf(metric)
-	m := Model{Metric: metric, Arm: arm, R2: line.R2, Linear: line.Straight, Test: line.Test, ValidRange: map[string][2]float64{}}
+	m := Model{
+		Metric: metric, Arm: arm, R2: line.R2, Linear: line.Straight, Test: line.Test, ValidRange: map[string][2]float64{},
+		Method: string(line.Method), Blocks: line.Blocks,
+	}
 	for i, c := range line.Coefficients {
 		if !usable(c.Lo) || !usable(c.Hi) {
 			return Model{}, false

@@ -3,8 +3,11 @@ package analysis
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
+
 	"tare/internal/quantity"
+	"tare/internal/record"
 	"tare/internal/stats"
 )
 
@@ -12,23 +15,61 @@ import (
 const minPooled = 25
 
 // PooledMethod is the method of estimates that are parts of samples of all trials together.
-const PooledMethod = "pooled samples, Wilson"
+const PooledMethod = "pooled samples, clustered Wilson"
 
-// pool gives the parts that are counted over all trials of an arm. Their unit of replication is the sample, not the trial: samples of
-// one trial are as good as of another, for each falls on a run of a program by chance.
+// pool gives the parts that are counted over all trials of an arm. Samples of one trial are not independent of each other, so their
+// interval rests on how far trials differ.
 func (s *Summary) pool(t *table, at factors) {
-	for _, key := range slices.SortedFunc(maps.Keys(t.pools), func(a, b pool) int {
-		return cmp.Or(cmp.Compare(a.metric, b.metric), CompareArms(a.arm, b.arm))
-	}) {
-		c := t.pools[key]
-		if key.level != at.key() || c.Of < minPooled {
+	shares := map[pool]stats.Share{}
+	for key, counts := range t.pools {
+		if key.level != at.key() {
 			continue
 		}
-		const confidence = 0.95
-		lo, hi := stats.BinomialInterval(c.In, c.Of, confidence)
-		s.Estimates = append(s.Estimates, Estimate{
-			Metric: key.metric, Unit: quantity.UnitOf(key.metric), Arm: key.arm, Factors: at,
-			Value: float64(c.In) / float64(c.Of), Lo: &lo, Hi: &hi, Confidence: confidence, N: c.Of, Method: PooledMethod,
-		})
+		var all []stats.Count
+		for other, c := range t.pools {
+			if other.metric == key.metric {
+				all = append(all, byBlock(c)...)
+			}
+		}
+		if share := stats.ClusteredShare(byBlock(counts), stats.LargestShare(all)); share.Samples >= minPooled {
+			shares[key] = share
+		}
 	}
+	for _, key := range slices.SortedFunc(maps.Keys(shares), func(a, b pool) int {
+		return cmp.Or(cmp.Compare(a.metric, b.metric), CompareArms(a.arm, b.arm))
+	}) {
+		share := shares[key]
+		e := Estimate{
+			Metric: key.metric, Unit: quantity.UnitOf(key.metric), Arm: key.arm, Factors: at, Value: share.Value,
+			N: share.Samples, Trials: share.Trials, Method: PooledMethod,
+		}
+		if share.HasInterval {
+			e.Lo, e.Hi, e.Confidence = &share.Lo, &share.Hi, stats.Confidence
+		}
+		if !math.IsNaN(share.DesignEffect) {
+			e.DesignEffect = &share.DesignEffect
+		}
+		if base, ok := shares[pool{key.level, record.Direct, key.metric}]; ok && key.arm != record.Direct {
+			e.Baseline = record.Direct
+			d := stats.ShareDifference(base, share)
+			e.Difference = newDifference(d)
+			e.Difference.WorstLo, e.Difference.WorstHi = e.Difference.Lo, e.Difference.Hi
+			var far float64
+			twin, known := shares[pool{key.level, record.AA, key.metric}]
+			if known {
+				far, known = stats.SmallestVisible(stats.ShareDifference(base, twin))
+			}
+			e.Difference.judge(key.arm, d, far, known)
+			e.Difference.Resolved = e.Difference.Unresolved == ""
+		}
+		s.Estimates = append(s.Estimates, e)
+	}
+}
+
+func byBlock(counts map[int]record.Count) []stats.Count {
+	var all []stats.Count
+	for _, block := range slices.Sorted(maps.Keys(counts)) {
+		all = append(all, stats.Count(counts[block]))
+	}
+	return all
 }

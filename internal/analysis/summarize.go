@@ -38,14 +38,19 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 			s.Self.RSSBytes = max(s.Self.RSSBytes, l.Self.RSSBytes)
 		}
 	}
+	t.tried = tried(trials)
+	t.findSelection()
+	dependences := t.dependences()
 	for _, at := range t.levels {
 		for _, metric := range t.metrics {
-			s.estimate(t, at, metric, run.Seed)
+			s.estimate(t, at, metric, dependences[metric], run.Seed)
 		}
 	}
 	for _, at := range t.levels {
 		s.pool(t, at)
 	}
+	s.lose(t)
+	s.warnOfDependence(dependences)
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
 	s.Models = append(s.Models, fitModels(t)...)
@@ -60,12 +65,15 @@ type table struct {
 	arms    []string // the baseline, its twin, then the others by name
 	metrics []string
 	cells   map[cell]*values
-	in      map[levelArm][]int // the blocks in which an arm has a cell at a level, in order
-	pools   map[pool]record.Count
-	loads   map[string]bool // by name
+	in      map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
+	loads   map[string]bool               // by name
+	pools   map[pool]map[int]record.Count // by block
+
+	tried    map[levelArm]map[int][]record.Trial // by block, every attempt; trials that were interrupted are no attempts
+	selected map[armMetric]bool                  // whose losses are beyond chance
 }
 
-// pool is a count over all valid trials of an arm at a level.
+// pool is a metric of an arm at a level that is counted in every valid trial.
 type pool struct{ level, arm, metric string }
 
 type cell struct {
@@ -120,7 +128,7 @@ func compareFactors(a, b factors) int {
 func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
 func newTable(trials []record.Trial, s *Summary) *table {
-	t := &table{cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]record.Count{}, loads: map[string]bool{}}
+	t := &table{cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}, loads: map[string]bool{}}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
 	for _, trial := range trials {
@@ -148,8 +156,10 @@ func newTable(trials []record.Trial, s *Summary) *table {
 		}
 		for name, c := range trial.Counts {
 			key := pool{level, trial.Arm, name}
-			sum := t.pools[key]
-			t.pools[key] = record.Count{In: sum.In + c.In, Of: sum.Of + c.Of}
+			if t.pools[key] == nil {
+				t.pools[key] = map[int]record.Count{}
+			}
+			t.pools[key][trial.Block] = c
 		}
 		levels[level], arms[trial.Arm] = at, true
 		c := cell{level, trial.Arm, trial.Block}
@@ -265,9 +275,13 @@ func (t *table) column(at factors, arm, metric string) []float64 {
 
 // pairs are the values of one metric in the baseline and in an arm, by block.
 func (t *table) pairs(at factors, arm, metric string) []stats.Pair {
+	return t.pairsOf(at, arm, metric, t.blocks(at.key(), hasMetric(metric), record.Direct, arm))
+}
+
+func (t *table) pairsOf(at factors, arm, metric string, blocks []int) []stats.Pair {
 	var ps []stats.Pair
 	level := at.key()
-	for _, b := range t.blocks(level, hasMetric(metric), record.Direct, arm) {
+	for _, b := range blocks {
 		ps = append(ps, stats.Pair{
 			Base: t.cells[cell{level, record.Direct, b}].metrics[metric],
 			Arm:  t.cells[cell{level, arm, b}].metrics[metric],

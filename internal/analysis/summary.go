@@ -19,6 +19,7 @@ type Summary struct {
 	Estimates      []Estimate        `json:"estimates"`
 	MDE            []MDE             `json:"mde"`
 	Models         []Model           `json:"models"`
+	Losses         []Loss            `json:"losses"`
 	Answers        []Answer          `json:"answers"`
 	Trials         Trials            `json:"trials"`
 	Self           Self              `json:"self"`
@@ -58,13 +59,20 @@ type Estimate struct {
 	Confidence float64           `json:"confidence"`
 	N          int               `json:"n"` // blocks
 	Method     string            `json:"method"`
-	Difference *Difference       `json:"difference,omitempty"` // arm minus baseline, paired by block
-	Ratio      *Ratio            `json:"ratio,omitempty"`
-	Notes      []string          `json:"notes,omitempty"` // what to know before quoting it
+
+	// DesignEffect and Trials are of pooled shares: how many times larger the variance is than that of independent samples, and the trials
+	// that they are of. N counts samples there. The design effect is left out where nothing, or everything, was in the part.
+	DesignEffect *float64 `json:"design_effect,omitempty"`
+	Trials       int      `json:"trials,omitempty"`
+
+	Difference *Difference `json:"difference,omitempty"` // arm minus baseline, paired by block
+	Ratio      *Ratio      `json:"ratio,omitempty"`
+	Notes      []string    `json:"notes,omitempty"` // what to know before quoting it
 }
 
-// Difference is arm minus baseline. Resolved: its interval excludes 0 and it is larger than what separates the A/A twins; of the
-// twin itself, which is what the others are held against, only that its interval excludes 0: that is a false alarm.
+// Difference is arm minus baseline. Resolved: its interval excludes 0, it is larger than the smallest that is visible, and lost blocks
+// could not have made it vanish; of the twin itself, which is what the others are held against, only that its interval excludes 0: that is
+// a false alarm.
 type Difference struct {
 	Value      float64  `json:"value"`
 	Lo         *float64 `json:"lo"`
@@ -74,6 +82,31 @@ type Difference struct {
 	Confidence float64  `json:"confidence"`
 	N          int      `json:"n"` // blocks in which both arms are valid
 	Method     string   `json:"method"`
+
+	// Lost counts the further blocks in which both arms ran and one of them has no value. WorstLo and WorstHi are the interval with these
+	// at minus and plus infinity; null: without a bound, or there is no interval.
+	Lost    int      `json:"lost"`
+	WorstLo *float64 `json:"worst_lo"`
+	WorstHi *float64 `json:"worst_hi"`
+
+	// SmallestVisible is the larger of what the A/A twins show and of half the interval's own width; null where either is not known.
+	SmallestVisible *float64 `json:"smallest_visible"`
+
+	// Effective is how many independent blocks the N are worth, since neighbouring ones resemble each other; null where too few
+	// differences were measured to say.
+	Effective *float64 `json:"effective_blocks"`
+}
+
+// Loss is what an arm has no value of in some blocks in which it ran.
+type Loss struct {
+	Arm      string            `json:"arm"`
+	Factors  map[string]string `json:"factors"`
+	Metrics  []string          `json:"metrics"`  // that were lost in the same blocks, for the same reasons
+	Planned  int               `json:"planned"`  // blocks in which it ran
+	Lost     int               `json:"lost"`     // of these: without a value after all attempts
+	Repeated int               `json:"repeated"` // of these: with the value of a later attempt, the first being spoiled
+	By       map[string]int    `json:"by"`       // lost blocks by the gate and, where it is known, who tripped it; "failed", "too few samples"
+	Beyond   bool              `json:"beyond_chance"`
 }
 
 // Ratio is arm over baseline, paired by block.
@@ -90,16 +123,18 @@ type MDE struct {
 	Value   float64           `json:"value"`
 }
 
-// Model is cost = fixed + slope x level of each factor, fitted on the values of trials.
+// Model is cost = fixed + slope x level of each factor, fitted within each block.
 type Model struct {
 	Metric       string                `json:"metric"`
 	Arm          string                `json:"arm"`
 	Terms        []Term                `json:"terms"`
 	R2           float64               `json:"r2"`
-	Linear       bool                  `json:"linear"`        // no departure from a line was shown
+	Linear       bool                  `json:"linear"`        // no departure from a line was shown, and the held-out error is small
 	Test         string                `json:"test"`          // by which test
 	HeldoutError *float64              `json:"heldout_error"` // of levels left out of the fit, as a part of the mean value
 	ValidRange   map[string][2]float64 `json:"valid_range"`
+	Method       string                `json:"method"`
+	Blocks       int                   `json:"blocks"` // whose trials were fitted; others miss too many levels
 }
 
 // Term is one coefficient of a model.

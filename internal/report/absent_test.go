@@ -40,7 +40,7 @@ func TestNoneOfMany(t *testing.T) {
 	lo, hi := 0.0, 1.3e-4
 	e := analysis.Estimate{Metric: "events_lost_share", Unit: "part", Arm: "mine", Lo: &lo, Hi: &hi, N: 30_000, Method: analysis.PooledMethod}
 	s := &analysis.Summary{Estimates: []analysis.Estimate{e}}
-	if r := rowOf(s, e); r.value != "none in 30000 (below 0.010 %)" {
+	if r := rowOf(s, e); r.value != "none in 30000 (below 0.013 %)" {
 		t.Errorf("it is shown as %q", r.value)
 	}
 	e.Value, hi = 0.5, 0.6

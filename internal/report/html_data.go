@@ -364,15 +364,15 @@ func (m *dataMaker) curves() {
 		}
 		return values, len(values) > 0
 	}
-	difference := func(arm, level int, q float64) (stats.Estimate, bool) {
+	paired := func(arm, level int, q float64) ([]stats.Pair, bool) {
 		direct, known := m.arms[record.Direct]
 		base, ok := column(place{direct, level}, q)
 		if !known || !ok {
-			return stats.Estimate{}, false
+			return nil, false
 		}
 		of, ok := column(place{arm, level}, q)
 		if !ok {
-			return stats.Estimate{}, false
+			return nil, false
 		}
 		var pairs []stats.Pair
 		for _, b := range slices.Sorted(maps.Keys(base)) {
@@ -380,7 +380,23 @@ func (m *dataMaker) curves() {
 				pairs = append(pairs, stats.Pair{Base: base[b], Arm: v})
 			}
 		}
-		return stats.Difference(pairs, m.s.Seed), len(pairs) > 0
+		return pairs, len(pairs) > 0
+	}
+	dependences := map[float64]stats.Dependence{}
+	for _, q := range percentiles {
+		var series [][]float64
+		for level := range m.Levels {
+			for arm, a := range m.Arms {
+				if pairs, ok := paired(arm, level, q); ok && !a.Baseline {
+					series = append(series, stats.Differences(pairs))
+				}
+			}
+		}
+		dependences[q] = stats.LearnDependence(series...)
+	}
+	difference := func(arm, level int, q float64) (stats.Estimate, bool) {
+		pairs, ok := paired(arm, level, q)
+		return dependences[q].Difference(pairs, m.s.Seed), ok
 	}
 	for level := range m.Levels {
 		for arm, a := range m.Arms {
@@ -430,8 +446,8 @@ func (m *dataMaker) against(p *curvePoint, a chartArm, arm, level int, differenc
 		why = "no interval"
 	case !d.Excludes(0):
 		why = "its interval holds 0"
-	case !a.Twin && !(known && stats.Resolved(d, visible)):
-		why = "it is not larger than what separates the A/A twins"
+	case !a.Twin && !(known && stats.Resolved(d, stats.Visible(visible, d))):
+		why = "it is not larger than what separates the A/A twins and half its own interval"
 	}
 	if d.HasInterval {
 		p.DiffLo, p.DiffHi = &d.Lo, &d.Hi

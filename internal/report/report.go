@@ -108,9 +108,8 @@ func rank(metric string) int {
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	r := row{metric: quantity.Label(e.Metric), arm: s.ArmName(e.Arm), value: quantity.Value(e.Value, e.Unit)}
 	switch {
-	case e.Value == 0 && e.Method == analysis.PooledMethod && e.N > 0:
-		// What was never seen in n is below 3/n, at 95 % (Hanley and Lippman-Hand, JAMA 1983).
-		r.value = fmt.Sprintf("none in %d (below %s)", e.N, quantity.Rough(3/float64(e.N), e.Unit))
+	case e.Value == 0 && e.Method == analysis.PooledMethod && e.Hi != nil:
+		r.value = fmt.Sprintf("none in %d (below %s)", e.N, quantity.Rough(*e.Hi, e.Unit))
 	case e.Lo != nil && e.Hi != nil:
 		r.value = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
 	}
@@ -129,7 +128,7 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	default:
 		r.difference, r.muted = "not resolved", true
 	}
-	if v, ok := s.Visible(e.Metric, e.Factors); ok {
+	if v, ok := s.VisibleIn(&e); ok {
 		r.visible = quantity.Rough(v, e.Unit)
 		if v == 0 && baselineIsZero(s, e) {
 			r.visible = "-" // the baseline has none of it: nothing was seen that could hide a difference, which is no figure

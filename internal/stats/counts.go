@@ -17,10 +17,7 @@ func BinomialInterval(k, n int, confidence float64) (lo, hi float64) {
 	}
 	k = min(max(k, 0), n)
 	z := normalQuantile(confidence)
-	nf, p := float64(n), float64(k)/float64(n)
-	centre := (p + z*z/(2*nf)) / (1 + z*z/nf)
-	half := z / (1 + z*z/nf) * math.Sqrt(p*(1-p)/nf+z*z/(4*nf*nf))
-	lo, hi = max(centre-half, 0), min(centre+half, 1)
+	lo, hi = wilson(float64(k)/float64(n), float64(n), z)
 	if k == 0 {
 		lo = 0 // exactly, without the rounding of centre - half
 	}
@@ -47,4 +44,21 @@ func PoissonInterval(k int, confidence float64) (lo, hi float64) {
 // normalQuantile is the z with P(|Z| <= z) = confidence.
 func normalQuantile(confidence float64) float64 {
 	return distuv.UnitNormal.Quantile((1 + max(confidence, 0)) / 2)
+}
+
+// MoreOften is the probability that at least a of n would be the ones lost, against b of m, if all were equally likely to be: Fisher's
+// exact test, one-sided.
+func MoreOften(a, n, b, m int) float64 {
+	choose := func(n, k int) float64 {
+		up, _ := math.Lgamma(float64(n + 1))
+		low, _ := math.Lgamma(float64(k + 1))
+		rest, _ := math.Lgamma(float64(n - k + 1))
+		return up - low - rest
+	}
+	var p float64
+	lost := a + b
+	for k := max(a, lost-m); k <= min(n, lost); k++ {
+		p += math.Exp(choose(n, k) + choose(m, lost-k) - choose(n+m, lost))
+	}
+	return min(p, 1)
 }

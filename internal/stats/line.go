@@ -1,11 +1,13 @@
 package stats
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"slices"
 
 	"gonum.org/v1/gonum/mat"
+	"gonum.org/v1/gonum/stat"
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
@@ -18,6 +20,9 @@ const (
 	material = 0.02
 	// slopeTolerance is how far the slope between two neighbouring levels may lie from that of the line, as a part of it.
 	slopeTolerance = 1.0 / 3
+	// MaxHeldOut is the largest error on held-out levels, as a part of the mean value, with which a line is called one. A line that
+	// misses a level by more predicts nothing, whether for want of straightness or of data.
+	MaxHeldOut = 0.25
 )
 
 // ErrTooFew is returned when there are not more observations, or not enough distinct levels, for the terms of a line.
@@ -26,20 +31,30 @@ var ErrTooFew = errors.New("too few levels to fit a line")
 // ErrCollinear is returned when two factors moved together, so that their costs cannot be told apart.
 var ErrCollinear = errors.New("the factors move together: their slopes cannot be told apart")
 
-// Observation is one trial: the levels of its factors, in one order for all, and what was measured.
+// Observation is one trial: its block, the levels of its factors, in one order for all, and what was measured.
 type Observation struct {
-	X []float64
-	Y float64
+	X     []float64
+	Y     float64
+	Block int
 }
 
-// Coefficient is one term of a line with its 95 % interval (Student's t on the residuals).
+// How the intervals of a line's coefficients were made.
+const (
+	// ByBlock fits a line to each block by itself; Student's t on what the blocks say.
+	ByBlock Method = "least squares by block, t over blocks"
+	// ByResiduals is for a single block: Student's t on the residuals, which takes them as independent and of one size.
+	ByResiduals Method = "least squares, t over residuals"
+)
+
+// Coefficient is one term of a line with its 95 % interval.
 type Coefficient struct{ Value, Lo, Hi float64 }
 
 // Line is y = fixed + sum of slope x level, fitted by least squares.
 type Line struct {
 	Coefficients []Coefficient // the fixed part first, then one slope for each factor
-	Residuals    []float64     // by observation
 	R2           float64
+	Method       Method
+	Blocks       int          // that were fitted; others had too few levels
 	Range        [][2]float64 // of each factor: where the line holds
 
 	// HeldOut is the root of the mean square error of predicting the mean of each level from a line fitted without that level,
@@ -52,41 +67,140 @@ type Line struct {
 	P        float64
 }
 
-// FitLine fits by least squares and tests whether the data are a line at all.
+// FitLine fits a line to each block by itself and takes the mean of its coefficients over blocks, with Student's t on what they differ
+// by. Noise may so grow with the level and be shared by the trials of a block, which a fit of all trials together takes for independent
+// noise of one size. Blocks that miss a level are used only where fewer than MinBlocks have all, and then only those with more levels
+// than terms. Observations of a single block are fitted together.
 //
-// Where levels have replicates, that is the lack-of-fit F test: do the means of the levels stray from the line further than
-// replicates of a level stray from their mean? Where they have none, two things speak against a line: squares of the factors that
-// improve the fit significantly and, for one factor, a local slope between neighbouring levels that is more than a third off.
-// The second is no test of significance, which a handful of points cannot give, but what would mislead a planner. Either must
-// also be material: a departure of 2 % of the largest value.
+// It then tests whether the data are a line at all. With blocks, by the residuals of each level about the line of its block: t over
+// blocks, Bonferroni's correction over levels. Within one block, where levels have replicates, by the lack-of-fit F test: do the means of
+// the levels stray from the line further than replicates of a level stray from their mean? Where they have none, two things speak
+// against a line: squares of the factors that improve the fit significantly and, for one factor, a local slope between neighbouring
+// levels that is more than a third off. The last is no test of significance, which a handful of points cannot give, but what would
+// mislead a planner. Any departure must also be material: 2 % of the largest value. And what predicts held-out levels with an error of
+// more than MaxHeldOut is not called a line, whatever the tests say.
 func FitLine(observations []Observation) (*Line, error) {
 	if len(observations) == 0 {
 		return nil, ErrTooFew
 	}
-	factors := len(observations[0].X)
-	terms := factors + 1
+	terms := len(observations[0].X) + 1
 	levels := byLevel(observations)
 	if len(observations) <= terms || len(levels) < terms {
 		return nil, ErrTooFew
 	}
-	f, err := leastSquares(observations, linear)
+	blocks, err := fitBlocks(observations, len(levels), terms)
 	if err != nil {
 		return nil, err
 	}
-	line := &Line{Residuals: f.residuals, Range: ranges(observations), Straight: true}
+	line := &Line{Range: ranges(observations), Straight: true, Blocks: len(blocks)}
+	if len(blocks) > 1 {
+		observations = nil
+		for _, b := range blocks {
+			observations = append(observations, b.observations...)
+		}
+		levels = byLevel(observations)
+		line.coefficientsByBlock(blocks)
+	} else if err := line.coefficientsTogether(observations, terms); err != nil {
+		return nil, err
+	}
+	var rss float64
+	for _, o := range observations {
+		d := o.Y - line.At(o.X)
+		rss += d * d
+	}
+	line.R2 = 1
+	if total := sumOfSquares(observations); total > 0 {
+		line.R2 = max(0, 1-rss/total)
+	}
+	line.holdOut(observations, levels)
+	if err := line.testStraightness(observations, levels, blocks); err != nil {
+		return nil, err
+	}
+	if line.Straight && line.HasHeldOut && line.HeldOut > MaxHeldOut {
+		line.Straight, line.Test = false, "held-out error"
+	}
+	return line, nil
+}
+
+// blockFit is the line of one block.
+type blockFit struct {
+	observations []Observation
+	levels       []level
+	*fit
+}
+
+// fitBlocks fits a line to each block that has levels enough. It gives nothing where there is a single block, or no two of them
+// have enough: then all are to be fitted together.
+func fitBlocks(observations []Observation, levels, terms int) ([]blockFit, error) {
+	sorted := slices.Clone(observations)
+	slices.SortStableFunc(sorted, func(a, b Observation) int { return cmp.Compare(a.Block, b.Block) })
+	var whole, enough [][]Observation
+	for len(sorted) > 0 {
+		n := 1
+		for n < len(sorted) && sorted[n].Block == sorted[0].Block {
+			n++
+		}
+		block := sorted[:n]
+		sorted = sorted[n:]
+		has := len(byLevel(block))
+		if has == levels {
+			whole = append(whole, block)
+		}
+		if has > terms || has == levels {
+			enough = append(enough, block)
+		}
+	}
+	if len(whole) >= MinBlocks {
+		enough = whole
+	}
+	var fits []blockFit
+	for _, block := range enough {
+		f, err := leastSquares(block, linear)
+		switch {
+		case err == nil:
+			fits = append(fits, blockFit{block, byLevel(block), f})
+		case len(enough) == len(whole):
+			return nil, err // the whole of the levels moves together
+		}
+	}
+	if len(fits) < 2 {
+		return nil, nil
+	}
+	return fits, nil
+}
+
+func (l *Line) coefficientsByBlock(blocks []blockFit) {
+	l.Method = ByBlock
+	for i := range blocks[0].coefficients {
+		xs := make([]float64, len(blocks))
+		for j, b := range blocks {
+			xs[j] = b.coefficients[i]
+		}
+		mean, half := meanWithT(xs, Confidence)
+		l.Coefficients = append(l.Coefficients, Coefficient{mean, mean - half, mean + half})
+	}
+}
+
+// meanWithT is the mean of two values or more, and the half-width of its interval by Student's t.
+func meanWithT(xs []float64, confidence float64) (mean, half float64) {
+	n := float64(len(xs))
+	mean, deviation := stat.MeanStdDev(xs, nil)
+	return mean, distuv.StudentsT{Mu: 0, Sigma: 1, Nu: n - 1}.Quantile((1+confidence)/2) * deviation / math.Sqrt(n)
+}
+
+func (l *Line) coefficientsTogether(observations []Observation, terms int) error {
+	f, err := leastSquares(observations, linear)
+	if err != nil {
+		return err
+	}
+	l.Method, l.Blocks = ByResiduals, 1
 	free := float64(len(observations) - terms)
 	t := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: free}.Quantile((1 + Confidence) / 2)
 	for i, c := range f.coefficients {
 		half := t * math.Sqrt(f.rss/free*f.variances[i])
-		line.Coefficients = append(line.Coefficients, Coefficient{c, c - half, c + half})
+		l.Coefficients = append(l.Coefficients, Coefficient{c, c - half, c + half})
 	}
-	line.R2 = 1
-	if total := sumOfSquares(observations); total > 0 {
-		line.R2 = max(0, 1-f.rss/total)
-	}
-	line.holdOut(observations, levels)
-	line.testStraightness(observations, levels, f)
-	return line, nil
+	return nil
 }
 
 // At predicts y at the given levels.
@@ -118,6 +232,11 @@ func byLevel(observations []Observation) []level {
 		l.mean += (o.Y - l.mean) / float64(l.n)
 	}
 	return levels
+}
+
+// find is the place of a level among levels.
+func find(levels []level, x []float64) (int, bool) {
+	return slices.BinarySearchFunc(levels, x, func(v level, x []float64) int { return slices.Compare(v.x, x) })
 }
 
 func ranges(observations []Observation) [][2]float64 {
@@ -165,34 +284,81 @@ func (l *Line) holdOut(observations []Observation, levels []level) {
 	}
 }
 
-func (l *Line) testStraightness(observations []Observation, levels []level, f *fit) {
+func (l *Line) testStraightness(observations []Observation, levels []level, blocks []blockFit) error {
 	var largest, stray float64
 	for _, v := range levels {
 		largest = max(largest, math.Abs(v.mean))
 		stray = max(stray, math.Abs(v.mean-l.At(v.x)))
 	}
 	terms, n := len(l.Coefficients), len(observations)
-	switch {
-	case len(levels) <= terms:
+	if len(levels) <= terms {
 		l.Test, l.P = "none: as many terms as levels", 1
-	case n > len(levels):
+		return nil
+	}
+	if len(blocks) > 1 {
+		l.Test, l.P = "lack of fit by level over blocks", lackOfFitByBlock(levels, blocks, terms)
+		l.Straight = l.P >= significance || stray <= material*largest
+		return nil
+	}
+	f, err := leastSquares(observations, linear)
+	if err != nil {
+		return err
+	}
+	if n > len(levels) {
 		l.P = lackOfFit(observations, levels, f, terms)
 		l.Test = "lack of fit"
 		l.Straight = l.P >= significance || stray <= material*largest
-	default:
-		l.Test, l.P = "squares", squares(observations, f)
-		l.Straight = l.P >= significance || stray <= material*largest
-		if terms == 2 && l.Straight && strayingSlope(levels, l.Coefficients[1].Value, material*largest) {
-			l.Straight, l.Test = false, "local slopes"
-		}
+		return nil
 	}
+	l.Test, l.P = "squares", squares(observations, f)
+	l.Straight = l.P >= significance || stray <= material*largest
+	if terms == 2 && l.Straight && strayingSlope(levels, l.Coefficients[1].Value, material*largest) {
+		l.Straight, l.Test = false, "local slopes"
+	}
+	return nil
+}
+
+// lackOfFitByBlock is the p-value of the largest departure of any level from the lines of its blocks: t over blocks on the residuals at each
+// level, times the number of levels (Bonferroni; with one more level than terms all residuals say the same, and nothing is multiplied).
+func lackOfFitByBlock(levels []level, blocks []blockFit, terms int) float64 {
+	p, tests := 1.0, 0
+	for _, v := range levels {
+		var residuals []float64
+		for _, b := range blocks {
+			if i, ok := find(b.levels, v.x); ok {
+				residuals = append(residuals, b.levels[i].mean-b.at(linear(v.x)))
+			}
+		}
+		if len(residuals) < 2 {
+			continue
+		}
+		tests++
+		p = min(p, tTest(residuals))
+	}
+	if len(levels) == terms+1 {
+		tests = 1
+	}
+	return min(1, p*float64(tests))
+}
+
+// tTest is the two-sided p-value of the mean of xs against 0.
+func tTest(xs []float64) float64 {
+	n := float64(len(xs))
+	mean, deviation := stat.MeanStdDev(xs, nil)
+	switch {
+	case mean == 0:
+		return 1
+	case deviation == 0:
+		return 0
+	}
+	return 2 * distuv.StudentsT{Mu: 0, Sigma: 1, Nu: n - 1}.Survival(math.Abs(mean)/deviation*math.Sqrt(n))
 }
 
 // lackOfFit is the p-value of the F test of level means about the line against replicates about their level mean.
 func lackOfFit(observations []Observation, levels []level, f *fit, terms int) float64 {
 	var pure, lack float64
 	for _, o := range observations {
-		i, _ := slices.BinarySearchFunc(levels, o.X, func(v level, x []float64) int { return slices.Compare(v.x, x) })
+		i, _ := find(levels, o.X)
 		d := o.Y - levels[i].mean
 		pure += d * d
 	}
@@ -238,8 +404,8 @@ func strayingSlope(levels []level, slope, materially float64) bool {
 
 // fit is a least-squares solution; variances are the diagonal of the inverse of X'X.
 type fit struct {
-	coefficients, variances, residuals []float64
-	rss                                float64
+	coefficients, variances []float64
+	rss                     float64
 }
 
 func (f *fit) at(row []float64) float64 {
@@ -309,7 +475,6 @@ func leastSquares(observations []Observation, row func([]float64) []float64) (*f
 	}
 	for _, o := range observations {
 		d := o.Y - f.at(row(o.X))
-		f.residuals = append(f.residuals, d)
 		f.rss += d * d
 	}
 	return f, nil

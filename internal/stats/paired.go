@@ -27,30 +27,44 @@ type Pair struct{ Base, Arm float64 }
 // within blocks, so what a block adds to both arms cancels. The two arms of a block differ in what was weighed and in noise; if
 // the noise is exchangeable between them, the differences are symmetric about the shift whatever the noise itself looks like,
 // which is what the signed-rank interval needs. The seed is used only by the bootstrap.
-func Difference(pairs []Pair, seed uint64) Estimate {
+func Difference(pairs []Pair, seed uint64) Estimate { return PseudoMedian(Differences(pairs), seed) }
+
+// Differences are arm less baseline of each pair.
+func Differences(pairs []Pair) []float64 {
 	ds := make([]float64, len(pairs))
 	for i, p := range pairs {
 		ds[i] = p.Arm - p.Base
 	}
-	return PseudoMedian(ds, seed)
+	return ds
 }
 
 // Ratio estimates arm over baseline: Difference on the logarithms. It is false when a value is not above 0, since there is no
 // ratio then.
 func Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
+	logs, ok := logRatios(pairs)
+	if !ok {
+		return Estimate{}, false
+	}
+	return exponentiated(PseudoMedian(logs, seed)), true
+}
+
+func logRatios(pairs []Pair) ([]float64, bool) {
 	logs := make([]float64, len(pairs))
 	for i, p := range pairs {
 		if p.Base <= 0 || p.Arm <= 0 {
-			return Estimate{}, false
+			return nil, false
 		}
 		logs[i] = math.Log(p.Arm) - math.Log(p.Base)
 	}
-	e := PseudoMedian(logs, seed)
+	return logs, len(pairs) > 0
+}
+
+func exponentiated(e Estimate) Estimate {
 	e.Value = math.Exp(e.Value)
 	if e.HasInterval {
 		e.Lo, e.Hi = math.Exp(e.Lo), math.Exp(e.Hi)
 	}
-	return e, len(pairs) > 0
+	return e
 }
 
 // PseudoMedian is the Hodges-Lehmann estimate: the median of the averages of all pairs of values, each with itself included. Its
@@ -103,12 +117,48 @@ func Median(xs []float64) Estimate {
 	return e
 }
 
-// SmallestVisible is the smallest difference that a run can see, from the interval of the difference between its A/A twins: the
-// largest difference between two identical arms that the run itself does not rule out. It is false when the twins have no
+// WorstCase is the interval of the difference when each of lost further pairs is taken at minus infinity, for the low end, and at
+// plus infinity, for the high end. Whatever the lost pairs would have been, the interval of all of them lies within: losses that
+// depend on the value cannot make it miss. An end without a bound is infinite. There is no interval where Difference has none.
+func WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
+	ds := Differences(pairs)
+	least := PseudoMedian(ds, seed)
+	if !least.HasInterval || lost <= 0 {
+		return least.Lo, least.Hi, least.HasInterval
+	}
+	with := func(v float64) Estimate {
+		all := slices.Clone(ds)
+		for range lost {
+			all = append(all, v)
+		}
+		return PseudoMedian(all, seed)
+	}
+	return with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, true
+}
+
+// FarEnd is the largest difference that pairs of identical arms do not rule out: the far end of the interval of their difference or,
+// with too few pairs for one, the largest difference seen. It is false without pairs.
+func FarEnd(pairs []Pair, seed uint64) (float64, bool) {
+	if e := Difference(pairs, seed); e.HasInterval {
+		return SmallestVisible(e)
+	}
+	var far float64
+	for _, d := range Differences(pairs) {
+		far = max(far, math.Abs(d))
+	}
+	return far, len(pairs) > 0
+}
+
+// SmallestVisible is the smallest difference that the A/A twins of a run let it see, from the interval of the difference between
+// them: the largest difference between two identical arms that the run itself does not rule out. It is false when the twins have no
 // interval.
 func SmallestVisible(twins Estimate) (float64, bool) {
 	return max(math.Abs(twins.Lo), math.Abs(twins.Hi)), twins.HasInterval
 }
+
+// Visible is the smallest difference that a run can see in an arm whose difference is d: the larger of what the twins let it see
+// and of half the width of d's interval, since an arm may be noisier than the twins.
+func Visible(twins float64, d Estimate) float64 { return max(twins, (d.Hi-d.Lo)/2) }
 
 // Resolved is the rule for claiming a difference: its interval excludes 0, and it is larger than the smallest one visible.
 func Resolved(difference Estimate, smallestVisible float64) bool {

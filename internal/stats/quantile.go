@@ -2,6 +2,7 @@ package stats
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
@@ -58,14 +59,17 @@ func MinBeyond(q float64) float64 {
 	return 10
 }
 
-// Quantile is the value, in the unit of the histogram, at or below which the part q of its samples lies, 0 < q < 1. It is false
-// when the samples cannot carry it (MinBeyond).
+// Quantile is the q-quantile, 0 < q < 1, in the unit of the histogram: the smallest value at or below which at least the part q of
+// its samples lies (nearest rank). The rank is rounded up, not to the nearest as the histogram's own methods do. It is false when the
+// samples cannot carry it (MinBeyond).
 func Quantile(h *hdrhistogram.Histogram, q float64) (float64, bool) {
 	const rounding = 1e-9 // 1 - 0.999 is a little less than a thousandth
-	if q <= 0 || q >= 1 || float64(h.TotalCount())*(1-q)*(1+rounding) < MinBeyond(q) {
+	n := float64(h.TotalCount())
+	if q <= 0 || q >= 1 || n*(1-q)*(1+rounding) < MinBeyond(q) {
 		return 0, false
 	}
-	return float64(h.ValueAtQuantile(100 * q)), true
+	rank := math.Ceil(q*n - max(rounding, 1e-15*n))         // 0.99 x 1000 may come to a little more than 990
+	return float64(h.ValueAtQuantile(100 * rank / n)), true // a whole rank rounds to itself: n is at most maxCount
 }
 
 // MergeEncoded decodes histograms of the same quantity and adds them; nil when there are none.

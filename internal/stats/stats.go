@@ -21,6 +21,7 @@ const (
 	OrderStatistics Method = "order-statistics"          // exact interval of a median, from the binomial (sign test)
 	SignedRank      Method = "signed-rank"               // exact interval of a pseudo-median, from the Wilcoxon signed-rank test
 	Bootstrap       Method = "bootstrap"                 // percentile bootstrap over blocks
+	Clustered       Method = "clustered Wilson"          // score interval of a share, design effect and t over trials
 )
 
 // Estimate is a value with its interval. HasInterval is false where there are too few blocks; Lo and Hi are then 0 and mean
@@ -31,6 +32,7 @@ type Estimate struct {
 	HasInterval bool
 	Confidence  float64 // that the method reaches, not the one that was asked for
 	N           int     // blocks
+	Effective   float64 // independent blocks that N are worth; 0: not asked
 	Method      Method
 }
 

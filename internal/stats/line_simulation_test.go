@@ -1,0 +1,136 @@
+package stats
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// designs are levels that experiments sweep, with what the cost is of.
+var designs = []struct {
+	name         string
+	levels       []float64
+	fixed, slope float64
+	blocks       int
+}{
+	{"config-scale", []float64{1, 100, 1000, 5000}, 0.1, 0.001, 6},
+	{"ebpf-memory", []float64{1, 100, 1000, 10000}, 5, 0.005, 6},
+	{"trace-exec", []float64{100, 1000, 4000, 16000, 64000}, 0.05, 1e-4, 6},
+	{"ebpf-saturation", []float64{100, 500, 1000, 3000}, 0.1, 0.001, 10},
+}
+
+// disturbed makes blocks of trials of a cost, each off by noise in proportion to its value; the part shared is common to the block.
+func disturbed(r *rand.Rand, levels []float64, blocks int, cost func(x float64) float64, noise float64, shared float64,
+	draw func(*rand.Rand) float64) []Observation {
+	var all []Observation
+	for b := range blocks {
+		block := draw(r)
+		for _, x := range levels {
+			off := noise * (math.Sqrt(shared)*block + math.Sqrt(1-shared)*draw(r))
+			all = append(all, Observation{X: []float64{x}, Y: cost(x) * (1 + off), Block: b})
+		}
+	}
+	return all
+}
+
+// together forgets the blocks: the fit of all trials together, as independent.
+func together(observations []Observation) []Observation {
+	all := slices.Clone(observations)
+	for i := range all {
+		all[i].Block = 0
+	}
+	return all
+}
+
+// Coverage of slopes and fixed parts under noise of 5 % of the value: least squares on all trials, and block by block.
+func TestLinesBySimulation(t *testing.T) {
+	t.Log("| levels of | noise | slope before % | fixed before % | slope % | fixed % | lines called bent % |")
+	for _, d := range designs {
+		for _, noise := range []struct {
+			name   string
+			shared float64
+			draw   func(*rand.Rand) float64
+		}{
+			{"normal, own", 0, noises[0].draw}, {"normal, half shared", 0.5, noises[0].draw}, {"normal, shared", 0.95, noises[0].draw},
+			{"t5, half shared", 0.5, student(5)},
+		} {
+			runs := repetitions(250)
+			r := rand.New(rand.NewPCG(uint64(d.blocks), uint64(len(d.name)+len(noise.name))))
+			cost := func(x float64) float64 { return d.fixed + d.slope*x }
+			var before, after [2]float64
+			var bent float64
+			for range runs {
+				observations := disturbed(r, d.levels, d.blocks, cost, 0.05, noise.shared, noise.draw)
+				old, err := FitLine(together(observations))
+				if err != nil {
+					t.Fatal(err)
+				}
+				line, err := FitLine(observations)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, truth := range []float64{d.fixed, d.slope} {
+					if c := old.Coefficients[i]; c.Lo <= truth && truth <= c.Hi {
+						before[i] += 100 / float64(runs)
+					}
+					if c := line.Coefficients[i]; c.Lo <= truth && truth <= c.Hi {
+						after[i] += 100 / float64(runs)
+					}
+				}
+				if !line.Straight {
+					bent += 100 / float64(runs)
+				}
+			}
+			within(t, d.name+", "+noise.name+": slope", after[1], runs, 93, 97)
+			within(t, d.name+", "+noise.name+": fixed", after[0], runs, 93, 97)
+			within(t, d.name+", "+noise.name+": lines called bent", bent, runs, 0, 5)
+			t.Logf("| %s | %s | %.1f | %.1f | %.1f | %.1f | %.1f |", d.name, noise.name, before[1], before[0], after[1], after[0], bent)
+		}
+	}
+}
+
+// Curves must not pass as lines.
+func TestCurvesBySimulation(t *testing.T) {
+	t.Log("| curve | noise of a block | called a line before % | % |")
+	memory := map[float64]float64{1: 23.6, 1000: 35.5, 10000: 69.6} // MB: kernel memory in ebpf-memory
+	for _, c := range []struct {
+		name   string
+		levels []float64
+		blocks int
+		cost   func(float64) float64
+		own    float64 // noise of each trial, beside that of its block
+	}{
+		{"ebpf-memory", []float64{1, 1000, 10000}, 6, func(x float64) float64 { return memory[x] }, 0.01},
+		{"square root, 100 to 3000", []float64{100, 500, 1000, 3000}, 6, math.Sqrt, 0.02},
+		{"square root, 1 to 10000", []float64{1, 100, 1000, 10000}, 6, math.Sqrt, 0.02},
+	} {
+		for _, noise := range []float64{0.02, 0.05, 0.15} {
+			runs := repetitions(150)
+			r := rand.New(rand.NewPCG(11, uint64(1000*noise)))
+			var before, after float64
+			for range runs {
+				block := func(r *rand.Rand) float64 { return r.NormFloat64() }
+				total := math.Hypot(noise, c.own)
+				observations := disturbed(r, c.levels, c.blocks, c.cost, total, noise*noise/total/total, block)
+				old, err := FitLine(together(observations))
+				if err != nil {
+					t.Fatal(err)
+				}
+				line, err := FitLine(observations)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if old.Straight || old.Test == "held-out error" {
+					before += 100 / float64(runs)
+				}
+				if line.Straight {
+					after += 100 / float64(runs)
+				}
+			}
+			within(t, fmt.Sprintf("%s, noise %g: called a line", c.name, noise), after, runs, 0, 1)
+			t.Logf("| %s | %g %% | %.1f | %.1f |", c.name, 100*noise, before, after)
+		}
+	}
+}

@@ -1,0 +1,223 @@
+package stats
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// Gates select. A subject stalls twice as often as its baseline, and the longest stalls void the trial: 9 % of the baseline's trials, 18 %
+// of the subject's, and those are the slow ones. What is left is compared; then the lost pairs are taken at infinity.
+func TestLossesBySimulation(t *testing.T) {
+	t.Log("| stalls of the baseline, subject | blocks | bias of what is left % | covers before % | worst case covers % | resolved before % | after % |")
+	for _, c := range []struct {
+		base, subject float64 // chance of a stall
+		blocks        int
+	}{{0.3, 0.6, 18}, {0.3, 0.6, 40}, {0.1, 0.2, 18}, {0, 0, 18}} {
+		const lostPart = 0.3 // of stalls
+		draw := func(r *rand.Rand, chance float64) (value float64, lost bool) {
+			value = 10 + 0.2*r.NormFloat64()
+			if r.Float64() < chance {
+				stall := r.ExpFloat64()
+				return value + 5*stall, stall > -math.Log(lostPart)
+			}
+			return value, false
+		}
+		r := rand.New(rand.NewPCG(uint64(100*c.subject), uint64(c.blocks)))
+		all := make([]float64, 50_000)
+		for i := range all {
+			var two [2]float64
+			for j := range two {
+				arm, _ := draw(r, c.subject)
+				base, _ := draw(r, c.base)
+				two[j] = arm - base
+			}
+			all[i] = (two[0] + two[1]) / 2
+		}
+		truth := Median(all).Value
+		runs := repetitions(400)
+		var bias, before, after, resolvedBefore, resolvedAfter float64
+		f := 100 / float64(runs)
+		for i := range runs {
+			var kept []Pair
+			lost := 0
+			for range c.blocks {
+				arm, armLost := draw(r, c.subject)
+				base, baseLost := draw(r, c.base)
+				if armLost || baseLost {
+					lost++
+				} else {
+					kept = append(kept, Pair{base, arm})
+				}
+			}
+			e := Difference(kept, uint64(i))
+			lo, hi, _ := WorstCase(kept, lost, uint64(i))
+			bias += (e.Value - truth) / float64(runs)
+			if !e.Excludes(truth) {
+				before += f
+			}
+			if lo <= truth && truth <= hi {
+				after += f
+			}
+			if e.Excludes(0) {
+				resolvedBefore += f
+				if lo > 0 || hi < 0 {
+					resolvedAfter += f
+				}
+			}
+		}
+		if c.subject > 0 {
+			bias *= 100 / math.Abs(truth)
+		}
+		t.Logf("| %g, %g | %d | %+.0f | %.1f | %.1f | %.1f | %.1f |", c.base, c.subject, c.blocks, bias, before, after, resolvedBefore, resolvedAfter)
+		within(t, fmt.Sprintf("stalls %g and %g: worst case", c.base, c.subject), after, runs, 95, 100)
+	}
+}
+
+func TestWorstCase(t *testing.T) {
+	ten := func(n int) (ps []Pair) {
+		for i := range n {
+			ps = append(ps, Pair{0, 10 + float64(i)/100})
+		}
+		return ps
+	}
+	for _, c := range []struct {
+		kept, lost int
+		ok         bool
+		bounded    bool
+	}{
+		{5, 0, false, false}, {5, 3, false, false}, {6, 0, true, true}, {6, 1, true, false}, {6, 12, true, false},
+		{11, 1, true, true}, {16, 2, true, true}, {15, 3, true, false}, {60, 4, true, true},
+	} {
+		lo, hi, ok := WorstCase(ten(c.kept), c.lost, 1)
+		if ok != c.ok || ok && (!math.IsInf(lo, -1) != c.bounded || !math.IsInf(hi, 1) != c.bounded) {
+			t.Errorf("%d kept, %d lost: [%g, %g] %t", c.kept, c.lost, lo, hi, ok)
+		}
+		e := Difference(ten(c.kept), 1)
+		if ok && (lo > e.Lo || hi < e.Hi) {
+			t.Errorf("%d kept, %d lost: [%g, %g] is narrower than [%g, %g]", c.kept, c.lost, lo, hi, e.Lo, e.Hi)
+		}
+	}
+}
+
+func TestMoreOften(t *testing.T) {
+	for _, c := range []struct {
+		a, n, b, m int
+		want       float64
+	}{ // counted out: the second is C(18, 12) / C(54, 12), the last 8,081,052 / C(54, 6)
+		{3, 4, 1, 4, 0.2428571}, {12, 18, 0, 36, 18564/343006888770.0}, {0, 18, 0, 36, 1}, {0, 18, 9, 36, 1}, {18, 18, 36, 36, 1}, {3, 18, 3, 36, 8081052/25827165.0},
+	} {
+		got := MoreOften(c.a, c.n, c.b, c.m)
+		if math.Abs(got-c.want) > 1e-3*c.want {
+			t.Errorf("%d of %d against %d of %d: %.7g, want %.7g", c.a, c.n, c.b, c.m, got, c.want)
+		}
+	}
+}
+
+// The generator's lag makes up a part of a difference of 1. More than a tenth must not pass.
+func TestLagShareBySimulation(t *testing.T) {
+	t.Log("| true share of the lag | noise of a difference in lag | passes by the value % | passes by the far end % |")
+	for _, c := range []struct{ share, noise float64 }{{0, 0.05}, {0.02, 0.05}, {0.2, 0.05}, {0.2, 0.3}} {
+		share := c.share
+		runs := repetitions(1000)
+		r := rand.New(rand.NewPCG(5, uint64(1000*share)))
+		var before, after float64
+		for i := range runs {
+			var ps []Pair
+			for range 10 {
+				ps = append(ps, Pair{0.3, 0.3 + share + c.noise*r.NormFloat64()})
+			}
+			if math.Abs(Difference(ps, uint64(i)).Value) <= 0.1 {
+				before += 100 / float64(runs)
+			}
+			if far, _ := FarEnd(ps, uint64(i)); far <= 0.1 {
+				after += 100 / float64(runs)
+			}
+		}
+		t.Logf("| %g | %g | %.1f | %.1f |", share, c.noise, before, after)
+		if share > 0.1 {
+			within(t, "a lag of a fifth passes", after, runs, 0, 5)
+		}
+	}
+}
+
+// The rank of a quantile is rounded up: with 1060 samples the p99 is the 1050th, not the 1049th.
+func TestQuantileRank(t *testing.T) {
+	for _, c := range []struct {
+		n    int
+		q    float64
+		want int64
+	}{
+		{1060, 0.99, 1050}, {1000, 0.99, 990}, {1001, 0.99, 991}, {1049, 0.99, 1039}, {20, 0.5, 10}, {21, 0.5, 11}, {101, 0.9, 91},
+		{100_000, 0.999, 99_900}, {100_060, 0.999, 99_960},
+	} {
+		h := hdrhistogram.New(1, 1_000_000, 5) // every value apart
+		for i := range c.n {
+			if err := h.RecordValue(int64(i + 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if v, ok := Quantile(h, c.q); !ok || int64(v) != c.want {
+			t.Errorf("n=%d q=%g: %g, want %d", c.n, c.q, v, c.want)
+		}
+	}
+}
+
+// What a rank too low costs, with a tail as latencies have it: the mean p99 of n samples beside that of very many.
+func TestQuantileRankBySimulation(t *testing.T) {
+	runs := repetitions(200)
+	r := rand.New(rand.NewPCG(6, 6))
+	const n = 1060
+	var nearest, up float64
+	for range runs {
+		h := hdrhistogram.New(1, 1_000_000_000, 3)
+		for range n {
+			if err := h.RecordValue(int64(100_000 * math.Exp(1.5*r.NormFloat64()))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v, _ := Quantile(h, 0.99)
+		up += v / float64(runs)
+		nearest += float64(h.ValueAtQuantile(99)) / float64(runs)
+	}
+	t.Logf("rounded to nearest %.1f %% below rounded up", 100*(1-nearest/up))
+	if nearest >= up {
+		t.Errorf("rounded to nearest %g, up %g", nearest, up)
+	}
+}
+
+// In a closed loop a slow trial has few samples and loses its p99: what is left is fast.
+func TestWithheldQuantilesBySimulation(t *testing.T) {
+	runs := repetitions(500)
+	r := rand.New(rand.NewPCG(7, 7))
+	const blocks = 18
+	var bias, covered, worst, withheld float64
+	for i := range runs {
+		var kept []Pair
+		lost := 0
+		for range blocks {
+			base := 1 + 0.02*r.NormFloat64()
+			slow := math.Exp(0.25 * r.NormFloat64()) // of the subject's trial; its p99 goes with it
+			if 1200/slow < 1000 {
+				lost++
+				continue
+			}
+			kept = append(kept, Pair{base, 3 * slow})
+		}
+		e := Difference(kept, uint64(i))
+		const truth = 3*1.0 + 0.03 - 1 // pseudo-median of a log-normal, a little above its median; checked below
+		bias += 100 * (e.Value - truth) / truth / float64(runs)
+		if !e.Excludes(truth) {
+			covered += 100 / float64(runs)
+		}
+		if lo, hi, ok := WorstCase(kept, lost, uint64(i)); ok && lo <= truth && truth <= hi {
+			worst += 100 / float64(runs)
+		}
+		withheld += 100 * float64(lost) / blocks / float64(runs)
+	}
+	t.Logf("withheld %.0f %% of trials: bias %+.0f %%, covers %.1f %%, worst case %.1f %%", withheld, bias, covered, worst)
+	within(t, "worst case", worst, runs, 95, 100)
+}

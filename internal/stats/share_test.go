@@ -1,0 +1,127 @@
+package stats
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gonum.org/v1/gonum/stat/distuv"
+)
+
+// binomial draws the number of successes in n tries by the normal approximation where that is good, and by Poisson where p is small.
+func binomial(r *rand.Rand, n int, p float64) int {
+	mean := float64(n) * p
+	if mean < 30 {
+		return min(n, int(distuv.Poisson{Lambda: max(mean, 1e-12), Src: r}.Rand()))
+	}
+	return min(n, max(0, int(math.Round(mean+math.Sqrt(mean*(1-p))*r.NormFloat64()))))
+}
+
+// Samples of one trial are not independent: the true share differs from trial to trial. Coverage of Wilson's interval on the sum, and
+// of the clustered one, by design effect.
+func TestSharesBySimulation(t *testing.T) {
+	t.Log("| design effect | trials | Wilson on the sum covers % | clustered covers % | width of the clustered |")
+	const n, p = 10_000, 0.3
+	for _, effect := range []float64{1, 2.2, 5.6, 11, 33, 320} {
+		for _, trials := range []int{6, 18} {
+			runs := repetitions(800)
+			r := rand.New(rand.NewPCG(uint64(10*effect), uint64(trials)))
+			spread := math.Sqrt(p * (1 - p) * (effect - 1) / n)
+			var before, after, width float64
+			for range runs {
+				var counts []Count
+				in := 0
+				for range trials {
+					k := binomial(r, n, p+spread*r.NormFloat64())
+					counts = append(counts, Count{k, n})
+					in += k
+				}
+				if lo, hi := BinomialInterval(in, n*trials, Confidence); lo <= p && p <= hi {
+					before++
+				}
+				s := ClusteredShare(counts, 1)
+				if s.Lo <= p && p <= s.Hi {
+					after++
+				}
+				width += s.Hi - s.Lo
+			}
+			t.Logf("| %g | %d | %.1f | %.1f | %.2g |", effect, trials, 100*before/float64(runs), 100*after/float64(runs), width/float64(runs))
+			most := 97.0
+			if effect < 2 {
+				most = 99 // the design effect is never taken below 1
+			}
+			within(t, fmt.Sprintf("design effect %g, %d trials: coverage", effect, trials), 100*after/float64(runs), runs, 94, most)
+		}
+	}
+}
+
+// Losses come in bursts: a Poisson number of them in each trial, each of a geometric size. Coverage by the expected number of bursts in a
+// trial and their mean size. Old: Wilson on the sum, and 3/n where nothing was lost.
+func TestBurstsBySimulation(t *testing.T) {
+	t.Log("| bursts per trial | mean size | trials | before covers % | after covers % | none lost % | before covers of these % | after % | without others % |")
+	const n = 100_000
+	for _, trials := range []int{6, 18} {
+		for _, size := range []float64{1, 4, 40} {
+			for _, rate := range []float64{0.03, 0.1, 0.3, 1, 3} {
+				runs := repetitions(600)
+				r := rand.New(rand.NewPCG(uint64(1000*rate), uint64(1000*size)+uint64(trials)))
+				truth := rate * size / n
+				draw := func() []Count {
+					counts := make([]Count, trials)
+					for i := range counts {
+						lost := 0
+						for range int(distuv.Poisson{Lambda: rate, Src: r}.Rand()) {
+							lost += 1
+							if size > 1 {
+								lost += int(r.ExpFloat64() / -math.Log(1-1/size))
+							}
+						}
+						counts[i] = Count{lost, n}
+					}
+					return counts
+				}
+				var before, after, none, beforeNone, afterNone, aloneNone float64
+				for range runs {
+					counts := draw()
+					in := 0
+					for _, c := range counts {
+						in += c.In
+					}
+					lo, hi := BinomialInterval(in, n*trials, Confidence)
+					if in == 0 {
+						hi = 3.0 / (n * float64(trials))
+					}
+					old := lo <= truth && truth <= hi
+					s := ClusteredShare(counts, LargestShare(slices.Concat(counts, draw(), draw())))
+					now := s.Lo <= truth && truth <= s.Hi
+					if old {
+						before++
+					}
+					if now {
+						after++
+					}
+					if in == 0 {
+						none++
+						if old {
+							beforeNone++
+						}
+						if now {
+							afterNone++
+						}
+						if ClusteredShare(counts, 1).Hi >= truth {
+							aloneNone++
+						}
+					}
+				}
+				f := 100 / float64(runs)
+				within(t, fmt.Sprintf("%g bursts of %g, %d trials: coverage", rate, size, trials), after*f, runs, 94, 100)
+				if none > 0 && aloneNone < none {
+					t.Errorf("%g bursts of %g, %d trials: assuming nothing, %.1f %% covered where none was lost", rate, size, trials, 100*aloneNone/none)
+				}
+				t.Logf("| %g | %g | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |", rate, size, trials, before*f, after*f, none*f, 100*beforeNone/none, 100*afterNone/none, 100*aloneNone/none)
+			}
+		}
+	}
+}
