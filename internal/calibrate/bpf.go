@@ -238,7 +238,7 @@ func share(name string, w weighed, planted string) Weight {
 			total := *prog.RunSeconds
 			return known(name, quantity.Part, expected, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2},
 				"two groups that run the program 3:1; truth: the CPU time of their calls by the processes' own clocks").within(s.Lo/total, s.Hi/total).
-				only(func(off float64, s stood) bool { return w.withheld || s.stolenSeconds/(a+b)+unlike >= off })
+				estimated().only(func(off float64, s stood) bool { return w.withheld || s.stolenSeconds/(a+b)+unlike >= off })
 		}
 	}
 	missed := known(name, quantity.Part, expected, 0, Tolerance{Absolute: 0.01}, planted).noted("the ledger has no share for the group")

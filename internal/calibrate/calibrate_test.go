@@ -117,6 +117,13 @@ func TestBest(t *testing.T) {
 			t.Errorf("%v: the reading is of a try that was %s, and the verdict %s", tt.tries, v, tt.want)
 		}
 	}
+	chancy := func(v Verdict) []Weight { return []Weight{{Name: "a", Verdict: v, chancy: true}} }
+	if got := best([][]Weight{chancy(Fail), chancy(Pass)}); got[0].Verdict != Pass {
+		t.Errorf("an estimate that chance put out of tolerance once: %s", got[0].Verdict)
+	}
+	if got := best([][]Weight{chancy(Fail), chancy(Fail), chancy(Fail)}); got[0].Verdict != Fail {
+		t.Errorf("an estimate that is always out of tolerance: %s", got[0].Verdict)
+	}
 	// A try without answers has another weight in place of the others.
 	got := best([][]Weight{{{Name: "p50", Verdict: Disturbed}}, {{Name: "answered", Verdict: Disturbed}}})
 	if len(got) != 1 || got[0].Name != "answered" {
