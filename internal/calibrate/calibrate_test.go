@@ -85,8 +85,8 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Noise makes no good reading of a bad scale, but bad readings of a good one: a sensitive weight passes if it ever passed. One that noise
-// cannot spoil fails if it ever failed.
+// Noise makes no good reading of a bad scale, but bad readings of a good one: a sensitive weight passes if it ever
+// passed. One that noise cannot spoil fails if it ever failed.
 func TestBest(t *testing.T) {
 	for _, tt := range []struct {
 		tries     []Verdict
@@ -144,7 +144,8 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
-// The part in one group is held against the CPU time of the calls, and only stolen time and CPUs that were unlike excuse it.
+// The part in one group is held against the CPU time of the calls, and only stolen time and CPUs that were unlike
+// excuse it.
 func TestShare(t *testing.T) {
 	group := "/a"
 	for _, tt := range []struct {
