@@ -51,10 +51,10 @@ func FactorName(name string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")
 }
 
-// Find is the estimate of one metric of one arm at one level; nil where there is none.
+// Find is the estimate of one metric of one arm at one level; nil where there is none that may be quoted.
 func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
 	for i := range s.Estimates {
-		if e := &s.Estimates[i]; e.Metric == metric && e.Arm == arm && maps.Equal(e.Factors, level) {
+		if e := &s.Estimates[i]; e.Metric == metric && e.Arm == arm && e.Withheld == "" && maps.Equal(e.Factors, level) {
 			return e
 		}
 	}
@@ -93,7 +93,7 @@ func (s *Summary) ArmName(arm string) string {
 }
 
 // answer says in words what each arm adds, at each level. Every clause rests on an estimate, which is named as evidence.
-func (s *Summary) answer(t *table) {
+func (s *Summary) answer(run record.Run, t *table) {
 	if !s.Valid {
 		s.Answers = append(s.Answers, Answer{Question: s.Question, Answer: "No answer: the run is invalid. " + strings.Join(s.InvalidReasons, ". ") + "."})
 		return
@@ -103,20 +103,22 @@ func (s *Summary) answer(t *table) {
 			a.Question, a.Answer = s.Question, s.partly()+a.Answer
 			s.Answers = append(s.Answers, a)
 		}
+		s.Answers = append(s.Answers, s.missingAnswers(run, t)...)
 		return
 	}
-	arms := t.subjects()
-	if len(arms) == 0 && slices.Contains(t.arms, record.AA) {
+	arms := askedArms(run, t)
+	if slices.Contains(arms, record.Direct) {
 		arms = []string{record.AA} // a run of the baseline alone is about its noise
 	}
 	for _, arm := range arms {
-		for _, at := range t.levels {
+		for _, at := range s.everyLevel(run, t) {
 			c := clauses{s: s, arm: arm, at: at, loads: slices.Sorted(maps.Keys(t.loads))}
 			c.cost()
 			c.latency()
 			c.throughput()
 			c.memory()
 			c.rest()
+			c.missing(run, t)
 			if len(c.parts) == 0 {
 				continue
 			}
@@ -226,17 +228,31 @@ func (c *clauses) adds(e *Estimate, what string) string {
 	return "adds " + size(d, e.Unit) + " of " + what
 }
 
-// latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or loses.
+// latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or loses. Where the
+// machine stood still too often, it speaks of the requests that no stall touched, and says so.
 func (c *clauses) latency() {
+	of, while := "latency_", ""
+	share, running := c.s.whileRunning(c.at)
+	if running {
+		of, while = of+runningPrefix, " while the machine was running"
+	}
 	for _, q := range []string{"p50", "p99", "p999"} {
-		if e := c.find("latency_" + q + "_seconds"); e != nil && e.Difference != nil {
-			name := strings.TrimPrefix(quantity.Label(e.Metric), "latency ")
+		if e := c.find(of + q + "_seconds"); e != nil && e.Difference != nil {
+			name := quantileName(q) + while
 			if len(c.parts) == 0 {
 				name = "shows latency whose " + name
 			}
 			c.add(e, name+" "+c.moved(e))
+		} else if all := c.find("latency_" + q + "_seconds"); running && all != nil && all.Difference != nil && len(c.parts) > 0 {
+			c.parts = append(c.parts, fmt.Sprintf("%s%s cannot be told: the machine's stalls touched %s of the requests",
+				quantileName(q), while, quantity.Rough(share, quantity.Part)))
 		}
 	}
+}
+
+// quantileName is what people call a quantile: p99.9.
+func quantileName(q string) string {
+	return strings.TrimPrefix(quantity.Label("latency_"+q+"_seconds"), "latency ")
 }
 
 func (c *clauses) throughput() {

@@ -3,6 +3,8 @@ package analysis
 import (
 	"strings"
 	"testing"
+
+	"tare/internal/record"
 )
 
 // estimateOf is an estimate with an interval of 2 % to both sides.
@@ -66,7 +68,7 @@ func TestLimitAnswers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s, table := limitedRun()
 			c.change(s)
-			s.answer(table)
+			s.answer(record.Run{}, table)
 			if len(s.Answers) != 1 || s.Answers[0].Question != "Q" || len(s.Answers[0].Evidence) < 8 {
 				t.Fatalf("answers: %+v", s.Answers)
 			}
@@ -79,7 +81,7 @@ func TestLimitAnswers(t *testing.T) {
 	}
 	s, table := limitedRun()
 	s.Estimates = nil
-	if s.answer(table); len(s.Answers) != 0 {
+	if s.answer(record.Run{}, table); len(s.Answers) != 0 {
 		t.Errorf("answered from nothing: %+v", s.Answers)
 	}
 }
@@ -102,7 +104,7 @@ func TestSaturationAnswers(t *testing.T) {
 			s.Estimates = append(s.Estimates, e)
 		}
 	}
-	s.answer(&table{levels: levels, arms: []string{"direct", "aa", "kernelmesh"}})
+	s.answer(record.Run{}, &table{levels: levels, arms: []string{"direct", "aa", "kernelmesh"}})
 	if len(s.Answers) != 3 {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
 	}

@@ -17,20 +17,21 @@ import (
 	"tare/internal/stats"
 )
 
-// Summarize turns the trials of a run into its summary. Trials that failed or are invalid are left out of every estimate, counted
-// and named. An arm is compared with the baseline in the blocks in which both are valid, so that one arm's failures do not take
-// the blocks of the others.
+// Summarize turns the trials of a run into its summary. A trial that failed is left out of every estimate, and one that tripped a gate of
+// those that the gate voids; both are counted and named. Where a trial was run again, the first attempt counts in which a metric stands. An arm is
+// compared with the baseline in the blocks in which both can tell the metric, so that one arm's losses do not take the blocks of
+// the others.
 func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	if run.Schema != record.RunSchema {
 		return nil, fmt.Errorf("summarizing run %q: its schema is %q, not %q", run.ID, run.Schema, record.RunSchema)
 	}
 	s := &Summary{
 		Schema: Schema, Experiment: run.Experiment, Question: run.Question, Baseline: run.Baseline, Seed: run.Seed,
-		InvalidReasons: []string{}, Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent,
+		InvalidReasons: []string{}, Missing: []Missing{}, Stopped: run.Stopped, Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent,
 	}
 	t := newTable(trials, s)
 	s.Trials = countTrials(run, trials)
-	s.Partial = s.Trials.Done < s.Trials.Planned
+	s.Partial = s.Trials.Done < s.Trials.Planned || run.Open() && run.Stopped == ""
 	s.Blocks = completeBlocks(run, t)
 	for _, trial := range trials {
 		if l := trial.Ledger; l != nil {
@@ -51,15 +52,17 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	}
 	s.lose(t)
 	s.warnOfDependence(dependences)
+	s.Disturbed = disturbed(t.levels, trials)
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
+	s.withhold(run, t)
 	s.Models = append(s.Models, fitModels(t)...)
 	s.judge(run, t)
-	s.answer(t)
+	s.answer(run, t)
 	return s, nil
 }
 
-// table holds the values of valid trials.
+// table holds the values that stand, and what was lost.
 type table struct {
 	levels  []factors
 	arms    []string // the baseline, its twin, then the others by name
@@ -71,9 +74,15 @@ type table struct {
 
 	tried    map[levelArm]map[int][]record.Trial // by block, every attempt; trials that were interrupted are no attempts
 	selected map[armMetric]bool                  // whose losses are beyond chance
+
+	done  map[levelArm]int         // trials that were run, however often, and whatever became of them
+	whole map[cell]bool            // trials of which an attempt is valid in everything
+	lost  map[pool][]lostTrial     // trials that cannot tell a metric, because of a gate
+	gone  map[levelArm][]lostTrial // trials of which every attempt failed: they can tell nothing
+	slow  map[levelArm][]kept      // trials in which the subject did not keep up
 }
 
-// pool is a metric of an arm at a level that is counted in every valid trial.
+// pool is a metric of an arm at a level.
 type pool struct{ level, arm, metric string }
 
 type cell struct {
@@ -128,43 +137,50 @@ func compareFactors(a, b factors) int {
 func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
 func newTable(trials []record.Trial, s *Summary) *table {
-	t := &table{cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}, loads: map[string]bool{}}
+	t := &table{
+		cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}, loads: map[string]bool{},
+		done: map[levelArm]int{}, whole: map[cell]bool{}, lost: map[pool][]lostTrial{}, gone: map[levelArm][]lostTrial{}, slow: map[levelArm][]kept{},
+	}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
-	for _, trial := range trials {
-		if !valid(trial) {
+	for _, attempts := range attemptsOf(trials) {
+		at := factors(attempts[0].Factors)
+		if at == nil {
+			at = factors{} // a record without factors says that it has none, not that it does not know
+		}
+		c := cell{at.key(), attempts[0].Arm, attempts[0].Block}
+		place := levelArm{c.level, c.arm}
+		t.done[place]++
+		v := &values{metrics: map[string]float64{}, lag: map[string]float64{}}
+		counted := map[string]bool{}
+		for _, trial := range attempts {
+			unreadable += v.take(trial)
+			for name := range trial.Loads {
+				t.loads[name] = true
+			}
+			for name, n := range trial.Counts {
+				if counted[name] || !trial.Validity.Stands(name) {
+					continue
+				}
+				key := pool{c.level, c.arm, name}
+				if t.pools[key] == nil {
+					t.pools[key] = map[int]record.Count{}
+				}
+				sum := t.pools[key][c.block]
+				t.pools[key][c.block], counted[name] = record.Count{In: sum.In + n.In, Of: sum.Of + n.Of}, true
+			}
+			t.whole[c] = t.whole[c] || valid(trial)
+		}
+		t.lose(c, attempts, func(metric string) bool { _, has := v.metrics[metric]; return has || counted[metric] })
+		if len(v.metrics) == 0 && len(counted) == 0 && !t.whole[c] {
 			continue
-		}
-		v := &values{lag: map[string]float64{}}
-		var err error
-		if v.metrics, err = Metrics(trial); err != nil {
-			unreadable++
-		}
-		if err := addQuantiles(v.lag, "", trial, lagOf(trial)); err != nil {
-			unreadable++
 		}
 		for name := range v.metrics {
 			metrics[name] = true
 		}
-		at := factors(trial.Factors)
-		if at == nil {
-			at = factors{} // a record without factors says that it has none, not that it does not know
-		}
-		level := at.key()
-		for name := range trial.Loads {
-			t.loads[name] = true
-		}
-		for name, c := range trial.Counts {
-			key := pool{level, trial.Arm, name}
-			if t.pools[key] == nil {
-				t.pools[key] = map[int]record.Count{}
-			}
-			t.pools[key][trial.Block] = c
-		}
-		levels[level], arms[trial.Arm] = at, true
-		c := cell{level, trial.Arm, trial.Block}
+		levels[c.level], arms[c.arm] = at, true
 		if _, twice := t.cells[c]; !twice {
-			t.in[levelArm{level, trial.Arm}] = append(t.in[levelArm{level, trial.Arm}], trial.Block)
+			t.in[place] = append(t.in[place], c.block)
 		}
 		t.cells[c] = v
 	}
@@ -178,6 +194,62 @@ func newTable(trials []record.Trial, s *Summary) *table {
 	t.arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
 	t.metrics = slices.Sorted(maps.Keys(metrics))
 	return t
+}
+
+// take adds what stands of an attempt and no attempt before it could tell. The generator's lag comes from the attempt that latency comes from. It gives the
+// number of histograms that could not be read.
+func (v *values) take(trial record.Trial) (unreadable int) {
+	if trial.Validity.Failed != "" {
+		return 0
+	}
+	metrics, err := Metrics(trial)
+	if err != nil {
+		unreadable++
+	}
+	lag := map[string]float64{}
+	if err := addQuantiles(lag, "", trial, lagOf(trial)); err != nil {
+		unreadable++
+	}
+	addRunningLag(lag, metrics)
+	for name, x := range metrics {
+		if _, has := v.metrics[name]; has || !trial.Validity.Stands(name) {
+			continue
+		}
+		v.metrics[name] = x
+		if q, ok := strings.CutPrefix(strings.TrimSuffix(name, "_seconds"), "latency_"); ok {
+			if l, known := lag[q]; known {
+				v.lag[q] = l
+			}
+		}
+	}
+	return unreadable
+}
+
+// attemptsOf puts the attempts at each planned trial together, in the order of the trials' first attempts and then of the attempts. What was
+// interrupted is none.
+func attemptsOf(trials []record.Trial) [][]record.Trial {
+	type planned struct {
+		index int
+		cell
+	}
+	var all [][]record.Trial
+	at := map[planned]int{}
+	for _, t := range trials {
+		if t.Validity.Failed == record.Interrupted {
+			continue
+		}
+		key := planned{t.Index, cell{factors(t.Factors).key(), t.Arm, t.Block}}
+		i, again := at[key]
+		if !again {
+			i = len(all)
+			at[key], all = i, append(all, nil)
+		}
+		all[i] = append(all[i], t)
+	}
+	for _, attempts := range all {
+		slices.SortStableFunc(attempts, func(a, b record.Trial) int { return cmp.Compare(a.Attempt, b.Attempt) })
+	}
+	return all
 }
 
 // Metrics are the values of one trial by metric: those that it recorded, and the quantiles of latency that its histograms can carry

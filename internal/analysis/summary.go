@@ -2,6 +2,8 @@
 // answers in words that are tied to them. It is pure: records in, summary out.
 package analysis
 
+import "tare/internal/ledger"
+
 // Schema names the JSON form of Summary.
 const Schema = "tare.summary/v1"
 
@@ -20,30 +22,50 @@ type Summary struct {
 	MDE            []MDE             `json:"mde"`
 	Models         []Model           `json:"models"`
 	Losses         []Loss            `json:"losses"`
+	Disturbed      []Disturbed       `json:"disturbed,omitempty"` // by level, where stalls of the machine were watched for
 	Answers        []Answer          `json:"answers"`
+	Missing        []Missing         `json:"missing"` // metrics that were withheld, and why
 	Trials         Trials            `json:"trials"`
 	Self           Self              `json:"self"`
 	Absent         map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
 	Warnings       []string          `json:"warnings"`
+	Stopped        string            `json:"stopped,omitempty"` // why a run ended that has no number of blocks of its own
 }
 
-// Trials counts them, and names those that are left out of the estimates.
+// Missing is a metric of an arm at a level that the run cannot tell: too many of its trials were lost. There may be an estimate from
+// the others, which says that it is withheld.
+type Missing struct {
+	Metric     string            `json:"metric"`
+	Arm        string            `json:"arm"`
+	Factors    map[string]string `json:"factors"`
+	Trials     int               `json:"trials"`                // that were run
+	Lost       int               `json:"lost"`                  // of these
+	Gate       string            `json:"gate"`                  // by which most were lost; empty where they failed
+	Cause      ledger.Cause      `json:"cause"`                 // who tripped it most often
+	CauseShare *float64          `json:"cause_share,omitempty"` // of the machine's CPU time, the mean over these trials
+	Culprits   []string          `json:"culprits,omitempty"`
+	Message    string            `json:"message"` // of one of these trials
+}
+
+// Trials counts those of the plan, each once however often it was run, and names those that are left out of some estimate or of all.
 type Trials struct {
 	Planned  int        `json:"planned"`
 	Done     int        `json:"done"`
-	Valid    int        `json:"valid"`
-	Failed   int        `json:"failed"`
-	Invalid  int        `json:"invalid"`
+	Valid    int        `json:"valid"`    // in one attempt at least
+	Failed   int        `json:"failed"`   // in every attempt
+	Invalid  int        `json:"invalid"`  // the others: gates void some of their metrics
+	Attempts int        `json:"attempts"` // how often trials were run in all
 	Excluded []Excluded `json:"excluded"`
 }
 
-// Excluded is a trial that failed or is invalid.
+// Excluded is a trial that failed or is invalid in every attempt.
 type Excluded struct {
 	Index   int               `json:"index"` // in the plan
 	Block   int               `json:"block"`
 	Arm     string            `json:"arm"`
 	Factors map[string]string `json:"factors"`
 	Why     string            `json:"why"`
+	Voids   []string          `json:"voids,omitempty"` // the metrics that are left out; none named: all
 }
 
 // Estimate is one metric of one arm at one level of the factors, beside its baseline. Intervals are null below 6 blocks.
@@ -57,7 +79,10 @@ type Estimate struct {
 	Lo         *float64          `json:"lo"`
 	Hi         *float64          `json:"hi"`
 	Confidence float64           `json:"confidence"`
-	N          int               `json:"n"` // blocks
+	N          int               `json:"n"`                  // blocks
+	Blocks     int               `json:"blocks"`             // that it rests on, also where n counts samples
+	Planned    int               `json:"planned"`            // blocks in which the arm was run at this level
+	Withheld   string            `json:"withheld,omitempty"` // why it must not be quoted: too many of its trials were lost
 	Method     string            `json:"method"`
 
 	// DesignEffect and Trials are of pooled shares: how many times larger the variance is than that of independent samples, and the trials

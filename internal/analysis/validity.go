@@ -1,6 +1,7 @@
 package analysis
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -11,31 +12,56 @@ import (
 	"tare/internal/stats"
 )
 
-// invalidPart is the part of trials that may fail or be invalid before the run is, where the spec does not say.
+// invalidPart is the part of its trials that a metric of an arm at a level may lose before it is withheld, where the spec does not say.
 const invalidPart = 0.25
 
 func countTrials(run record.Run, trials []record.Trial) Trials {
-	c := Trials{Planned: max(len(run.Plan), len(trials)), Done: len(trials), Excluded: []Excluded{}}
-	for _, t := range trials {
+	all := attemptsOf(trials)
+	c := Trials{Planned: max(len(run.Plan), len(all)), Done: len(all), Excluded: []Excluded{}}
+	for _, attempts := range all {
+		c.Attempts += len(attempts)
+		last := attempts[len(attempts)-1]
+		x := Excluded{Index: last.Index, Block: last.Block, Arm: last.Arm, Factors: last.Factors, Why: why(last.Validity)}
 		switch {
-		case t.Validity.Failed == record.Interrupted:
-			c.Done-- // it neither ended nor failed
-			continue
-		case t.Validity.Failed != "":
-			c.Failed++
-		case !t.Validity.Valid:
-			c.Invalid++
-		default:
+		case slices.ContainsFunc(attempts, valid):
 			c.Valid++
 			continue
+		case !slices.ContainsFunc(attempts, func(t record.Trial) bool { return t.Validity.Failed == "" }):
+			c.Failed++
+		default:
+			c.Invalid++
+			x.Voids = voidedInAll(attempts)
 		}
-		x := Excluded{Index: t.Index, Block: t.Block, Arm: t.Arm, Factors: t.Factors, Why: why(t.Validity)}
+		if len(attempts) > 1 {
+			x.Why = fmt.Sprintf("%s (run %d times)", x.Why, len(attempts))
+		}
 		if x.Factors == nil {
 			x.Factors = map[string]string{}
 		}
 		c.Excluded = append(c.Excluded, x)
 	}
 	return c
+}
+
+// voidedInAll are the metrics that no attempt can tell; nil where that is all of them.
+func voidedInAll(attempts []record.Trial) []string {
+	voids := []string{}
+	seen := map[string]bool{}
+	for _, t := range attempts {
+		for _, r := range t.Validity.Reasons {
+			for _, m := range r.Voids {
+				if !seen[m] && !slices.ContainsFunc(attempts, func(t record.Trial) bool { return t.Validity.Stands(m) }) {
+					voids = append(voids, m)
+				}
+				seen[m] = true
+			}
+		}
+	}
+	if !slices.ContainsFunc(attempts, func(t record.Trial) bool { return t.Validity.Stands("") }) {
+		return nil // a name that no gate has: what does not void it does not void everything
+	}
+	slices.Sort(voids)
+	return voids
 }
 
 func why(v record.Validity) string {
@@ -55,31 +81,26 @@ func why(v record.Validity) string {
 // completeBlocks counts the blocks in which every planned trial is valid. Without a plan, the blocks with any valid trial.
 func completeBlocks(run record.Run, t *table) int {
 	complete := map[int]bool{}
-	for c := range t.cells {
-		complete[c.block] = true
+	for c, whole := range t.whole {
+		if whole {
+			complete[c.block] = true
+		}
 	}
 	for _, p := range run.Plan {
-		if _, ok := t.cells[cell{factors(p.Factors).key(), p.Arm, p.Block}]; !ok {
+		if !t.whole[cell{factors(p.Factors).key(), p.Arm, p.Block}] {
 			delete(complete, p.Block)
 		}
 	}
 	return len(complete)
 }
 
-// judge says whether the run as a whole is valid, and what to change when it is not.
+// judge says whether the run can tell anything of what it was asked, and what to change when it cannot.
 func (s *Summary) judge(run record.Run, t *table) {
-	limit := invalidLimit(run.Spec)
-	lost := s.Trials.Failed + s.Trials.Invalid
 	switch {
 	case s.Trials.Done == 0:
 		s.InvalidReasons = append(s.InvalidReasons, "no trial was finished")
-	case s.Trials.Valid == 0:
-		s.InvalidReasons = append(s.InvalidReasons, fmt.Sprintf("none of %d trials is valid%s", s.Trials.Done, s.commonest("", nil)))
-	case float64(lost) > limit*float64(s.Trials.Done):
-		s.InvalidReasons = append(s.InvalidReasons, fmt.Sprintf("%d of %d trials failed or are invalid, and %.3g %% may%s",
-			lost, s.Trials.Done, 100*limit, s.commonest("", nil)))
-	default:
-		s.judgeArms(run, t)
+	case !s.tells(run, t):
+		s.InvalidReasons = append(s.InvalidReasons, s.whyNothing(run, t)...)
 	}
 	s.Valid = len(s.InvalidReasons) == 0
 	if planned := plannedBlocks(run); s.Valid && planned < stats.MinBlocks {
@@ -88,41 +109,82 @@ func (s *Summary) judge(run record.Run, t *table) {
 	}
 }
 
-// judgeArms asks that every arm that was meant to have intervals kept enough valid blocks for them. A partial run is not held to
-// that: it says of itself that it is partial.
-func (s *Summary) judgeArms(run record.Run, t *table) {
-	if s.Partial || plannedBlocks(run) < stats.MinBlocks {
-		return
+// tells reports whether anything is left of what the answer speaks of: an estimate of such a metric, of an arm that is asked about.
+func (s *Summary) tells(run record.Run, t *table) bool {
+	asked := askedArms(run, t)
+	none := true
+	for _, e := range s.Estimates {
+		if !slices.Contains(asked, e.Arm) {
+			continue
+		}
+		none = false
+		if e.Withheld == "" && headline(run, e.Metric) {
+			return true
+		}
 	}
-	type armAt struct {
-		arm   string
-		level string
+	// Trials without any metric that answers speak of, as of a spec of one's own, tell what they have.
+	return !none && len(s.Missing) == 0
+}
+
+// askedArms are the arms that the run is about: all but the baseline and its twin, where there are others.
+func askedArms(run record.Run, t *table) []string {
+	arms := t.everyArm(run)
+	others := slices.DeleteFunc(slices.Clone(arms), func(a string) bool { return a == record.Direct || a == record.AA })
+	if len(others) > 0 {
+		return others
 	}
-	validBlocks, at := map[armAt]int{}, map[armAt]factors{}
-	var order []armAt
+	return arms
+}
+
+// headline reports whether answers speak of a metric. Records of Tare before 0.2 do not say of which they do: there it is any.
+func headline(run record.Run, metric string) bool {
+	return len(run.Headline) == 0 || slices.Contains(run.Headline, metric)
+}
+
+// whyNothing says of each arm that the run is about, at each level, how many of its trials were lost and by what most were.
+func (s *Summary) whyNothing(run record.Run, t *table) []string {
+	type place struct {
+		arm string
+		at  factors
+	}
+	var places []place
+	seen := map[levelArm]bool{}
+	add := func(arm string, of map[string]string) {
+		at := factors(of)
+		if at == nil {
+			at = factors{}
+		}
+		if k := (levelArm{at.key(), arm}); t.done[k] > 0 && !seen[k] && slices.Contains(askedArms(run, t), arm) {
+			seen[k] = true
+			places = append(places, place{arm, at})
+		}
+	}
 	for _, p := range run.Plan {
-		f := factors(p.Factors)
-		k := armAt{p.Arm, f.key()}
-		if _, seen := validBlocks[k]; !seen {
-			order = append(order, k)
-			validBlocks[k], at[k] = 0, f
-		}
-		if _, ok := t.cells[cell{k.level, p.Arm, p.Block}]; ok {
-			validBlocks[k]++
-		}
+		add(p.Arm, p.Factors)
 	}
-	slices.SortFunc(order, func(a, b armAt) int {
-		if c := CompareArms(a.arm, b.arm); c != 0 {
-			return c
-		}
-		return compareFactors(at[a], at[b])
-	})
-	for _, k := range order {
-		if n := validBlocks[k]; n < stats.MinBlocks {
-			s.InvalidReasons = append(s.InvalidReasons, fmt.Sprintf("arm %s%s has %d valid blocks, and an interval needs %d%s",
-				k.arm, at[k].phrase(" at "), n, stats.MinBlocks, s.commonest(k.arm, at[k])))
-		}
+	for _, x := range s.Trials.Excluded { // of a record without a plan
+		add(x.Arm, x.Factors)
 	}
+	slices.SortFunc(places, func(a, b place) int { return cmp.Or(CompareArms(a.arm, b.arm), compareFactors(a.at, b.at)) })
+	var reasons []string
+	for _, p := range places {
+		lost := 0
+		for _, x := range s.Trials.Excluded {
+			if x.Arm == p.arm && factors(x.Factors).key() == p.at.key() {
+				lost++
+			}
+		}
+		of := t.done[levelArm{p.at.key(), p.arm}]
+		text := fmt.Sprintf("arm %s%s lost %d of %d trials", p.arm, p.at.phrase(" at "), lost, of)
+		if left := of - lost; plannedBlocks(run) >= stats.MinBlocks && left < stats.MinBlocks {
+			text += fmt.Sprintf(", and an interval needs %d", stats.MinBlocks)
+		}
+		reasons = append(reasons, text+s.commonest(p.arm, p.at))
+	}
+	if len(reasons) == 0 {
+		reasons = append(reasons, "nothing was measured that the answer speaks of")
+	}
+	return reasons
 }
 
 // commonest is the reason that most trials were lost for, of one arm at one level or of all; its message says what to change.

@@ -53,9 +53,16 @@ func newRun() *cobra.Command {
 with fresh processes in control groups of their own, and prints the answer with its intervals. The run directory keeps every trial; 'tare report'
 reads it again.
 
+A trial that the hypervisor, a neighbour or the load generator spoiled is run again in its block, within the budget of the spec. What a trial
+cannot tell for that reason is left out, and nothing else of it; the run is invalid (exit code 4) only when nothing is left that was asked.
+
+With --precision the run goes on, in whole blocks, until the intervals are so narrow: half their width, as a part of the value, and of a difference
+as a part of the baseline's value. With --until alone it goes on until the time is up. Neither looks at whether a difference is resolved.
+
 Ctrl-C ends the run early: the trial under way is taken down, what was measured is kept and reported as partial, and the exit code is 4.`,
 		Example: `  tare run quickstart
   tare run quickstart --blocks 12 --set rate=500,1000,2000
+  tare run quickstart --precision 5% --until 20m
   tare run my-experiment.yaml --quick --out /tmp/my-run`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -83,6 +90,8 @@ Ctrl-C ends the run early: the trial under way is taken down, what was measured 
 	}
 	c.Flags().StringVar(&f.out, "out", "", "run directory; default tare-run-NAME-TIME here")
 	c.Flags().IntVar(&f.overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
+	c.Flags().StringVar(&f.overrides.Precision, "precision", "", "go on until intervals are so narrow, such as 5%, instead of the spec's blocks")
+	c.Flags().DurationVar(&f.overrides.Until, "until", 0, "begin no block after so long, such as 10m; with --precision 30m by default")
 	c.Flags().Uint64Var(&f.seed, "seed", 0, "seed of the order of trials and of the arrivals; default: a new one, which is recorded")
 	c.Flags().BoolVar(&f.overrides.Quick, "quick", false, "the short form of the experiment")
 	c.Flags().IntVar(&f.overrides.SampleHz, "hz", 0, "samples per second and CPU, instead of the spec's")
@@ -200,7 +209,14 @@ func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (er
 	if gathered != nil {
 		machine.Nodes, machine.NodeShare = gathered, nodeShare(nodes)
 	}
-	trials, runErr := experiment.Run(ctx, machine, s, r, w, p.say)
+	runner := &experiment.Runner{Machine: machine, Spec: s, Record: &r, Writer: w, Progress: p.say, Enough: func(trials []record.Trial) (bool, string) {
+		enough, why, err := analysis.Enough(r, trials)
+		if err != nil {
+			return false, err.Error()
+		}
+		return enough, why
+	}}
+	trials, runErr := runner.Run(ctx)
 	p.done()
 	return conclude(out, w, r, trials, runErr)
 }
@@ -220,6 +236,15 @@ func newRecord(s *experiment.Spec, f runFlags, layout *cgroup.Layout) (record.Ru
 		Experiment: s.Name, Question: s.Question, Spec: spec, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks, Plan: experiment.Plan(s, f.seed),
 		Started: now, Version: version.Version, Build: version.Build(), Environment: environment(layout),
 		Command: again(os.Args[1:]),
+	}
+	r.Headline, r.Until = experiment.Headlines(), s.Until.Seconds()
+	if s.Precision != nil {
+		r.Precision = &record.Precision{Target: s.Precision.Target, Metrics: s.PreciseMetrics()}
+	}
+	if s.Open() {
+		first := *s
+		first.Blocks = 1 // the run adds the others
+		r.Blocks, r.Plan = 1, experiment.Plan(&first, f.seed)
 	}
 	if !f.seeded {
 		r.Command = append(r.Command, "--seed="+strconv.FormatUint(f.seed, 10))
@@ -298,7 +323,12 @@ func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 	if !experiment.Interrupted(err) {
 		return err
 	}
-	whole := slices.DeleteFunc(slices.Clone(trials), func(t record.Trial) bool { return t.Validity.Failed != "" })
+	whole := map[int]bool{}
+	for _, t := range trials {
+		if t.Validity.Failed == "" {
+			whole[t.Index] = true
+		}
+	}
 	return fault.New(fault.Invalid, dir, "'tare report "+dir+"' shows what there is", "interrupted: the run is partial, with %d of %d trials", len(whole), len(r.Plan))
 }
 
@@ -316,11 +346,27 @@ func newProgress(f *os.File, s *experiment.Spec, r record.Run, dir string) *prog
 	for _, arm := range slices.Sorted(maps.Keys(r.Absent)) {
 		fmt.Fprintf(f, "%s: the arm %s is left out: %s\n", s.Name, arm, r.Absent[arm])
 	}
-	fmt.Fprintf(f, "%s: %s in %s, about %s, into %s\n", s.Name, counted(len(r.Plan), "trial"), counted(r.Blocks, "block"), roughly(experiment.Estimate(s)), filepath.Clean(dir))
+	fmt.Fprintf(f, "%s: %s, into %s\n", s.Name, extent(s, r), filepath.Clean(dir))
 	if r.Nodes != nil && r.Nodes.Scaled != "" {
 		fmt.Fprintf(f, "%s: %s\n", s.Name, r.Nodes.Scaled)
 	}
 	return p
+}
+
+// extent is how long the run will be.
+func extent(s *experiment.Spec, r record.Run) string {
+	block := counted(len(r.Plan)/max(r.Blocks, 1), "trial")
+	switch {
+	case s.Precision != nil:
+		return fmt.Sprintf("blocks of %s until intervals are within %.3g %%, at most about %s", block, 100*s.Precision.Target, roughly(s.Until))
+	case s.Open():
+		return fmt.Sprintf("blocks of %s for about %s", block, roughly(s.Until))
+	}
+	text := fmt.Sprintf("%s in %s, about %s", counted(len(r.Plan), "trial"), counted(r.Blocks, "block"), roughly(experiment.Estimate(s)))
+	if s.Repeat > 0 {
+		text += fmt.Sprintf(" and at most %s more for trials that are spoiled", roughly(time.Duration(s.Repeat*float64(experiment.Estimate(s)))))
+	}
+	return text
 }
 
 // warn says once that another run is under way: its numbers and ours are not what they would be alone.
@@ -344,19 +390,34 @@ func (p *progress) say(at experiment.Progress) {
 	if t := at.Last; t != nil && t.Validity.Failed == "" {
 		if failed := experiment.FailedNodes(t); failed != "" {
 			p.clear()
-			fmt.Fprintf(p.w, "trial %d of %d (%s) failed at nodes: %s\n", at.Done, at.Total, t.Arm, printable(failed))
+			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), printable(failed))
 		}
 	}
 	if t := at.Last; t != nil && !t.Validity.Valid {
 		p.clear()
-		fmt.Fprintf(p.w, "trial %d of %d (%s) %s\n", at.Done, at.Total, t.Arm, whatIsWrong(t.Validity))
+		fmt.Fprintf(p.w, "%s %s\n", attemptOf(t, at), whatIsWrong(t.Validity))
 	}
-	if at.Done == at.Total {
+	if at.Next.Arm == "" {
 		return
 	}
 	n := at.Next
+	trial := fmt.Sprintf("trial %d", n.Index+1)
 	where := fmt.Sprintf("block %d of %d", n.Block+1, at.Blocks)
 	left := roughly(at.Left) + " left"
+	if at.Open {
+		where, left = fmt.Sprintf("block %d", n.Block+1), "at most "+left
+		if at.Look > 0 {
+			left += fmt.Sprintf(", looked at after block %d", at.Look)
+		}
+		if at.Why != "" {
+			left += "; " + at.Why
+		}
+	} else {
+		trial += fmt.Sprintf(" of %d", at.Total)
+	}
+	if at.Attempt > 0 {
+		trial += " again"
+	}
 	switch {
 	case p.terminal:
 		arm := n.Arm
@@ -364,22 +425,54 @@ func (p *progress) say(at experiment.Progress) {
 			arm += ", " + level
 		}
 		p.clear()
-		fmt.Fprintf(p.w, "trial %d of %d, %s: %s; %s", at.Done+1, at.Total, where, arm, left)
+		fmt.Fprintf(p.w, "%s, %s: %s; %s", trial, where, arm, left)
 	case n.Block != p.block:
-		fmt.Fprintf(p.w, "%s, trial %d of %d; %s\n", where, at.Done+1, at.Total, left)
+		fmt.Fprintf(p.w, "%s, %s; %s\n", where, trial, left)
 	}
 	p.block = n.Block
 }
 
+// attemptOf names an attempt at a trial.
+func attemptOf(t *record.Trial, at experiment.Progress) string {
+	text := fmt.Sprintf("trial %d of %d (%s)", t.Index+1, at.Total, t.Arm)
+	if at.Open {
+		text = fmt.Sprintf("trial %d (%s)", t.Index+1, t.Arm)
+	}
+	if t.Attempt > 0 {
+		text += fmt.Sprintf(", attempt %d,", t.Attempt+1)
+	}
+	return text
+}
+
+// whatIsWrong says which gates a trial tripped, who did it, and what it cannot tell for that.
 func whatIsWrong(v record.Validity) string {
 	if v.Failed != "" {
 		return "failed: " + v.Failed
 	}
 	var messages []string
+	voids, all := map[string]bool{}, false
 	for _, r := range v.Reasons {
-		messages = append(messages, r.Message)
+		text := r.Message
+		if r.CauseShare != nil {
+			text += fmt.Sprintf(" (%s: %.0f %% of the CPU time)", r.Cause, 100**r.CauseShare)
+		} else if r.Cause != "" {
+			text += fmt.Sprintf(" (cause: %s)", r.Cause)
+		}
+		messages = append(messages, text)
+		all = all || r.Voids == nil
+		for _, m := range r.Voids {
+			voids[m] = true
+		}
 	}
-	return "is invalid: " + strings.Join(messages, "; ")
+	what := "is invalid: "
+	switch {
+	case all:
+	case len(voids) == 0:
+		what = "tripped a gate, and all its metrics stand: "
+	default:
+		what = fmt.Sprintf("cannot tell %s: ", counted(len(voids), "metric"))
+	}
+	return what + strings.Join(messages, "; ")
 }
 
 // clear takes back the line that changes.

@@ -11,74 +11,96 @@ import (
 	"tare/internal/load"
 	"tare/internal/load/connect/generation"
 	"tare/internal/record"
+	"tare/internal/role"
 )
 
-// judge holds a trial against the gates of its spec and gives those that it tripped.
+// trip is a gate that a trial tripped. Its cause, and what it voids, are settled once all are known.
+type trip struct {
+	gate *Gate
+	record.Reason
+}
+
+func tripped(g *Gate, seen, allowed float64, format string, args ...any) trip {
+	return trip{g, record.Reason{Gate: g.Name, Seen: seen, Allowed: allowed, Message: fmt.Sprintf(format, args...)}}
+}
+
+// judge holds a trial against the gates of its spec and gives those that it tripped: who tripped each, and which of the metrics that the trial
+// has it voids.
 func (m *measurement) judge() []record.Reason {
-	var reasons []record.Reason
+	return m.reasons(m.trips(), m.values(), m.counts())
+}
+
+// trips holds a trial against the gates of its spec.
+func (m *measurement) trips() []trip {
+	var trips []trip
 	for _, name := range slices.Sorted(maps.Keys(m.loads)) {
 		if part := m.spec.Loads[name]; part != nil && part.Kind.watches {
-			reasons = append(reasons, m.judgeProbe(name, m.loads[name])...)
+			trips = append(trips, m.judgeProbe(name, m.loads[name])...)
 			continue
 		}
 		if part := m.spec.Loads[name]; part != nil && part.Kind.execs {
-			reasons = append(reasons, m.judgeExec(name, m.loads[name])...)
+			trips = append(trips, m.judgeExec(name, m.loads[name])...)
 			continue
 		}
 		if _, judges := m.loads[name].Counts[generation.Judged]; judges {
-			reasons = append(reasons, judgeConnect(name, m.loads[name])...)
+			trips = append(trips, judgeConnect(name, m.loads[name])...)
 			continue
 		}
-		j := judgeLoad{name: name, r: m.loads[name], part: m.spec.Loads[name], gates: m.spec.Gates}
+		j := judgeLoad{name: name, r: m.loads[name], part: m.spec.Loads[name], gates: m.spec.Gates, stalls: stallsOf(m.ledger, m.tree, m.shared)}
 		j.rate()
 		j.errors()
 		j.drain()
 		j.lag()
+		j.lagRunning()
 		j.generator()
 		j.connections()
 		j.drift()
-		reasons = append(reasons, j.reasons...)
+		trips = append(trips, j.trips...)
 	}
 	if m.work != nil {
 		j := judgeLoad{name: "the subject", r: *m.work, gates: m.spec.Gates, works: true}
 		j.work()
 		j.errors()
 		j.drift()
-		reasons = append(reasons, j.reasons...)
+		trips = append(trips, j.trips...)
 	}
-	return slices.Concat(reasons, m.judgeEvents(), m.throttled(), m.held())
+	return slices.Concat(trips, m.judgeEvents(), m.throttled(), m.held())
 }
 
 // judgeLoad judges one load.
 type judgeLoad struct {
-	name    string
-	r       load.Result
-	part    *Part
-	gates   Options
-	works   bool // it is no load, but the work of a subject
-	reasons []record.Reason
+	name  string
+	r     load.Result
+	part  *Part
+	gates Options
+	works bool // it is no load, but the work of a subject
+	trips []trip
+
+	stalls role.Stalls // of the machine, in the window
 }
 
-func (j *judgeLoad) trip(gate string, seen, allowed float64, format string, args ...any) {
-	j.reasons = append(j.reasons, record.Reason{Gate: gate, Seen: seen, Allowed: allowed, Message: j.name + ": " + fmt.Sprintf(format, args...)})
+func (j *judgeLoad) trip(g *Gate, seen, allowed float64, format string, args ...any) {
+	t := tripped(g, seen, allowed, format, args...)
+	t.Message = j.name + ": " + t.Message
+	j.trips = append(j.trips, t)
 }
 
 // rate: an open load must have its requests answered within the window, save those that were naturally under way when it closed.
 func (j *judgeLoad) rate() {
 	if j.r.Mode != load.Open {
 		if j.r.Done == 0 {
-			j.trip("rate", 0, 1, "not one request was answered; see the errors of the trial")
+			j.trip(gateIdle, 0, 1, "not one request was answered; see the errors of the trial")
 		}
 		return
 	}
 	if j.r.Intended == 0 {
-		j.trip("rate", 0, 1, "no request was intended in the window; raise the rate or the duration")
+		j.trip(gateIdle, 0, 1, "no request was intended in the window; raise the rate or the duration")
 		return
 	}
-	late := max(j.r.Late-j.underWay(), 0)
+	late := max(j.r.Late-j.underWay()-j.heldUp(), 0)
 	seen := float64(j.r.Done-late) / float64(j.r.Intended)
 	if allowed := j.gates.float("rate"); seen < allowed {
-		j.trip("rate", seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; lower the rate or give the load more connections",
+		j.trip(gateRate, seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; lower the rate or give the load more connections",
 			100*seen, 100*allowed)
 	}
 }
@@ -86,7 +108,7 @@ func (j *judgeLoad) rate() {
 // work: a subject that works by itself must have done some. It has neither a rate to keep nor a generator beside it.
 func (j *judgeLoad) work() {
 	if j.r.Done == 0 {
-		j.trip("rate", 0, 1, "no piece of its work began in the window; lengthen the duration")
+		j.trip(gateIdle, 0, 1, "no piece of its work began in the window; lengthen the duration")
 	}
 }
 
@@ -101,13 +123,28 @@ func (j *judgeLoad) underWay() int64 {
 	return min(int64(math.Ceil(n)), int64(j.r.Connections))
 }
 
+// heldUp is how many requests the window closed upon because the machine stood still just then: those that were due since its last stall
+// began, if the window ends in the stall or before as much time again has passed, in which the queue drains. They were answered
+// all the same, or other gates speak.
+func (j *judgeLoad) heldUp() int64 {
+	if len(j.stalls.Spans) == 0 {
+		return 0
+	}
+	last := j.stalls.Spans[len(j.stalls.Spans)-1] // Spans are in order and apart
+	from, to := last[0], min(last[1], j.stalls.To)
+	if j.stalls.To > to+(to-from) {
+		return 0
+	}
+	return int64(math.Ceil(j.r.TargetRate * float64(j.stalls.To-from) / 1e9))
+}
+
 func (j *judgeLoad) errors() {
 	n := int64(0)
 	for _, c := range j.r.Errors {
 		n += c
 	}
 	if seen, allowed := ratio(n, j.r.Intended), j.gates.float("errors"); seen > allowed {
-		j.trip("errors", seen, allowed, "%d of %d requests failed (%s); lower the rate, or see what the application says", n, j.r.Intended, errorKinds(j.r.Errors))
+		j.trip(gateErrors, seen, allowed, "%d of %d requests failed (%s); lower the rate, or see what the application says", n, j.r.Intended, errorKinds(j.r.Errors))
 	}
 }
 
@@ -124,7 +161,7 @@ func errorKinds(errors map[string]int64) string {
 
 func (j *judgeLoad) drain() {
 	if seen, allowed := ratio(j.r.Unfinished, j.r.Intended), j.gates.float("errors"); seen > allowed {
-		j.trip("drain", seen, allowed, "%d of %d requests were still without an answer after the drain; lower the rate", j.r.Unfinished, j.r.Intended)
+		j.trip(gateDrain, seen, allowed, "%d of %d requests were still without an answer after the drain; lower the rate", j.r.Unfinished, j.r.Intended)
 	}
 }
 
@@ -142,7 +179,7 @@ func (j *judgeLoad) lag() {
 	}
 	seen, allowed := time.Duration(h.ValueAtQuantile(99)), j.gates.duration("lag")
 	if seen > allowed {
-		j.trip("lag", seen.Seconds(), allowed.Seconds(), "the generator started the 99th percentile of requests %v late, and %v is allowed; lower the rate or give the load a CPU of its own",
+		j.trip(gateLag, seen.Seconds(), allowed.Seconds(), "the generator started the 99th percentile of requests %v late, and %v is allowed; lower the rate or give the load a CPU of its own",
 			seen.Round(time.Microsecond), allowed)
 	}
 }
@@ -152,7 +189,7 @@ func (j *judgeLoad) generator() {
 		return
 	}
 	if seen, allowed := j.r.CPUSeconds/(j.r.CPUs*j.r.Seconds), j.gates.float("generator_cpu"); seen > allowed {
-		j.trip("generator-cpu", seen, allowed, "the generator used %.0f %% of its CPUs, and %g %% is allowed; lower the rate or give it more threads", 100*seen, 100*allowed)
+		j.trip(gateGenerator, seen, allowed, "the generator used %.0f %% of its CPUs, and %g %% is allowed; lower the rate or give it more threads", 100*seen, 100*allowed)
 	}
 }
 
@@ -161,13 +198,13 @@ func (j *judgeLoad) connections() {
 		return
 	}
 	if seen, allowed := ratio(int64(j.r.MaxConnections), int64(j.r.Connections)), j.gates.float("connections"); seen < allowed {
-		j.trip("connections", seen, allowed, "%d of %d connections were open at once; ask for fewer", j.r.MaxConnections, j.r.Connections)
+		j.trip(gateConnections, seen, allowed, "%d of %d connections were open at once; ask for fewer", j.r.MaxConnections, j.r.Connections)
 	}
 }
 
 // throttled: a group whose CPU nobody limited must not have been held back, by a limit above it for instance.
-func (m *measurement) throttled() []record.Reason {
-	var reasons []record.Reason
+func (m *measurement) throttled() []trip {
+	var trips []trip
 	limited := map[string]bool{}
 	for _, sec := range m.spec.sections() {
 		for name, p := range sec.parts {
@@ -182,9 +219,9 @@ func (m *measurement) throttled() []record.Reason {
 			continue
 		}
 		if seen, allowed := *g.ThrottledSeconds, m.spec.Gates.duration("throttled"); seen > allowed.Seconds() {
-			reasons = append(reasons, record.Reason{Gate: "throttled", Seen: seen, Allowed: allowed.Seconds(),
-				Message: fmt.Sprintf("%s was throttled for %.3f s, and no CPU limit was asked for it; raise the limit of the group that tare runs in", g.Path, seen)})
+			trips = append(trips, tripped(gateThrottled, seen, allowed.Seconds(),
+				"%s was throttled for %.3f s, and no CPU limit was asked for it; raise the limit of the group that tare runs in", g.Path, seen))
 		}
 	}
-	return reasons
+	return trips
 }

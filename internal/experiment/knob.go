@@ -17,6 +17,7 @@ const (
 	TypeDuration Type = "duration" // 300ms, 2s, 0s
 	TypeCount    Type = "count"    // a whole number
 	TypeNumber   Type = "number"   // any decimal number
+	TypePart     Type = "part"     // 5%, or 0.05
 	TypeBytes    Type = "bytes"    // 128, 64KiB, 10MB
 	TypeSwitch   Type = "switch"   // true or false
 	TypeWord     Type = "word"     // one of Words
@@ -63,6 +64,17 @@ func (k Knob) Canonical(text string) (string, error) {
 			return "", fmt.Errorf("must be %s, not %q%s", strings.Join(append([]string{"a number"}, k.Words...), " or "), clip(text), didYouMean(text, k.Words))
 		}
 		return number(f), k.inRange(f, text, "")
+	case TypePart:
+		digits, percent := strings.CutSuffix(text, "%")
+		f, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
+		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+			return "", fmt.Errorf("must be a part, such as 5%% or 0.05, not %q", clip(text))
+		}
+		if !percent {
+			f *= 100
+		}
+		f = math.Round(1e9*f) / 1e9 // 0.07 is 7%, not 7.000000000000001%
+		return number(f) + "%", k.inRange(f/100, text, "")
 	case TypeBytes:
 		n, err := parseBytes(text)
 		if err != nil {
@@ -90,8 +102,11 @@ func (k Knob) Canonical(text string) (string, error) {
 
 func (k Knob) inRange(v float64, text, unit string) error {
 	show := number
-	if k.Type == TypeBytes {
+	switch k.Type {
+	case TypeBytes:
 		show = showBytes
+	case TypePart:
+		show = showPart
 	}
 	if v < k.Min {
 		return fmt.Errorf("must be at least %s%s, not %s", show(k.Min), unit, clip(text))
@@ -109,6 +124,8 @@ func (k Knob) mend() string {
 	switch k.Type {
 	case TypeBytes:
 		show = showBytes
+	case TypePart:
+		show = showPart
 	case TypeDuration:
 		unit = "s"
 	case TypeCount, TypeNumber:
@@ -139,6 +156,8 @@ func showBytes(n float64) string {
 	}
 	return number(n)
 }
+
+func showPart(f float64) string { return number(100*f) + "%" }
 
 func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
@@ -178,6 +197,12 @@ func (o Options) clone() Options {
 func (o Options) float(name string) float64 {
 	f, _ := strconv.ParseFloat(o[name], 64) // canonical, so only an unset option fails
 	return f
+}
+
+// part is the value of a part; 0 when it is not set.
+func (o Options) part(name string) float64 {
+	f, _ := strconv.ParseFloat(strings.TrimSuffix(o[name], "%"), 64) // canonical, so only an unset option fails
+	return f / 100
 }
 
 // args are the options as flags, in the order of the knobs.

@@ -287,7 +287,7 @@ func TestSpecPage(t *testing.T) {
 			t.Errorf("docs/spec.md does not have the key %s", key)
 		}
 	}
-	tables := map[string][]Knob{"times": append(timeKnobs, samplingKnob, statisticsKnob), "limits": limitKnobs, "gates": gateKnobs}
+	tables := map[string][]Knob{"times": slices.Concat(timeKnobs, []Knob{samplingKnob, statisticsKnob, repeatKnob, precisionKnob, untilKnob}), "limits": limitKnobs, "gates": gateKnobs}
 	for section, kinds := range map[string][]*Kind{"application": Applications, "load": Loads, "subject": Subjects} {
 		for _, k := range kinds {
 			tables[section+" "+k.Name] = k.Knobs
@@ -319,7 +319,7 @@ func knobRow(k Knob) string {
 
 // TestKnobDefaultsAreCanonical: a default is taken as it stands, so it must be what Canonical would make of it.
 func TestKnobDefaultsAreCanonical(t *testing.T) {
-	all := slices.Concat(timeKnobs, []Knob{samplingKnob}, limitKnobs, gateKnobs)
+	all := slices.Concat(timeKnobs, []Knob{samplingKnob, repeatKnob, precisionKnob, untilKnob}, limitKnobs, gateKnobs)
 	for _, kinds := range [][]*Kind{Applications, Loads, Subjects} {
 		for _, k := range kinds {
 			all = append(all, k.Knobs...)

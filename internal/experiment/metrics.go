@@ -20,6 +20,15 @@ type Metric struct {
 	Unit   string
 	Better string // lower or higher; empty where neither is
 	How    string // how it is got; for docs/metrics.md
+	Needs  []Need // what of a trial it depends on: a gate that breaks one voids the metric; never nil
+
+	Headline bool // answers speak of it, so a run that goes on until it is precise looks at it
+	Tail     bool // it is of the slowest part of what was seen, for which intervals stay wide
+	Outcome  bool // what a subject that is too slow shows in: its own slowness does not void it
+
+	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that tells it need not
+	// be run again for this one.
+	Instead string
 
 	value func(*measurement) (float64, bool) // false: this trial cannot tell, and the metric is left out
 	count func(*measurement) (in, of int)    // instead of value, for a part that is pooled over trials
@@ -60,38 +69,38 @@ type object struct {
 const noSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
 
 // Metrics are all metrics, in the order of docs/metrics.md.
-var Metrics = slices.Concat(coreMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics, pushMetrics, connectMetrics, traceMetrics, nodeMetrics)
+var Metrics = slices.Concat(coreMetrics, runningMetrics, limitMetrics, probeMetrics, memoryMetrics, storeMetrics, pushMetrics, connectMetrics, traceMetrics, nodeMetrics)
 
 var coreMetrics = []Metric{
-	latency(load.Latency, 0.5, "p50", "from the intended start of a request until its answer was read"),
-	latency(load.Latency, 0.9, "p90", "from the intended start of a request until its answer was read"),
-	latency(load.Latency, 0.99, "p99", "from the intended start of a request until its answer was read"),
-	latency(load.Latency, 0.999, "p999", "from the intended start of a request until its answer was read"),
-	latency(load.Connect, 0.5, "p50", "for a connection to be made"),
-	latency(load.Connect, 0.99, "p99", "for a connection to be made"),
-	latency(load.Lag, 0.5, "p50", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
-	latency(load.Lag, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
-	latency(load.OwnLag, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free"),
-	latency(load.OwnLag, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free"),
-	{Name: "throughput_per_second", Unit: "per second", Better: "higher", How: "Requests of all loads that were answered without error, per second of the window.", value: func(m *measurement) (float64, bool) {
+	orRunning(latency(load.Latency, needLatency, 0.5, "p50", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, needLatency, 0.9, "p90", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, needLatency, 0.99, "p99", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, needLatency, 0.999, "p999", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Connect, needLatency, 0.5, "p50", "for a connection to be made")),
+	orRunning(latency(load.Connect, needLatency, 0.99, "p99", "for a connection to be made")),
+	latency(load.Lag, needNothing, 0.5, "p50", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
+	latency(load.Lag, needNothing, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
+	orRunning(latency(load.OwnLag, needNothing, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free")),
+	orRunning(latency(load.OwnLag, needNothing, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free")),
+	{Name: "throughput_per_second", Unit: "per second", Better: "higher", Needs: needThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window.", value: func(m *measurement) (float64, bool) {
 		return m.sum(func(r load.Result) float64 { return r.Rate }), len(m.loads) > 0
 	}},
-	{Name: "error_ratio", Unit: "ratio", Better: "lower", How: "Requests that failed or stayed unanswered, of those intended.", value: func(m *measurement) (float64, bool) {
+	{Name: "error_ratio", Unit: "ratio", Better: "lower", Needs: needNothing, Outcome: true, How: "Requests that failed or stayed unanswered, of those intended.", value: func(m *measurement) (float64, bool) {
 		intended := m.sum(func(r load.Result) float64 { return float64(r.Intended) })
 		return m.sum(func(r load.Result) float64 { return float64(failed(r)) }) / intended, intended > 0
 	}},
-	{Name: "bpf_seconds_per_connection", Unit: "s", Better: "lower", How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + noSubject, value: per((*measurement).bpfRate, (*measurement).connectionRate)},
-	{Name: "bpf_seconds_per_request", Unit: "s", Better: "lower", How: "Run time of the subject's eBPF programs, per request answered. Left out where each request has a connection of its own: it would say the same twice." + noSubject, value: per((*measurement).bpfRate, (*measurement).requestRate)},
-	{Name: "bpf_client_share", Unit: "ratio", How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all samples of its programs, pooled over the trials of an arm. Left out below 25 samples.",
+	{Name: "bpf_seconds_per_connection", Unit: "s", Better: "lower", Needs: needCost, Headline: true, How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + noSubject, value: per((*measurement).bpfRate, (*measurement).connectionRate)},
+	{Name: "bpf_seconds_per_request", Unit: "s", Better: "lower", Needs: needRequestCost, Headline: true, How: "Run time of the subject's eBPF programs, per request answered. Left out where each request has a connection of its own: it would say the same twice." + noSubject, value: per((*measurement).bpfRate, (*measurement).requestRate)},
+	{Name: "bpf_client_share", Unit: "ratio", Needs: needSamples, How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all samples of its programs, pooled over the trials of an arm. Left out below 25 samples.",
 		count: func(m *measurement) (in, of int) { return m.bpfSamples("load") }},
-	{Name: "bpf_server_share", Unit: "ratio", How: "The same for the groups of the applications (the servers).",
+	{Name: "bpf_server_share", Unit: "ratio", Needs: needSamples, How: "The same for the groups of the applications (the servers).",
 		count: func(m *measurement) (in, of int) { return m.bpfSamples("app") }},
-	{Name: "cpu_seconds_per_connection", Unit: "s", Better: "lower", How: "CPU time of the trial's control group, which holds applications, loads and subject, per connection that the loads opened. eBPF programs that run in their tasks are inside.", value: per((*measurement).cpuRate, (*measurement).connectionRate)},
-	{Name: "cpu_seconds_per_request", Unit: "s", Better: "lower", How: "The same per request answered.", value: per((*measurement).cpuRate, (*measurement).requestRate)},
-	{Name: "map_bytes", Unit: "B", Better: "lower", How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger names." + noSubject, value: (*measurement).mapBytes},
-	{Name: "memory_hard_bytes", Unit: "B", Better: "lower", How: "Of the subject's control group at the end of the window: anon + shmem + kernel - reclaimable slab." + noSubject, value: memory(func(m *ledger.Memory) *int64 { return m.Hard })},
-	{Name: "memory_soft_bytes", Unit: "B", Better: "lower", How: "Of the subject's control group at the end of the window: file - shmem + reclaimable slab." + noSubject, value: memory(func(m *ledger.Memory) *int64 { return m.Soft })},
-	{Name: "start_seconds", Unit: "s", Better: "lower", How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject.", value: func(m *measurement) (float64, bool) { return m.start, m.subject != nil }},
+	{Name: "cpu_seconds_per_connection", Unit: "s", Better: "lower", Needs: needCost, Headline: true, How: "CPU time of the trial's control group, which holds applications, loads and subject, per connection that the loads opened. eBPF programs that run in their tasks are inside.", value: per((*measurement).cpuRate, (*measurement).connectionRate)},
+	{Name: "cpu_seconds_per_request", Unit: "s", Better: "lower", Needs: needRequestCost, Headline: true, How: "The same per request answered.", value: per((*measurement).cpuRate, (*measurement).requestRate)},
+	{Name: "map_bytes", Unit: "B", Better: "lower", Needs: needMemory, Headline: true, How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger names." + noSubject, value: (*measurement).mapBytes},
+	{Name: "memory_hard_bytes", Unit: "B", Better: "lower", Needs: needMemory, Headline: true, How: "Of the subject's control group at the end of the window: anon + shmem + kernel - reclaimable slab." + noSubject, value: memory(func(m *ledger.Memory) *int64 { return m.Hard })},
+	{Name: "memory_soft_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "Of the subject's control group at the end of the window: file - shmem + reclaimable slab." + noSubject, value: memory(func(m *ledger.Memory) *int64 { return m.Soft })},
+	{Name: "start_seconds", Unit: "s", Better: "lower", Needs: needRest, How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject.", value: func(m *measurement) (float64, bool) { return m.start, m.subject != nil }},
 }
 
 // values are the metrics that this trial can tell. One whose source is null is absent, never 0.
@@ -122,9 +131,15 @@ func (m *measurement) counts() map[string]record.Count {
 	return counts
 }
 
-func latency(histogram string, q float64, quantile, what string) Metric {
+// orRunning is a metric of all requests that has a twin of those that no stall of the machine touched (runningMetrics).
+func orRunning(m Metric) Metric {
+	m.Instead = strings.Replace(m.Name, "_p", "_running_p", 1)
+	return m
+}
+
+func latency(histogram string, needs []Need, q float64, quantile, what string) Metric {
 	return Metric{
-		Name: histogram + "_" + quantile + "_seconds", Unit: "s", Better: "lower",
+		Name: histogram + "_" + quantile + "_seconds", Unit: "s", Better: "lower", Needs: needs, Headline: histogram == load.Latency && quantile != "p90", Tail: q > 0.5,
 		How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer than %g requests lie beyond it.",
 			what, quantile, stats.MinBeyond(q)),
 		value: func(m *measurement) (float64, bool) {
@@ -328,6 +343,17 @@ func memory(part func(*ledger.Memory) *int64) func(*measurement) (float64, bool)
 	}
 }
 
+func needWords(needs []Need) string {
+	if len(needs) == 0 {
+		return "-"
+	}
+	words := make([]string, len(needs))
+	for i, n := range needs {
+		words[i] = string(n)
+	}
+	return strings.Join(words, ", ")
+}
+
 // WriteMetrics writes docs/metrics.md.
 func WriteMetrics(w io.Writer) error {
 	var b strings.Builder
@@ -337,15 +363,33 @@ One value for each trial, in the "metrics" of its line in trials.jsonl. A name e
 whose source this machine does not have is absent, never 0. This page is made from the definitions in the source
 (internal/experiment/metrics.go).
 
-| metric | unit | better | how |
-|---|---|---|---|
+A metric needs certain things of its trial. A gate that was tripped breaks some of them, and the trial then cannot tell the metrics that have
+one of these needs; all others of the same trial stand. Answers speak of the metrics marked with *; a run with a precision ends by those
+of them that are not quantiles above the median or pooled over trials.
+
+| gate | breaks | for |
+|---|---|---|
+`)
+	for _, g := range Gates {
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", g.Name, needWords(g.Breaks), g.Why)
+	}
+	b.WriteString(`
+When the subject itself tripped the gate, for it was too slow and nobody else disturbed the machine, that is a result: its throughput and
+the part of its requests that failed stand.
+
+| metric | unit | better | needs | how |
+|---|---|---|---|---|
 `)
 	for _, m := range Metrics {
 		better := m.Better
 		if better == "" {
 			better = "-"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, m.Unit, better, m.How)
+		mark := ""
+		if m.Headline {
+			mark = " *"
+		}
+		fmt.Fprintf(&b, "| `%s`%s | %s | %s | %s | %s |\n", m.Name, mark, m.Unit, better, needWords(m.Needs), m.How)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

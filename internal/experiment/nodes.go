@@ -104,6 +104,7 @@ type Nodes interface {
 type nodeJob struct {
 	Spec    json.RawMessage     `json:"spec"` // resolved, at the trial's level
 	Planned record.PlannedTrial `json:"planned"`
+	Attempt int                 `json:"attempt,omitempty"`
 	Seed    uint64              `json:"seed"` // of the trial's arrivals; each node takes its own from it
 }
 
@@ -146,6 +147,9 @@ func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 	p := &pooled{spec: x.spec, trial: t, tells: x.machine.Nodes.Group() != "" && x.late <= x.edgeAllowed()}
+	if group := x.machine.Nodes.Group(); group != "" {
+		p.outside = disturbanceOf(t.Ledger, group, os.Getpid())
+	}
 	p.gather()
 	t.Validity.Reasons = p.judge()
 	t.Validity.Valid = len(t.Validity.Reasons) == 0
@@ -171,7 +175,7 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 		return fmt.Errorf("having nodes join again: %w", err)
 	}
 	lap("join")
-	data, err := x.job(t.PlannedTrial)
+	data, err := x.job(t.PlannedTrial, t.Attempt)
 	if err != nil {
 		return err
 	}
@@ -183,7 +187,7 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 	})
 	lap("drain")
 	for _, o := range outcomes {
-		t.Nodes = append(t.Nodes, x.nodeTrial(o, t.PlannedTrial))
+		t.Nodes = append(t.Nodes, x.nodeTrial(o, t.PlannedTrial, t.Attempt))
 	}
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -213,14 +217,14 @@ func (x *nodesTrial) tail(arm string) time.Duration {
 }
 
 // job is the trial as a spec without factors, which a node can run.
-func (x *nodesTrial) job(p record.PlannedTrial) (json.RawMessage, error) {
+func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, error) {
 	s := *x.spec
 	s.Factors, s.Quick, s.Whole = nil, nil, defaults([]Knob{nodesKnob})
 	spec, err := json.Marshal(&s)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the spec for nodes: %w", err)
 	}
-	data, err := json.Marshal(nodeJob{Spec: spec, Planned: p, Seed: x.seed})
+	data, err := json.Marshal(nodeJob{Spec: spec, Planned: p, Attempt: attempt, Seed: x.seed})
 	if err != nil {
 		return nil, fmt.Errorf("encoding the trial for nodes: %w", err)
 	}
@@ -274,7 +278,7 @@ func (m Machine) others() []int {
 }
 
 // nodeTrial makes the record of one node's part out of what came of it. Half a record, or that of another trial, is none.
-func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial) record.NodeTrial {
+func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, attempt int) record.NodeTrial {
 	n := record.NodeTrial{Name: o.Name}
 	if o.Clock != nil {
 		n.ClockOffset, n.ClockError = new(o.Clock.Ahead.Nanoseconds()), new(o.Clock.Error.Nanoseconds())
@@ -294,7 +298,7 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial) r
 		n.Failed = cmp.Or(n.Failed, fmt.Sprintf("its record cannot be decoded: %v", err))
 		return n
 	}
-	if err := checkNodeRecord(r, planned); err != nil {
+	if err := checkNodeRecord(r, planned, attempt); err != nil {
 		n.Failed = cmp.Or(n.Failed, err.Error())
 		return n
 	}
@@ -317,13 +321,15 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial) r
 	return n
 }
 
-func checkNodeRecord(r nodeRecord, planned record.PlannedTrial) error {
+func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) error {
 	t := &r.Trial
 	switch {
 	case t.Schema != record.TrialSchema:
 		return fmt.Errorf("its record has the schema %q, not %q", clip(t.Schema), record.TrialSchema)
 	case t.Index != planned.Index || t.Arm != planned.Arm || t.Block != planned.Block:
 		return fmt.Errorf("its record is of trial %d (%s), not of %d (%s)", t.Index, clip(t.Arm), planned.Index, planned.Arm)
+	case t.Attempt != attempt:
+		return fmt.Errorf("its record is of attempt %d at trial %d, not of %d", t.Attempt, t.Index, attempt)
 	case t.Validity.Failed == "" && (t.Ledger == nil || t.Metrics == nil):
 		return errors.New("its record is half a record: it has neither failed nor a ledger and metrics")
 	}
@@ -342,10 +348,11 @@ func failedNodes(nodes []record.NodeTrial) int {
 
 // pooled makes one trial out of those of its nodes.
 type pooled struct {
-	spec  *Spec
-	trial *record.Trial
-	tells bool            // the trial's ledger is of the machine that all nodes share, and of the window
-	good  []*record.Trial // of the nodes that did not fail
+	spec    *Spec
+	trial   *record.Trial
+	tells   bool            // the trial's ledger is of the machine that all nodes share, and of the window
+	outside disturbance     // what others took of that machine; nothing where nodes have machines of their own
+	good    []*record.Trial // of the nodes that did not fail
 }
 
 func (p *pooled) whole() bool { return len(p.good) == len(p.trial.Nodes) }
@@ -414,7 +421,9 @@ func (p *pooled) events() *record.Events {
 func mergeResults(rs []load.Result) load.Result {
 	sum := load.Result{Generator: rs[0].Generator, Mode: rs[0].Mode, Arrivals: rs[0].Arrivals, Errors: map[string]int64{}, Histograms: map[string]string{}}
 	encoded := map[string][]string{}
+	var running []*load.Running
 	for _, r := range rs {
+		running = append(running, r.Running)
 		sum.Seconds = plus(sum.Seconds, r.Seconds/float64(len(rs)))
 		sum.TargetRate = plus(sum.TargetRate, r.TargetRate)
 		sum.Rate = plus(sum.Rate, r.Rate)
@@ -441,6 +450,7 @@ func mergeResults(rs []load.Result) load.Result {
 			sum.Counts[name] = plus(sum.Counts[name], v)
 		}
 	}
+	sum.Running = load.MergeRunning(running)
 	for name, texts := range encoded {
 		if h, err := stats.MergeEncoded(texts...); err == nil && h != nil {
 			_ = sum.SetHistogram(name, h) // one that cannot be encoded is not there, and neither are its quantiles
@@ -453,7 +463,7 @@ func mergeResults(rs []load.Result) load.Result {
 func plus(a, b float64) float64 { return max(-math.MaxFloat64, min(a+b, math.MaxFloat64)) }
 
 // Metrics that are of the loads alone: they come from the merged loads as they would from one machine's.
-var loadMetric = regexp.MustCompile(`^((latency|connect|lag|own_lag)_p[0-9]+_seconds|throughput_per_second|error_ratio)$`)
+var loadMetric = regexp.MustCompile(`^((latency|connect|lag|own_lag)(_running)?_p[0-9]+_seconds|throughput(_running)?_per_second|disturbed_share|error_ratio)$`)
 
 // machineMetric is of a whole machine. Nodes that share one cannot tell it, and the coordinator's ledger, which is of all of it, can.
 const machineMetric = "machine_cpu_seconds_per_kiloevent"
@@ -562,7 +572,8 @@ func (p *pooled) counts() map[string]record.Count {
 	return counts
 }
 
-// judge gives what the nodes' own gates found, one line for each gate, and that too many nodes failed.
+// judge gives what the nodes' own gates found, one line for each gate, and that too many nodes failed. What a gate voids at one node it voids
+// for all of them together.
 func (p *pooled) judge() []record.Reason {
 	var reasons []record.Reason
 	at := map[string]int{} // of reasons, by gate
@@ -572,8 +583,13 @@ func (p *pooled) judge() []record.Reason {
 			continue
 		}
 		for _, r := range n.Trial.Validity.Reasons {
-			if _, ok := at[r.Gate]; ok {
+			r = p.explained(r)
+			if i, ok := at[r.Gate]; ok {
 				more[r.Gate]++
+				reasons[i].Voids = union(reasons[i].Voids, r.Voids)
+				if reasons[i].Cause == ledger.Subject { // at one node at least it was not
+					reasons[i].Cause, reasons[i].CauseShare, reasons[i].Culprits = r.Cause, r.CauseShare, r.Culprits
+				}
 				continue
 			}
 			at[r.Gate] = len(reasons)
@@ -586,10 +602,50 @@ func (p *pooled) judge() []record.Reason {
 	}
 	failed, n := failedNodes(p.trial.Nodes), len(p.trial.Nodes)
 	if seen, allowed := float64(failed)/float64(n), p.spec.Gates.float(nodesKnob.Name); seen > allowed {
-		reasons = append(reasons, record.Reason{Gate: nodesKnob.Name, Seen: seen, Allowed: allowed,
-			Message: fmt.Sprintf("%d of %d nodes failed, and %g %% may; see what the trial's nodes say", failed, n, 100*allowed)})
+		t := tripped(gateNodes, seen, allowed, "%d of %d nodes failed, and %g %% may; see what the trial's nodes say", failed, n, 100*allowed)
+		reasons = append(reasons, reasonsOf([]trip{t}, p.outside, p.trial.Metrics, p.trial.Counts)...)
 	}
 	return reasons
+}
+
+// explained is a reason of one node as one of the trial. A node that shares its machine cannot see what others take of it; the coordinator can.
+func (p *pooled) explained(r record.Reason) record.Reason {
+	r.Voids = p.voids(r)
+	i := slices.IndexFunc(Gates, func(g *Gate) bool { return g.Name == r.Gate })
+	if by, _ := p.outside.by(); by == ledger.Unknown || i < 0 {
+		return r
+	}
+	again := reasonsOf([]trip{{Gates[i], r}}, p.outside, p.trial.Metrics, p.trial.Counts)[0]
+	if again.CauseShare == nil {
+		return r
+	}
+	if r.Cause == ledger.Subject { // whose gate spared what its slowness shows in
+		r.Voids = union(r.Voids, again.Voids)
+	}
+	r.Cause, r.CauseShare, r.Culprits = again.Cause, again.CauseShare, again.Culprits
+	return r
+}
+
+// voids are the metrics of all nodes together that a reason of one node voids: those that it voids there, and what is made of them here.
+func (p *pooled) voids(r record.Reason) []string {
+	voids := []string{}
+	for i := range Metrics {
+		name := Metrics[i].Name
+		_, value := p.trial.Metrics[name]
+		_, count := p.trial.Counts[name]
+		of := strings.TrimPrefix(name, "node_max_") // of one node's metric of that name
+		if (value || count) && (r.Voids == nil || slices.Contains(r.Voids, of)) && !(r.Voids == nil && len(Metrics[i].Needs) == 0) {
+			voids = append(voids, name)
+		}
+	}
+	slices.Sort(voids)
+	return voids
+}
+
+func union(a, b []string) []string {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // trim leaves out of the nodes' records what the trial's own has, and of its ledger what they have.
@@ -628,10 +684,10 @@ func (p *pooled) trim(agents string) {
 }
 
 var nodeMetrics = []Metric{
-	{Name: "nodes_failed", Unit: "nodes", Better: "lower", How: "Nodes at which the trial failed: they are in no other metric. Only of trials on nodes.", ofNodes: true, value: func(m *measurement) (float64, bool) {
+	{Name: "nodes_failed", Unit: "nodes", Better: "lower", Needs: needNothing, How: "Nodes at which the trial failed: they are in no other metric. Only of trials on nodes.", ofNodes: true, value: func(m *measurement) (float64, bool) {
 		return float64(failedNodes(m.nodes)), len(m.nodes) > 0
 	}},
-	{Name: "node_max_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", How: "The largest `cpu_seconds_per_kiloevent` of a node. Only of trials on nodes, and of tracers.", ofNodes: true, value: func(m *measurement) (most float64, ok bool) {
+	{Name: "node_max_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, How: "The largest `cpu_seconds_per_kiloevent` of a node. Only of trials on nodes, and of tracers.", ofNodes: true, value: func(m *measurement) (most float64, ok bool) {
 		for _, n := range m.nodes {
 			if n.Failed != "" {
 				continue
@@ -673,8 +729,8 @@ func (a NodeAgent) Run(ctx context.Context, job cluster.Job, barrier func(contex
 		return nil, err
 	}
 	m.Share = job.Share
-	r := nodeRecord{Trial: record.Trial{Schema: record.TrialSchema, PlannedTrial: j.Planned}}
-	x := &trial{machine: m, spec: s.copies(), index: j.Planned.Index, arm: j.Planned.Arm, dir: a.Dir, seed: a.seed(j.Seed)}
+	r := nodeRecord{Trial: record.Trial{Schema: record.TrialSchema, PlannedTrial: j.Planned, Attempt: j.Attempt}}
+	x := &trial{machine: m, spec: s.copies(), index: j.Planned.Index, attempt: j.Attempt, arm: j.Planned.Arm, dir: a.Dir, seed: a.seed(j.Seed)}
 	var begin int64
 	x.barrier = func(ctx context.Context) (int64, error) {
 		if a.Ready != nil {

@@ -75,7 +75,7 @@ func TestNodesKey(t *testing.T) {
 		t.Errorf("resolved, it has %d nodes: %s", again.nodes(), text)
 	}
 	x := &nodesTrial{spec: mustParse(t, nodesSpec+"factors: {rate: [50, 60], nodes: [2, 3]}\n").At(Level{"rate": "60", "nodes": "2"}), seed: 7}
-	data, err := x.job(record.PlannedTrial{Index: 4, Arm: "aa"})
+	data, err := x.job(record.PlannedTrial{Index: 4, Arm: "aa"}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +280,7 @@ func TestNodeAgent(t *testing.T) {
 	g := newGround(t)
 	x := &nodesTrial{spec: mustParse(t, nodesSpec), seed: 3}
 	planned := record.PlannedTrial{Index: 4, Arm: record.Direct}
-	data, err := x.job(planned)
+	data, err := x.job(planned, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,7 +332,7 @@ func TestNodeAgent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := (&nodesTrial{machine: Machine{Nodes: &fakeNodes{}}, spec: x.spec}).nodeTrial(cluster.Outcome{Name: "a", Record: out, Begin: 1}, planned)
+		n := (&nodesTrial{machine: Machine{Nodes: &fakeNodes{}}, spec: x.spec}).nodeTrial(cluster.Outcome{Name: "a", Record: out, Begin: 1}, planned, 0)
 		if !strings.Contains(n.Failed, "late, and 5ms is allowed") || n.Trial == nil || *n.StartedLateNs < int64(20*time.Millisecond) {
 			t.Errorf("%+v", n)
 		}
@@ -395,7 +395,7 @@ func FuzzNodeRecord(f *testing.F) {
 		x := &nodesTrial{machine: Machine{Nodes: &fakeNodes{}}, spec: spec}
 		tr := record.Trial{Loads: map[string]load.Result{}, Ledger: &ledger.Ledger{}}
 		for _, name := range []string{"a", "b"} {
-			tr.Nodes = append(tr.Nodes, x.nodeTrial(cluster.Outcome{Name: name, Record: text, Begin: 1}, planned))
+			tr.Nodes = append(tr.Nodes, x.nodeTrial(cluster.Outcome{Name: name, Record: text, Begin: 1}, planned, 0))
 		}
 		p := &pooled{spec: spec, trial: &tr}
 		p.gather()

@@ -211,12 +211,13 @@ func defaults(knobs []Knob) Options {
 	return o
 }
 
-var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "statistics", "nodes", "applications", "loads", "arms", baselineKey, "factors", "gates", "quick"}
+var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "statistics", "nodes", "applications", "loads", "arms", baselineKey, "factors", "gates", "repeat", "precision", "until", "quick"}
 
 // spec reads the whole. Factors and the short form come last whatever their place in the file, for they name what the others hold.
 func (d *decoder) spec(root ast.Node) (*Spec, error) {
 	s := &Spec{Gates: defaults(gateKnobs), Whole: defaults([]Knob{nodesKnob}), Applications: map[string]*Part{}, Loads: map[string]*Part{}, Arms: map[string]*Part{}}
 	times, sampling := defaults(timeKnobs), defaults([]Knob{samplingKnob, statisticsKnob})
+	ending := defaults([]Knob{repeatKnob, untilKnob})
 	found := map[string]ast.Node{}
 	err := d.each(root, "a spec", func(key string, at, value ast.Node) (err error) {
 		found[key] = value
@@ -248,6 +249,12 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 			s.Baseline, err = d.part(value, "the baseline", "subject", Subjects, false)
 		case "gates":
 			err = d.knobs(value, "gates", gateKnobs, s.Gates)
+		case "repeat":
+			err = d.knob(value, repeatKnob, ending)
+		case "until":
+			err = d.knob(value, untilKnob, ending)
+		case "precision":
+			s.Precision, err = d.precision(value)
 		case "factors", "quick":
 		default:
 			err = d.unknown(at, key, "a spec", specKeys)
@@ -259,6 +266,10 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 	}
 	s.Blocks, s.Warmup, s.Duration = resolveTimes(times)
 	s.SampleHz, s.Statistics = int(sampling.float(samplingKnob.Name)), sampling[statisticsKnob.Name] == "true"
+	s.Repeat, s.Until = ending.part(repeatKnob.Name), ending.duration(untilKnob.Name)
+	if err := s.checkOpen(); err != nil {
+		return nil, d.fail(found["precision"], "docs/metrics.md has the metrics", "%s", err)
+	}
 	if err := d.whole(root, found, s); err != nil {
 		return nil, err
 	}
@@ -280,6 +291,44 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 		}
 	}
 	return s, nil
+}
+
+// precision reads how narrow intervals must be: a part, or that and the metrics that it is asked of.
+func (d *decoder) precision(n ast.Node) (*Precision, error) {
+	o, p := Options{}, &Precision{}
+	if _, ok := n.(*ast.MappingNode); !ok {
+		err := d.knob(n, precisionKnob, o)
+		p.Target = o.part(precisionKnob.Name)
+		return p, err
+	}
+	err := d.each(n, `"precision"`, func(key string, at, value ast.Node) error {
+		switch key {
+		case "target":
+			target := precisionKnob
+			target.Name = key
+			err := d.knob(value, target, o)
+			p.Target = o.part(key)
+			return err
+		case "metrics":
+			list, ok := value.(*ast.SequenceNode)
+			if !ok || len(list.Values) == 0 {
+				return d.fail(value, "write metrics: [latency_p50_seconds]", "%q must be a list of metrics", key)
+			}
+			for _, v := range list.Values {
+				name, err := d.text(v, key)
+				if err != nil {
+					return err
+				}
+				p.Metrics = append(p.Metrics, name)
+			}
+			return nil
+		}
+		return d.unknown(at, key, `"precision"`, []string{"target", "metrics"})
+	})
+	if err == nil && p.Target == 0 {
+		err = d.fail(n, "write target: 5%", "%q has no %q", "precision", "target")
+	}
+	return p, err
 }
 
 func resolveTimes(o Options) (blocks int, warmup, duration time.Duration) {

@@ -5,7 +5,6 @@ import (
 
 	"tare/internal/load"
 	"tare/internal/load/probe"
-	"tare/internal/record"
 	"tare/internal/stats"
 )
 
@@ -25,7 +24,7 @@ var probeMetrics = []Metric{
 	delayed(0.5, "p50"),
 	delayed(0.99, "p99"),
 	{
-		Name: "sched_delay_max_seconds", Unit: "s", Better: "lower",
+		Name: "sched_delay_max_seconds", Unit: "s", Better: "lower", Needs: needDelay, Headline: true, Tail: true,
 		How: "The longest of these times in the trial.",
 		value: func(m *measurement) (float64, bool) {
 			h, ok := m.histogram(probe.Delay)
@@ -36,7 +35,7 @@ var probeMetrics = []Metric{
 		},
 	},
 	{
-		Name: "bpf_run_seconds", Unit: "s", Better: "lower",
+		Name: "bpf_run_seconds", Unit: "s", Better: "lower", Needs: needSamples, Headline: true,
 		How:   "Mean length of one run of that program of the subject whose runs are longest. Only with a load of kind `probe`; left out where there is no subject.",
 		value: (*measurement).longestRun,
 	},
@@ -58,7 +57,7 @@ func (m *measurement) longestRun() (longest float64, ok bool) {
 // delayed is a quantile of the delays that the probes saw.
 func delayed(q float64, quantile string) Metric {
 	return Metric{
-		Name: "sched_delay_" + quantile + "_seconds", Unit: "s", Better: "lower",
+		Name: "sched_delay_" + quantile + "_seconds", Unit: "s", Better: "lower", Needs: needDelay, Headline: true, Tail: q > 0.5,
 		How: fmt.Sprintf("Time from when a task of the probe asked to be woken until it ran: %s quantile of all wake-ups on all CPUs. Only with a load of kind `probe`.", quantile),
 		value: func(m *measurement) (float64, bool) {
 			h, ok := m.histogram(probe.Delay)
@@ -76,17 +75,17 @@ func delayed(q float64, quantile string) Metric {
 const outsideLimit = 0.25
 
 // judgeProbe: a probe that never ran in the window has not seen it, and one on a machine that is busy with something else has seen that.
-func (m *measurement) judgeProbe(name string, r load.Result) []record.Reason {
+func (m *measurement) judgeProbe(name string, r load.Result) []trip {
 	if h, err := r.Histogram(probe.Delay); err != nil || h == nil {
-		return []record.Reason{{Gate: "probe", Seen: 0, Allowed: 1, Message: name + ": no wake-up fell into the window; make the window longer than the interval"}}
+		return []trip{tripped(gateProbe, 0, 1, "%s: no wake-up fell into the window; make the window longer than the interval", name)}
 	}
 	own, ok := m.cpuRate()
 	if cpu := m.ledger.CPU; ok && cpu.Capacity > 0 {
 		outside := (cpu.Capacity - cpu.Idle - own*m.ledger.Window.Seconds - m.ledger.Self.CPUSeconds) / cpu.Capacity // steal is a part of it
 		if outside > outsideLimit {
-			return []record.Reason{{Gate: "outside", Seen: outside, Allowed: outsideLimit, Message: fmt.Sprintf(
+			return []trip{tripped(gateOutside, outside, outsideLimit,
 				"%s: others took %.0f %% of the machine's CPU time, and %g %% is allowed, for a probe feels them as well; stop what else is running, or take another machine",
-				name, 100*outside, 100*outsideLimit)}}
+				name, 100*outside, 100*outsideLimit)}
 		}
 	}
 	return nil

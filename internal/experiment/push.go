@@ -112,8 +112,8 @@ var pushMetrics = slices.Concat(
 	pushed(push.Usable, "The same "+inProgram+". Told by the load, which tries again and again: it is too long by up to `push_gap`."),
 	pushed(push.Gap, "Time between the try at which a change was seen and the one before, at which it was not."),
 	[]Metric{
-		{Name: "push_refused_ratio", Unit: "ratio", Better: "lower", How: "Connections that were refused, of those that the load `push` tried while a change was under way: moments in which a service has no endpoint.", value: tried(push.Refused)},
-		{Name: "push_wrong_ratio", Unit: "ratio", Better: "lower", How: "The same for connections that got what is no endpoint of their service.", value: tried(push.Wrong)},
+		{Name: "push_refused_ratio", Unit: "ratio", Better: "lower", Needs: needWorkCount, Headline: true, How: "Connections that were refused, of those that the load `push` tried while a change was under way: moments in which a service has no endpoint.", value: tried(push.Refused)},
+		{Name: "push_wrong_ratio", Unit: "ratio", Better: "lower", Needs: needWorkCount, Headline: true, How: "The same for connections that got what is no endpoint of their service.", value: tried(push.Wrong)},
 	},
 )
 
@@ -140,7 +140,8 @@ func (m *measurement) pushHistogram(name string) (*hdrhistogram.Histogram, bool)
 func pushed(histogram, how string) []Metric {
 	of := func(name, how string, value func(*hdrhistogram.Histogram) (float64, bool)) Metric {
 		return Metric{
-			Name: histogram + name + "_seconds", Unit: "s", Better: "lower", How: how,
+			Name: histogram + name + "_seconds", Unit: "s", Better: "lower", Needs: needLatency, How: how,
+			Headline: histogram == push.Usable && (name == "" || name == "_p50"),
 			value: func(m *measurement) (float64, bool) {
 				h, ok := m.pushHistogram(histogram)
 				if !ok {

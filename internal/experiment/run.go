@@ -13,63 +13,258 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/record"
+	"tare/internal/stats"
 )
 
 // Progress is said before each trial, and once more after the last.
 type Progress struct {
-	Done   int                 // trials that have ended
-	Total  int                 // trials of the plan
-	Blocks int                 // of the plan
-	Next   record.PlannedTrial // the trial that begins now; zero after the last
-	Left   time.Duration       // estimated, for what is not done
-	Last   *record.Trial       // the trial that has just ended; null before the first
+	Done    int                 // attempts at trials that have ended
+	Ended   int                 // trials of the plan that have ended, however often they were run
+	Total   int                 // trials of the plan as far as it goes
+	Blocks  int                 // of the plan as far as it goes
+	Open    bool                // the plan may be extended: how far depends on how precise the run becomes, or on the time
+	Next    record.PlannedTrial // the trial that begins now; zero after the last
+	Attempt int                 // at Next: 0 is the first
+	Left    time.Duration       // estimated, for what is not done; of an open plan, the most that it can take
+	Look    int                 // of an open plan: after how many blocks it is looked at next; 0: never
+	Why     string              // what was missing when it was looked at last
+	Last    *record.Trial       // the trial that has just ended; null before the first
 }
 
+// Runner runs an experiment.
+type Runner struct {
+	Machine  Machine
+	Spec     *Spec
+	Record   *record.Run // its plan is what is run; a plan that is open is extended here, block by block, and run.json with it
+	Writer   *record.Writer
+	Progress func(Progress)
+
+	// Enough reports whether the run is precise enough to end, and what is missing otherwise. It is called between blocks, at the looks of
+	// stats.NextLook, where the spec has a precision.
+	Enough func([]record.Trial) (bool, string)
+
+	trial  func(context.Context, *record.Trial) error // null: on the machine
+	now    func() time.Time
+	trials []record.Trial
+	left   timer
+	began  time.Time
+	look   int
+	why    string
+	again  time.Duration // spent on further attempts
+	ended  int
+}
+
+// MostAttempts is how often a trial is run at most: once, and twice again where it was spoiled.
+const MostAttempts = 3
+
+// hopeless is how many trials must fail, with none before them that did not, for the run to be given up.
+const hopeless = 3
+
 // Run runs the trials of run.Plan, one after the other, and appends each to w as it ends. It returns those that were recorded.
+func Run(ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writer, progress func(Progress)) ([]record.Trial, error) {
+	return (&Runner{Machine: m, Spec: s, Record: &run, Writer: w, Progress: progress}).Run(ctx)
+}
+
+// Run runs the trials of the plan, one after the other, and appends each to the record as it ends. It returns those that were recorded.
+//
+// A trial that was spoiled, by somebody other than the subject, is run again after the other arms of its level in its block, as long as the
+// spec's budget for that lasts. Every attempt is recorded.
 //
 // A trial that fails is recorded with its error and the run goes on, save when the first three all fail: then nothing works, and the
 // error is that of the last. When the context ends, the trial under way is taken down and recorded as interrupted, and the error
 // is the context's.
-func Run(ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writer, progress func(Progress)) ([]record.Trial, error) {
-	defer os.Remove(filepath.Join(w.Dir(), servicesFile)) // of the last trial; it need not have been written
-	dir, err := filepath.Abs(w.Dir())
-	if err != nil {
-		return nil, fmt.Errorf("finding the run directory: %w", err)
+func (r *Runner) Run(ctx context.Context) ([]record.Trial, error) {
+	defer os.Remove(filepath.Join(r.Writer.Dir(), servicesFile)) // of the last trial; it need not have been written
+	if r.now == nil {
+		r.now = time.Now
 	}
-	const hopeless = 3
-	var trials []record.Trial
-	left := timer{each: startLead + s.Warmup + s.Duration + typicalOverhead}
-	for i, p := range run.Plan {
-		say := Progress{Done: i, Total: len(run.Plan), Blocks: run.Blocks, Next: p, Left: left.of(len(run.Plan) - i)}
-		if i > 0 {
-			say.Last = &trials[i-1]
+	if r.trial == nil {
+		dir, err := filepath.Abs(r.Writer.Dir())
+		if err != nil {
+			return nil, fmt.Errorf("finding the run directory: %w", err)
 		}
-		progress(say)
-		if err := ctx.Err(); err != nil {
-			return trials, err
+		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, dir, t) }
+	}
+	r.left = timer{each: startLead + r.Spec.Warmup + r.Spec.Duration + typicalOverhead}
+	r.began = r.now()
+	if r.Spec.Precision != nil {
+		r.look = stats.NextLook(0)
+	}
+	for at := 0; ; {
+		if at == len(r.Record.Plan) {
+			more, err := r.extend()
+			if err != nil {
+				return r.trials, err
+			}
+			if !more {
+				break
+			}
 		}
-		t := record.Trial{Schema: record.TrialSchema, PlannedTrial: p}
-		level, seed := s.At(p.Factors), arrivalSeed(run.Seed, p)
-		var failure error
-		if level.nodes() > 0 {
-			failure = (&nodesTrial{machine: m, spec: level, seed: seed}).run(ctx, &t)
-		} else {
-			failure = (&trial{machine: m, spec: level.copies(), index: p.Index, arm: p.Arm, dir: dir, seed: seed}).run(ctx, &t)
+		next := at + together(r.Record.Plan[at:])
+		if err := r.level(ctx, r.Record.Plan[at:next]); err != nil {
+			return r.trials, err
 		}
-		left.add(t.Ended.Sub(t.Started))
-		if err := w.Append(t); err != nil {
-			return trials, err
-		}
-		trials = append(trials, t)
-		if err := ctx.Err(); err != nil {
-			return trials, err
-		}
-		if failure != nil && len(trials) == hopeless && !slices.ContainsFunc(trials, func(t record.Trial) bool { return t.Validity.Failed == "" }) {
-			return trials, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mendOr(failure, "see the trials in "+w.Dir()), "the first %d trials failed, so the run was given up", hopeless)
+		at = next
+	}
+	r.say(record.PlannedTrial{}, 0, 0)
+	return r.trials, nil
+}
+
+// open reports whether the plan has no end of its own.
+func (r *Runner) open() bool { return r.Spec.Precision != nil || r.Spec.Until > 0 }
+
+// extend adds a block to an open plan, unless the run is precise enough or another block would not end in time. It looks at how wide
+// intervals are and at the clock, and never at whether a difference is resolved.
+func (r *Runner) extend() (bool, error) {
+	if !r.open() {
+		return false, nil
+	}
+	blocks := r.Record.Blocks
+	stopped := ""
+	if blocks == r.look && r.Enough != nil {
+		enough, why := r.Enough(r.trials)
+		r.why, r.look = why, stats.NextLook(blocks)
+		if enough {
+			stopped = fmt.Sprintf("precise after %s", manyBlocks(blocks))
 		}
 	}
-	progress(Progress{Done: len(trials), Total: len(run.Plan), Blocks: run.Blocks, Last: &trials[len(trials)-1]})
-	return trials, nil
+	longer := *r.Spec
+	longer.Blocks = blocks + 1
+	plan := Plan(&longer, r.Record.Seed) // which begins as the shorter one does
+	switch added := len(plan) - len(r.Record.Plan); {
+	case stopped != "":
+	case r.Spec.Until > 0 && r.now().Add(r.left.of(added)).After(r.deadline()):
+		stopped = fmt.Sprintf("time was up after %s", manyBlocks(blocks))
+	case len(plan) > maxTrials:
+		stopped = fmt.Sprintf("no plan has more trials, after %s", manyBlocks(blocks))
+	}
+	if stopped != "" {
+		r.Record.Stopped = stopped
+		return false, r.Writer.UpdateRun(*r.Record)
+	}
+	r.Record.Plan, r.Record.Blocks = plan, longer.Blocks
+	return true, r.Writer.UpdateRun(*r.Record)
+}
+
+func manyBlocks(n int) string {
+	if n == 1 {
+		return "1 block"
+	}
+	return fmt.Sprintf("%d blocks", n)
+}
+
+// deadline is until when an open plan may be extended.
+func (r *Runner) deadline() time.Time { return r.began.Add(r.Spec.Until) }
+
+// together is how many trials at the beginning of a plan are of one block and one level.
+func together(plan []record.PlannedTrial) int {
+	n := 1
+	for n < len(plan) && plan[n].Block == plan[0].Block && maps.Equal(plan[n].Factors, plan[0].Factors) {
+		n++
+	}
+	return n
+}
+
+// level runs the trials of one level in one block, and those again that were spoiled. The order of further attempts is that of the first
+// ones, so it stays random; the arms of a level stay close together in time.
+func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error {
+	for attempt := 0; attempt < MostAttempts && len(planned) > 0; attempt++ {
+		var again []record.PlannedTrial
+		for _, p := range planned {
+			if attempt > 0 && !r.affords() {
+				return nil
+			}
+			t, err := r.one(ctx, p, attempt)
+			if err != nil {
+				return err
+			}
+			if attempt > 0 {
+				r.again += t.Ended.Sub(t.Started)
+			}
+			if spoiled(t) {
+				again = append(again, p)
+			}
+		}
+		planned = again
+	}
+	return nil
+}
+
+// affords reports whether there is time left for one more attempt: within the budget of the spec, which is a part of the time that the plan takes without
+// any, and before the deadline of an open plan.
+func (r *Runner) affords() bool {
+	budget := time.Duration(r.Spec.Repeat * float64(r.left.of(len(r.Record.Plan))))
+	if r.again+r.left.each > budget {
+		return false
+	}
+	return r.Spec.Until == 0 || !r.now().Add(r.left.each).After(r.deadline())
+}
+
+// one runs a trial once and records it. Its error ends the run.
+func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*record.Trial, error) {
+	r.say(p, attempt, 1)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	t := record.Trial{Schema: record.TrialSchema, PlannedTrial: p, Attempt: attempt}
+	failure := r.trial(ctx, &t)
+	r.left.add(t.Ended.Sub(t.Started))
+	if err := r.Writer.Append(t); err != nil {
+		return nil, err
+	}
+	r.trials = append(r.trials, t)
+	if attempt == 0 {
+		r.ended++
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if failure != nil && r.ended == hopeless && !slices.ContainsFunc(r.trials, func(t record.Trial) bool { return t.Validity.Failed == "" }) {
+		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mendOr(failure, "see the trials in "+r.Writer.Dir()), "the first %d trials failed, so the run was given up", hopeless)
+	}
+	return &t, nil
+}
+
+// onMachine runs a trial where trials run: here, or on nodes.
+func (r *Runner) onMachine(ctx context.Context, dir string, t *record.Trial) error {
+	p := t.PlannedTrial
+	level, seed := r.Spec.At(p.Factors), arrivalSeed(r.Record.Seed, p)
+	if level.nodes() > 0 {
+		return (&nodesTrial{machine: r.Machine, spec: level, seed: seed}).run(ctx, t)
+	}
+	return (&trial{machine: r.Machine, spec: level.copies(), index: p.Index, attempt: t.Attempt, arm: p.Arm, dir: dir, seed: seed}).run(ctx, t)
+}
+
+// say tells how the run goes. now is how many trials are about to begin: one, or none after the last.
+func (r *Runner) say(next record.PlannedTrial, attempt, now int) {
+	p := Progress{Done: len(r.trials), Ended: r.ended, Total: len(r.Record.Plan), Blocks: r.Record.Blocks, Open: r.open() && now > 0, Next: next, Attempt: attempt,
+		Look: r.look, Why: r.why}
+	if n := len(r.trials); n > 0 {
+		last := r.trials[n-1]
+		p.Last = &last
+	}
+	if now > 0 {
+		p.Left = r.estimate()
+	}
+	r.Progress(p)
+}
+
+// estimate is how long the rest of the run will take: the trials of the plan, and as many further attempts as there were so far, within
+// their budget. An open plan takes no longer than its deadline, save for the block that is under way.
+func (r *Runner) estimate() time.Duration {
+	rest := r.left.of(len(r.Record.Plan) - r.ended)
+	if r.open() {
+		if r.Spec.Until > 0 {
+			return max(r.deadline().Sub(r.now()), rest)
+		}
+		return rest
+	}
+	if r.ended == 0 {
+		return rest
+	}
+	budget := time.Duration(r.Spec.Repeat*float64(r.left.of(len(r.Record.Plan)))) - r.again
+	expected := time.Duration(float64(rest) * float64(len(r.trials)-r.ended) / float64(r.ended))
+	return rest + max(0, min(expected, budget))
 }
 
 func mendOr(err error, otherwise string) string {
@@ -80,7 +275,7 @@ func mendOr(err error, otherwise string) string {
 }
 
 // arrivalSeed is the seed of the arrivals in a trial. All arms of a block have the same arrivals at a level, so that what the arrivals
-// do to latency cancels out of the differences.
+// do to latency cancels out of the differences. A further attempt has them too: it stands in for the first in the same pairs.
 func arrivalSeed(seed uint64, p record.PlannedTrial) uint64 {
 	h := fnv.New64a()
 	fmt.Fprint(h, seed, p.Block)

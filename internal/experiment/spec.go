@@ -36,7 +36,16 @@ type Spec struct {
 	Baseline     *Part            // the subject that these two run; null: none
 	Factors      []Factor
 	Gates        Options
-	Quick        *Quick // what --quick changes
+	Repeat       float64       // how long trials that were spoiled may be run again, as a part of the time that the plan takes
+	Precision    *Precision    // how narrow intervals must be for the run to end; null: Blocks says when
+	Until        time.Duration // how long a run without a number of blocks may take; 0: Blocks says when
+	Quick        *Quick        // what --quick changes
+}
+
+// Precision is how narrow intervals must be for a run to end.
+type Precision struct {
+	Target  float64  // half-width as a part of the value; of a difference, as a part of the baseline's value
+	Metrics []string // that must be so; none: those that answers speak of, without quantiles above the median
 }
 
 // Part is an application, a load or an arm's subject.
@@ -75,6 +84,12 @@ var (
 		Doc: "whether the kernel counts how often and how long eBPF programs run; it makes each run 20 to 50 ns longer, so false where a subject times programs itself: there is no run time of eBPF in the record then"}
 	countKnob = Knob{Name: "count", Type: TypeCount, Default: "1", Min: 1, Max: maxCopies,
 		Doc: "how many copies run side by side, each a process in a control group of its own; rate, connections and limits are of all of them together, and each has an even part"}
+	repeatKnob = Knob{Name: "repeat", Type: TypePart, Default: "50%", Max: 10,
+		Doc: "how long trials that somebody other than the subject spoiled may be run again, as a part of the time that the plan takes; 0% never runs one again"}
+	precisionKnob = Knob{Name: "precision", Type: TypePart, Min: 0.001, Max: 1,
+		Doc: "half-width that intervals must reach for the run to end, as a part of the value, and of a difference as a part of the baseline's value; when left out, `blocks` says when it ends"}
+	untilKnob = Knob{Name: "until", Type: TypeDuration, Min: 1, Max: 7 * 24 * 3600,
+		Doc: "time after which no further block begins; with `precision` 30m when left out, and without it the run goes on until then"}
 	limitKnobs = []Knob{
 		{Name: "cpus", Type: TypeNumber, Min: 0.01, Max: 4096, Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
 		{Name: "memory", Type: TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
@@ -90,7 +105,7 @@ var (
 		{Name: "held", Type: TypeNumber, Default: "0", Max: 1, Doc: "part of its periods in which a group with a CPU limit must be throttled, for experiments about the limit"},
 		{Name: "connections", Type: TypeNumber, Default: "1", Max: 1, Doc: "part of the connections asked for that must be open at once, where the load holds them"},
 		{Name: "nodes", Type: TypeNumber, Default: "0.5", Max: 1, Doc: "part of the nodes of a trial at which it may fail before it is invalid"},
-		{Name: "invalid", Type: TypeNumber, Default: "0.25", Max: 1, Doc: "part of the trials that may be invalid before the run is"},
+		{Name: "invalid", Type: TypeNumber, Default: "0.25", Max: 1, Doc: "part of the trials of an arm at a level that a metric may lose before it is withheld"},
 	}
 )
 
@@ -354,12 +369,74 @@ func (s *Spec) checkParts() (path string, err error) {
 	return "", nil
 }
 
+// defaultUntil ends a run that never becomes precise.
+const defaultUntil = 30 * time.Minute
+
+// Open says whether the run ends by its precision or by the clock, and not after a number of blocks.
+func (s *Spec) Open() bool { return s.Precision != nil || s.Until > 0 }
+
+// checkOpen fills in and checks what a run needs that has no number of blocks. The error reads on after the spec's place.
+func (s *Spec) checkOpen() error {
+	if s.Precision == nil {
+		return nil
+	}
+	if s.Until == 0 {
+		s.Until = defaultUntil
+	}
+	for _, name := range s.Precision.Metrics {
+		if !slices.ContainsFunc(Metrics, func(m Metric) bool { return m.Name == name }) {
+			return fmt.Errorf("there is no metric %q%s", clip(name), didYouMean(name, metricNames()))
+		}
+	}
+	return nil
+}
+
+func metricNames() []string {
+	names := make([]string, len(Metrics))
+	for i, m := range Metrics {
+		names[i] = m.Name
+	}
+	return names
+}
+
+// Headlines are the metrics that answers speak of.
+func Headlines() []string {
+	var names []string
+	for _, m := range Metrics {
+		if m.Headline {
+			names = append(names, m.Name)
+		}
+	}
+	return names
+}
+
+// PreciseMetrics are the metrics whose intervals decide when a run with a precision ends: those that the spec names, or else those that answers
+// speak of. Quantiles above the median need many times the blocks, and parts that are pooled may be 0 for ever, so they are asked for by name.
+func (s *Spec) PreciseMetrics() []string {
+	if s.Precision == nil {
+		return nil
+	}
+	if len(s.Precision.Metrics) > 0 {
+		return s.Precision.Metrics
+	}
+	var names []string
+	for _, m := range Metrics {
+		if m.Headline && !m.Tail && m.count == nil {
+			names = append(names, m.Name)
+		}
+	}
+	return names
+}
+
 // Overrides are what the command line changes in a spec.
 type Overrides struct {
 	Blocks   int      // 0: as the spec says
 	SampleHz int      // 0: as the spec says
 	Quick    bool     // the short form
 	Set      []string // factor=a,b: one value sets the knob, several sweep it
+
+	Precision string        // as in a spec: 5%; empty: as the spec says
+	Until     time.Duration // 0: as the spec says
 }
 
 // Apply changes the spec. Its errors are faults with code Usage.
@@ -386,11 +463,44 @@ func (s *Spec) Apply(o Overrides) error {
 		}
 		*n.into = n.value
 	}
+	if err := s.override(o); err != nil {
+		return err
+	}
 	if err := s.checkSize(); err != nil {
 		return fault.New(fault.Usage, s.Name, "take fewer levels or blocks", "%s", err)
 	}
 	if path, err := s.checkParts(); err != nil {
 		return fault.New(fault.Usage, path, "see what --set changed", "%s", err)
+	}
+	return nil
+}
+
+// override changes when the run ends.
+func (s *Spec) override(o Overrides) error {
+	if o.Blocks > 0 {
+		if o.Precision != "" || o.Until > 0 {
+			return fault.New(fault.Usage, "--blocks", "give the number of blocks, or --precision and --until, which find it", "a run of %d blocks ends when these are done", o.Blocks)
+		}
+		s.Precision, s.Until = nil, 0
+	}
+	if o.Precision != "" {
+		text, err := precisionKnob.Canonical(o.Precision)
+		if err != nil {
+			return fault.New(fault.Usage, "--precision", precisionKnob.mend(), "%q %s", precisionKnob.Name, err)
+		}
+		if s.Precision == nil {
+			s.Precision = &Precision{}
+		}
+		s.Precision = &Precision{Target: Options{precisionKnob.Name: text}.part(precisionKnob.Name), Metrics: s.Precision.Metrics}
+	}
+	if o.Until != 0 {
+		if _, err := untilKnob.Canonical(o.Until.String()); err != nil {
+			return fault.New(fault.Usage, "--until", untilKnob.mend(), "%q %s", untilKnob.Name, err)
+		}
+		s.Until = o.Until
+	}
+	if err := s.checkOpen(); err != nil {
+		return fault.New(fault.Usage, s.Name, "docs/metrics.md has the metrics", "%s", err)
 	}
 	return nil
 }
@@ -468,6 +578,10 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Factors  map[string][]string `json:"factors,omitempty"`
 		Arms     []string            `json:"arms,omitempty"`
 	}
+	type precision struct {
+		Target  string   `json:"target"`
+		Metrics []string `json:"metrics,omitempty"`
+	}
 	out := struct {
 		Name         string              `json:"name"`
 		Question     string              `json:"question"`
@@ -484,11 +598,20 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Baseline     map[string]any      `json:"baseline,omitempty"`
 		Factors      map[string][]string `json:"factors,omitempty"`
 		Gates        Options             `json:"gates"`
+		Repeat       string              `json:"repeat"`
+		Precision    *precision          `json:"precision,omitempty"`
+		Until        string              `json:"until,omitempty"`
 		Quick        *quick              `json:"quick,omitempty"`
 	}{
 		Name: s.Name, Question: s.Question, Needs: s.Needs, Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
 		SampleHz: s.SampleHz, Statistics: s.Statistics, Nodes: s.nodes(), Applications: partsJSON(s.Applications, "kind"), Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
-		Gates: s.Gates,
+		Gates: s.Gates, Repeat: showPart(s.Repeat),
+	}
+	if p := s.Precision; p != nil {
+		out.Precision = &precision{showPart(p.Target), p.Metrics}
+	}
+	if s.Until > 0 {
+		out.Until = s.Until.String()
 	}
 	if s.Baseline != nil {
 		out.Baseline = s.Baseline.json("subject")

@@ -1,8 +1,6 @@
 package experiment
 
 import (
-	"fmt"
-
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/load/exec"
@@ -19,26 +17,26 @@ var traceMetrics = []Metric{
 	event("events_late", "Events that it delivered more than `late-after` after the load's end: too late for whoever watches, and not lost.", "lower", func(e *record.Events) *int64 { return e.Late }),
 	event("events_said_lost", "Events that it says itself it lost. Left out where it never says.", "lower", func(e *record.Events) *int64 { return e.SaidLost }),
 	event("events_unsaid", "How far that is from `events_lost`, in whichever way: what it loses without saying so, or says without having lost it. Left out where it never says.", "lower", unsaid),
-	{Name: "events_lost_share", Unit: "ratio", Better: "lower", How: "Part of the events that the tracer had to deliver which it lost, pooled over the trials of an arm. Losses come in bursts, so events are no independent samples: the interval is too narrow where some are lost.",
+	{Name: "events_lost_share", Unit: "ratio", Better: "lower", Needs: needEvents, How: "Part of the events that the tracer had to deliver which it lost, pooled over the trials of an arm. Losses come in bursts, so events are no independent samples: the interval is too narrow where some are lost.",
 		count: eventShare(lost, func(e *record.Events) *int64 { return e.Expected })},
-	{Name: "events_late_share", Unit: "ratio", Better: "lower", How: "Part of the events delivered which came late, pooled likewise.",
+	{Name: "events_late_share", Unit: "ratio", Better: "lower", Needs: needEvents, How: "Part of the events delivered which came late, pooled likewise.",
 		count: eventShare(func(e *record.Events) *int64 { return e.Late }, func(e *record.Events) *int64 { return e.Delivered })},
-	{Name: "lossy_trial_share", Unit: "ratio", Better: "lower", How: "Part of the trials of an arm in which the tracer lost any event. Trials are independent: where none of n lost any, fewer than 3 in n such trials do, at 95 %.", count: lossyTrials},
-	{Name: "cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", How: "What the tracer takes of CPU time per 1,000 events: the sum of the next two." + noSubject,
+	{Name: "lossy_trial_share", Unit: "ratio", Better: "lower", Needs: needEvents, How: "Part of the trials of an arm in which the tracer lost any event. Trials are independent: where none of n lost any, fewer than 3 in n such trials do, at 95 %.", count: lossyTrials},
+	{Name: "cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, Headline: true, How: "What the tracer takes of CPU time per 1,000 events: the sum of the next two." + noSubject,
 		value: whereEvents(func(m *measurement) (float64, bool) {
 			agent, ok1 := m.agentPerKiloevent()
 			programs, ok2 := perKiloevent((*measurement).bpfRate)(m)
 			return agent + programs, ok1 && ok2
 		})},
-	{Name: "agent_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", How: "CPU time of the tracer's control group, its processes, from when all was set up until the tracer was told to end, per 1,000 events that the kernel counted in that time: what a tracer puts off until the load has ended is in it." + noSubject, value: whereEvents((*measurement).agentPerKiloevent)},
-	{Name: "bpf_seconds_per_kiloevent", Unit: "s", Better: "lower", How: "Run time of its eBPF programs, which the kernel charges to whoever execs, per 1,000 events made. Rates by their own windows, the ledger's and the load's. Its programs are those that its processes hold, and pinned ones that came with it." + noSubject, value: perKiloevent((*measurement).bpfRate)},
-	{Name: "machine_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", How: "CPU time of the whole machine that was neither idle nor stolen, per 1,000 events made. The difference to the baseline is all that the tracer costs: softirq, kernel threads and what the work lost are in it.",
+	{Name: "agent_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needAgentCost, How: "CPU time of the tracer's control group, its processes, from when all was set up until the tracer was told to end, per 1,000 events that the kernel counted in that time: what a tracer puts off until the load has ended is in it." + noSubject, value: whereEvents((*measurement).agentPerKiloevent)},
+	{Name: "bpf_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, How: "Run time of its eBPF programs, which the kernel charges to whoever execs, per 1,000 events made. Rates by their own windows, the ledger's and the load's. Its programs are those that its processes hold, and pinned ones that came with it." + noSubject, value: perKiloevent((*measurement).bpfRate)},
+	{Name: "machine_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, How: "CPU time of the whole machine that was neither idle nor stolen, per 1,000 events made. The difference to the baseline is all that the tracer costs: softirq, kernel threads and what the work lost are in it.",
 		value: perKiloevent(func(m *measurement) (float64, bool) {
 			c := m.ledger.CPU
 			return rate(c.Capacity-c.Idle-c.Steal, m.ledger.Window.Seconds), m.ledger.Window.Seconds > 0 && c.Capacity > 0 // a ledger of a part has no budget
 		})},
-	{Name: "load_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", How: "CPU time of the load's control group per 1,000 events: the work itself, with the tracer's programs that run in it.", value: perKiloevent(func(m *measurement) (float64, bool) { return m.roleRate("load") })},
-	{Name: "memory_peak_bytes", Unit: "B", Better: "lower", How: "Of the tracer's control group, which is new in each trial: the most memory of any kind that the kernel has charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." + noSubject,
+	{Name: "load_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, How: "CPU time of the load's control group per 1,000 events: the work itself, with the tracer's programs that run in it.", value: perKiloevent(func(m *measurement) (float64, bool) { return m.roleRate("load") })},
+	{Name: "memory_peak_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "Of the tracer's control group, which is new in each trial: the most memory of any kind that the kernel has charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." + noSubject,
 		value: whereEvents(func(m *measurement) (float64, bool) {
 			switch {
 			case m.subject == nil:
@@ -48,11 +46,11 @@ var traceMetrics = []Metric{
 			}
 			return float64(*m.tracer.MemoryPeak), true
 		})},
-	{Name: "memory_anon_bytes", Unit: "B", Better: "lower", How: "Of the same group at the end of the window: anonymous memory, without page cache." + noSubject,
+	{Name: "memory_anon_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "Of the same group at the end of the window: anonymous memory, without page cache." + noSubject,
 		value: whereEvents(memory(func(m *ledger.Memory) *int64 { return signed(m.Anon) }))},
-	{Name: "rss_bytes", Unit: "B", Better: "lower", How: "Resident sets of the tracer's processes (VmRSS), added up, before it was told to end. Pages that several share, such as of programs and libraries, count in each." + noSubject,
+	{Name: "rss_bytes", Unit: "B", Better: "lower", Needs: needMemory, Headline: true, How: "Resident sets of the tracer's processes (VmRSS), added up, before it was told to end. Pages that several share, such as of programs and libraries, count in each." + noSubject,
 		value: resident(func(t *tracerReady) uint64 { return t.RSS })},
-	{Name: "rss_peak_bytes", Unit: "B", Better: "lower", How: "The highest that each of these has been since the process began (VmHWM), added up: its start is in it." + noSubject,
+	{Name: "rss_peak_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "The highest that each of these has been since the process began (VmHWM), added up: its start is in it." + noSubject,
 		value: resident(func(t *tracerReady) uint64 { return t.RSSPeak })},
 }
 
@@ -70,7 +68,7 @@ func resident(bytes func(*tracerReady) uint64) func(*measurement) (float64, bool
 
 // event is a metric that is one of the counts of events, or made of them; where that is null the trial cannot tell.
 func event(name, how, better string, value func(*record.Events) *int64) Metric {
-	return Metric{Name: name, Unit: "events", Better: better, How: how, value: func(m *measurement) (float64, bool) {
+	return Metric{Name: name, Unit: "events", Better: better, Needs: needEvents, Headline: name == "events_lost", How: how, value: func(m *measurement) (float64, bool) {
 		if m.events == nil {
 			return 0, false
 		}
@@ -199,30 +197,30 @@ func signed(n *uint64) *int64 {
 }
 
 // judgeEvents: two counts of the same events that do not agree are no ground to hold a tracer against. What a tracer loses is no fault of the trial.
-func (m *measurement) judgeEvents() []record.Reason {
+func (m *measurement) judgeEvents() []trip {
 	e := m.events
 	if e == nil {
 		return nil
 	}
-	var reasons []record.Reason
+	var trips []trip
 	if m.windowCut() && !m.shared { // nodes that share a machine hold each other up; their counts are right all the same
 		seen := m.ledger.Window.Seconds / m.spec.Duration.Seconds()
-		reasons = append(reasons, record.Reason{Gate: "window", Seen: seen, Allowed: minWindow, Message: fmt.Sprintf(
-			"counters were read %.3f s apart, and the load's window is %v: tare itself was held up; stop what else is running here", m.ledger.Window.Seconds, m.spec.Duration)})
+		trips = append(trips, tripped(gateWindow, seen, minWindow,
+			"counters were read %.3f s apart, and the load's window is %v: tare itself was held up; stop what else is running here", m.ledger.Window.Seconds, m.spec.Duration))
 	}
 	if e.Missed != 0 {
-		reasons = append(reasons, record.Reason{Gate: "counts", Seen: float64(e.Missed), Allowed: 0, Message: fmt.Sprintf(
-			"the kernel's counter of execs did not run for %d of them (recursion), so its count is too low; see what else traces execs here", e.Missed)})
+		trips = append(trips, tripped(gateCounts, float64(e.Missed), 0,
+			"the kernel's counter of execs did not run for %d of them (recursion), so its count is too low; see what else traces execs here", e.Missed))
 	}
 	if e.Generated != e.Counted {
-		reasons = append(reasons, record.Reason{Gate: "counts", Seen: float64(e.Generated), Allowed: float64(e.Counted), Message: fmt.Sprintf(
-			"the load made %d execs, and the kernel counted %d in its control group: with one of the two wrong nothing can be said of a tracer; run it again", e.Generated, e.Counted)})
+		trips = append(trips, tripped(gateCounts, float64(e.Generated), float64(e.Counted),
+			"the load made %d execs, and the kernel counted %d in its control group: with one of the two wrong nothing can be said of a tracer; run it again", e.Generated, e.Counted))
 	}
-	return reasons
+	return trips
 }
 
 // judgeExec judges a load that execs. It may use all of its CPU: the execs are the work.
-func (m *measurement) judgeExec(name string, r load.Result) []record.Reason {
+func (m *measurement) judgeExec(name string, r load.Result) []trip {
 	j := judgeLoad{name: name, r: r, part: m.spec.Loads[name], gates: m.spec.Gates}
 	if r.Mode == load.Open {
 		// As many as there are workers can be under way at the end.
@@ -230,21 +228,21 @@ func (m *measurement) judgeExec(name string, r load.Result) []record.Reason {
 		seen, allowed := ratio(r.Done-late, r.Intended), j.gates.float("rate")
 		switch {
 		case r.Intended == 0:
-			j.trip("rate", 0, 1, "no exec was intended in the window; raise the rate or the duration")
+			j.trip(gateIdle, 0, 1, "no exec was intended in the window; raise the rate or the duration")
 		case seen < allowed:
-			j.trip("rate", seen, allowed, "%.2f %% of the intended execs were made in time, and %g %% must be; lower the rate, or give the load more workers", 100*seen, 100*allowed)
+			j.trip(gateRate, seen, allowed, "%.2f %% of the intended execs were made in time, and %g %% must be; lower the rate, or give the load more workers", 100*seen, 100*allowed)
 		}
 	} else if r.Done == 0 {
-		j.trip("rate", 0, 1, "not one exec was made in the window; see the errors of the trial")
+		j.trip(gateIdle, 0, 1, "not one exec was made in the window; see the errors of the trial")
 	}
 	n := int64(0)
 	for _, c := range r.Errors {
 		n += c
 	}
 	if seen, allowed := ratio(n, max(r.Intended, n)), j.gates.float("errors"); seen > allowed {
-		j.trip("errors", seen, allowed, "%d of %d execs failed (%s)", n, max(r.Intended, n), errorKinds(r.Errors))
+		j.trip(gateErrors, seen, allowed, "%d of %d execs failed (%s)", n, max(r.Intended, n), errorKinds(r.Errors))
 	}
 	j.lag()
 	j.drift()
-	return j.reasons
+	return j.trips
 }

@@ -60,7 +60,8 @@ const (
 type trial struct {
 	machine  Machine
 	spec     *Spec // at the trial's level
-	index    int   // in the plan; it makes the groups of each trial others than those before, also to a reader that remembers paths
+	index    int   // in the plan; with attempt it makes the groups of each trial others than those before, also to a reader that remembers paths
+	attempt  int
 	arm      string
 	dir      string                               // the run directory, for files that processes read
 	seed     uint64                               // of the loads' arrivals
@@ -75,6 +76,7 @@ type trial struct {
 	apps     map[string]string // address by name, of those that serve
 	controls map[string]string // where loads that steer an application ask it, by name
 	loads    map[string]*process
+	wants    map[string]role.Wants // of the loads
 	subject  *process
 	groups   map[string]*placement.Group // by their names in the tree
 	tracing  *tracing                    // null where no events are counted
@@ -93,7 +95,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	defer cancel(nil)
 	x.cancel = cancel
 	x.roles, x.apps, x.controls, x.loads = map[string]string{}, map[string]string{}, map[string]string{}, map[string]*process{}
-	x.groups = map[string]*placement.Group{}
+	x.groups, x.wants = map[string]*placement.Group{}, map[string]role.Wants{}
 
 	err := x.measure(work, t)
 	begin := time.Now()
@@ -104,13 +106,16 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 
 	if err != nil {
 		t.Validity.Failed = failure(ctx, err)
+		if x.work != nil {
+			t.Validity.Cause = failedBy(t.Ledger, path.Dir(x.work.Path()))
+		}
 		return err
 	}
 	m := &measurement{spec: x.spec, loads: t.Loads, work: t.Work, ledger: t.Ledger, further: t.Further, tree: path.Dir(x.work.Path()), shared: x.machine.Share.CPUs > 0, subject: x.ready, start: x.readyIn.Seconds(),
 		arm: x.arm, events: t.Events, tracer: x.found}
 	m.setRoles(x.roles)
 	t.Metrics, t.Counts = m.values(), m.counts()
-	t.Validity.Reasons = m.judge()
+	t.Validity.Reasons = m.reasons(m.trips(), t.Metrics, t.Counts)
 	t.Validity.Valid = len(t.Validity.Reasons) == 0
 	m.trim()
 	return nil
@@ -165,7 +170,7 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 	}
 	s := role.Schedule{Begin: begin, Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration)}
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
-		if err := x.loads[name].conn.Send(role.Start, s); err != nil {
+		if err := x.loads[name].conn.Send(role.Start, x.scheduleOf(name, s)); err != nil {
 			return fmt.Errorf("starting the load %s: %w", name, err)
 		}
 	}
@@ -193,6 +198,9 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 	lap("measured")
+	if err := x.tellStalls(t.Ledger); err != nil {
+		return err
+	}
 	if others = append(others, x.machine.others()...); len(others) > 0 {
 		t.Ledger.Warnings = append(t.Ledger.Warnings, ledger.Warning{Code: record.OtherRun, Message: OtherRun(others)})
 	}
@@ -226,6 +234,14 @@ func OtherRun(pids []int) string {
 	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other", pids[0])
 }
 
+// id names the groups of this attempt at the trial.
+func (x *trial) id() string {
+	if x.attempt > 0 {
+		return fmt.Sprintf("trial-%d-again-%d", x.index, x.attempt)
+	}
+	return fmt.Sprintf("trial-%d", x.index)
+}
+
 // setUp makes the groups and starts the processes: applications, then the subject, which must know where they are, then loads,
 // which must find both.
 func (x *trial) setUp(ctx context.Context) (err error) {
@@ -233,7 +249,7 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 	if x.flat() {
 		newTree = placement.NewFlatTree
 	}
-	if x.tree, err = newTree(x.machine.Cgroups, fmt.Sprintf("trial-%d", x.index)); err != nil {
+	if x.tree, err = newTree(x.machine.Cgroups, x.id()); err != nil {
 		return err
 	}
 	if err := x.tree.Limit(placement.Limits{CPUs: x.machine.Share.CPUs, Weight: x.machine.Share.Weight}); err != nil {
@@ -386,8 +402,14 @@ func (x *trial) startLoad(ctx context.Context, name string, part *Part) error {
 	x.mu.Lock()
 	x.loads[name] = p
 	x.mu.Unlock()
-	var ready struct{}
-	return p.wait(ctx, p.ready, "ready message", readyTimeout, &ready)
+	var ready role.Wants
+	if err := p.wait(ctx, p.ready, "ready message", readyTimeout, &ready); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.wants[name] = ready
+	return nil
 }
 
 const servicesFile = "services.yaml" // in the run directory, of the trial under way

@@ -55,6 +55,9 @@ type Result struct {
 	// steady shows in them. None from a generator that does not tell.
 	Slices []Slice `json:"slices,omitempty"`
 
+	// Running is what of the load the machine's stalls did not touch; null from a generator that was not told of stalls.
+	Running *Running `json:"running,omitempty"`
+
 	// Counts are what the work took, by name, from a generator that counts it (package subject/storebench).
 	Counts map[string]float64 `json:"counts,omitempty"`
 

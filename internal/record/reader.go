@@ -67,7 +67,7 @@ func Read(dir string) (*Contents, error) {
 			return nil, err
 		}
 	}
-	c.Partial = len(c.Trials) < len(c.Run.Plan)
+	c.Partial = c.Run.Partial(c.Trials)
 	return c, nil
 }
 

@@ -48,6 +48,35 @@ type Run struct {
 	Absent      map[string]string `json:"absent,omitempty"` // arms of the spec that did not run, for their program is not installed, and why
 	Command     []string          `json:"command"`          // how to run it again
 	Nodes       *Nodes            `json:"nodes,omitempty"`  // the machines, where it ran on more than the coordinator's
+
+	// Headline are the metrics that the answer speaks of: the run is invalid when none of them can be told.
+	Headline []string `json:"headline,omitempty"`
+	// Precision and Until say when a run ends that has no number of blocks of its own; Plan and Blocks are then as far as it has come, and
+	// Stopped, which is empty while it runs and after it was interrupted, why it ended.
+	Precision *Precision `json:"precision,omitempty"`
+	Until     float64    `json:"until_seconds,omitempty"`
+	Stopped   string     `json:"stopped,omitempty"`
+}
+
+// Precision is how narrow the intervals of some metrics must be for a run to end.
+type Precision struct {
+	Target  float64  `json:"target"` // half-width, as a part of the value; of a difference, of the baseline's value
+	Metrics []string `json:"metrics"`
+}
+
+// Open reports whether the run ends by its precision or by the clock.
+func (r *Run) Open() bool { return r.Precision != nil || r.Until > 0 }
+
+// Partial reports whether there is less than was to be done: some planned trial was never run, or the run was ended before it had come to
+// an end of its own.
+func (r *Run) Partial(trials []Trial) bool {
+	ran := map[int]bool{}
+	for _, t := range trials {
+		if t.Validity.Failed != Interrupted {
+			ran[t.Index] = true
+		}
+	}
+	return len(ran) < len(r.Plan) || r.Open() && r.Stopped == ""
 }
 
 // PlannedTrial is one trial as the plan orders it. Index counts from 0 over the run, Position within the block.
@@ -134,9 +163,11 @@ const OtherRun = "other-run"
 
 // Validity says whether the trial measured what it meant to.
 type Validity struct {
-	Valid   bool     `json:"valid"`
-	Failed  string   `json:"failed,omitempty"`  // the error that ended it; such a trial has no metrics
-	Reasons []Reason `json:"reasons,omitempty"` // gates that it tripped
+	Valid  bool   `json:"valid"`
+	Failed string `json:"failed,omitempty"` // the error that ended it; such a trial has no metrics
+
+	Cause   ledger.Cause `json:"cause,omitempty"`   // of a trial that failed: who disturbed the machine meanwhile; empty where nobody is known to have
+	Reasons []Reason     `json:"reasons,omitempty"` // gates that it tripped
 }
 
 // Reason is one gate that was tripped: what was seen, what was allowed, and what to change.
@@ -150,4 +181,8 @@ type Reason struct {
 	// empty list means none: what was seen is a result.
 	Voids []string     `json:"voids"`
 	Cause ledger.Cause `json:"cause,omitempty"` // who tripped the gate, as far as the witness can tell
+
+	// CauseShare is the part of the machine's CPU time that a cause outside the trial took, and Culprits who that was, the largest first.
+	CauseShare *float64 `json:"cause_share,omitempty"`
+	Culprits   []string `json:"culprits,omitempty"`
 }

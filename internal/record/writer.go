@@ -54,6 +54,9 @@ func inUse(dir string) error {
 		"the run directory is not empty, and a run never writes over another")
 }
 
+// UpdateRun writes run.json again, whole or not at all: the plan of a run that has no number of blocks grows.
+func (w *Writer) UpdateRun(run Run) error { return w.writeJSON(RunFile, run) }
+
 // Dir is the run directory.
 func (w *Writer) Dir() string { return w.dir }
 

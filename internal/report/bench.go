@@ -16,14 +16,14 @@ import (
 	"tare/internal/record"
 )
 
-// Bench writes the valid trials in the Go benchmark format (golang.org/design/14313-benchmark-format), one line for each, so that
+// Bench writes what stands of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format), one line for each attempt, so that
 // benchstat can do statistics of its own: "benchstat -col /arm FILE" compares the arms. Trials of one arm and level share a name,
 // as repetitions of one benchmark do; benchstat then takes the arms as unpaired.
 func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	trials = slices.Clone(trials)
 	// The baseline goes first: what benchstat meets first is what it compares with.
 	slices.SortStableFunc(trials, func(a, b record.Trial) int {
-		return cmp.Or(analysis.CompareArms(a.Arm, b.Arm), cmp.Compare(a.Index, b.Index))
+		return cmp.Or(analysis.CompareArms(a.Arm, b.Arm), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Attempt, b.Attempt))
 	})
 	b := bufio.NewWriter(w)
 	fmt.Fprintf(b, "goos: linux\npkg: tare\n")
@@ -38,19 +38,27 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 		fmt.Fprintf(b, "absent-%s: %s\n", word(arm), clean(run.Absent[arm]))
 	}
 	said := map[string]bool{}
+	type told struct {
+		index  int
+		metric string
+	}
+	before := map[told]bool{} // by an attempt before
 	for _, t := range trials {
-		if !t.Validity.Valid || t.Validity.Failed != "" {
+		if t.Validity.Failed != "" {
 			continue
 		}
 		metrics, err := analysis.Metrics(t)
 		if err != nil {
 			return fmt.Errorf("reading the histograms of trial %d: %w", t.Index+1, err)
 		}
-		names := slices.DeleteFunc(slices.Sorted(maps.Keys(metrics)), func(m string) bool { return m == "" || word(m) != m })
+		names := slices.DeleteFunc(slices.Sorted(maps.Keys(metrics)), func(m string) bool {
+			return m == "" || word(m) != m || !t.Validity.Stands(m) || t.Attempt > 0 && before[told{t.Index, m}]
+		})
 		if len(names) == 0 {
 			continue
 		}
 		for _, m := range names {
+			before[told{t.Index, m}] = true
 			if !said[m] {
 				said[m] = true
 				fmt.Fprintf(b, "Unit %s better=%s\n", m, better(m))

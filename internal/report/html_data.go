@@ -334,8 +334,9 @@ func (m *dataMaker) curves() {
 	latency := map[at]*hdrhistogram.Histogram{}
 	blocks := map[place][]int{}
 	for _, t := range m.trials {
-		if !t.Validity.Valid || t.Validity.Failed != "" {
-			continue
+		p := m.place(t)
+		if _, before := latency[at{p, t.Block}]; before || !t.Validity.Stands("latency_p50_seconds") {
+			continue // the first attempt counts in which latency stands
 		}
 		var encoded []string
 		for _, name := range slices.Sorted(maps.Keys(t.Loads)) {
@@ -347,10 +348,7 @@ func (m *dataMaker) curves() {
 		if err != nil || h == nil {
 			continue // the summary's warnings say that histograms could not be read
 		}
-		p := m.place(t)
-		if _, twice := latency[at{p, t.Block}]; !twice {
-			blocks[p] = append(blocks[p], t.Block)
-		}
+		blocks[p] = append(blocks[p], t.Block)
 		latency[at{p, t.Block}] = h
 	}
 	column := func(p place, q float64) (map[int]float64, bool) {
@@ -735,6 +733,20 @@ func (m *dataMaker) memoryParts() {
 	}
 }
 
+// voided counts the metrics that the gates of a trial void; 0 where they void all, or none.
+func voided(t record.Trial) int {
+	names := map[string]bool{}
+	for _, r := range t.Validity.Reasons {
+		if r.Voids == nil {
+			return 0
+		}
+		for _, name := range r.Voids {
+			names[name] = true
+		}
+	}
+	return len(names)
+}
+
 func (m *dataMaker) inTime() {
 	var first time.Time
 	for _, t := range m.trials {
@@ -752,6 +764,12 @@ func (m *dataMaker) inTime() {
 				if i == 0 {
 					c.Why = clean(r.Message)
 				}
+			}
+			if n := voided(t); n > 0 {
+				c.Why = "it cannot tell " + manyMetrics(n) + ": " + c.Why
+			}
+			if t.Attempt > 0 {
+				c.Why = fmt.Sprintf("attempt %d, %s", t.Attempt+1, c.Why)
 			}
 		}
 		values, _ := analysis.Metrics(t) // those that can be read; the summary warns of the others

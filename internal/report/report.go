@@ -113,11 +113,16 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	case e.Lo != nil && e.Hi != nil:
 		r.value = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
 	}
+	if fewer := fewerBlocks(e); fewer != "" {
+		r.value += " (" + fewer + ")"
+	}
 	d := e.Difference
 	if d == nil {
 		return r
 	}
 	switch {
+	case e.Withheld != "":
+		r.difference, r.muted = "withheld", true
 	case d.Resolved:
 		r.difference = quantity.Delta(d.Value, *d.Lo, *d.Hi, e.Unit)
 		if e.Ratio != nil {
@@ -135,6 +140,18 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 		}
 	}
 	return r
+}
+
+// fewerBlocks says on how many blocks an estimate rests, where these are not all that were run.
+func fewerBlocks(e analysis.Estimate) string {
+	text := ""
+	if e.Blocks > 0 && e.Blocks < e.Planned {
+		text = fmt.Sprintf("%d of %d blocks", e.Blocks, e.Planned)
+	}
+	if e.Withheld != "" {
+		text = "withheld: " + text
+	}
+	return text
 }
 
 // baselineIsZero says whether the metric is 0 without a subject, as the run time of its programs is.
@@ -167,6 +184,9 @@ func notes(s *analysis.Summary) []string {
 		name := quantity.Label(e.Metric) + " of " + s.ArmName(e.Arm)
 		if len(e.Factors) > 0 {
 			name += " at " + analysis.Level(e.Factors)
+		}
+		if e.Withheld != "" {
+			all = append(all, name+" is withheld: "+e.Withheld)
 		}
 		for _, n := range e.Notes {
 			all = append(all, name+": "+n)
@@ -278,6 +298,12 @@ func validity(s *analysis.Summary) string {
 	if s.Trials.Invalid > 0 {
 		text += fmt.Sprintf(", %d invalid", s.Trials.Invalid)
 	}
+	if again := s.Trials.Attempts - s.Trials.Done; again > 0 {
+		text += fmt.Sprintf(", %d times one was run again", again)
+	}
+	if s.Stopped != "" {
+		text += "; " + s.Stopped
+	}
 	if s.Blocks == 1 {
 		return text + "; 1 complete block"
 	}
@@ -298,9 +324,21 @@ func excluded(s *analysis.Summary) []string {
 		if len(x.Factors) > 0 {
 			line += ", " + analysis.Level(x.Factors)
 		}
-		all = append(all, line+") left out: "+x.Why)
+		if len(x.Voids) > 0 {
+			line += fmt.Sprintf(") left out of %s: ", manyMetrics(len(x.Voids)))
+		} else {
+			line += ") left out: "
+		}
+		all = append(all, line+x.Why)
 	}
 	return all
+}
+
+func manyMetrics(n int) string {
+	if n == 1 {
+		return "1 metric"
+	}
+	return fmt.Sprintf("%d metrics", n)
 }
 
 func selfCost(s *analysis.Summary) string {

@@ -33,40 +33,5 @@ func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) er
 // Work says ready, waits for the start, runs, sends the result, and stays until the parent closes its end of conn: the part in the protocol of a load, and
 // of a subject that works. If the parent closes earlier, that ends the run, and is no error.
 func Work[R any](ctx context.Context, conn *Conn, ready any, run func(context.Context, Schedule) (R, error)) error {
-	if err := conn.Send(Ready, ready); err != nil {
-		return err
-	}
-	var s Schedule
-	if err := conn.Expect(Start, &s, nil); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan struct{})
-	go func() { // ends with the parent's end of the pipe, for which we wait below
-		defer close(ended)
-		defer cancel()
-		for {
-			if _, err := conn.Receive(); err != nil {
-				return
-			}
-		}
-	}()
-	r, err := run(ctx, s)
-	if err != nil {
-		select {
-		case <-ended:
-			return nil
-		default:
-			return err
-		}
-	}
-	if err := conn.Send(Result, r); err != nil {
-		return err
-	}
-	<-ended
-	return nil
+	return WorkThenStalls(ctx, conn, ready, run, nil)
 }

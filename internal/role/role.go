@@ -6,6 +6,7 @@
 //
 //	child:  {"event":"ready","data":{...}}      set up; data says what others must know (an address, program ids)
 //	parent: {"event":"start","data":{...}}      only to loads: run now; data holds the clock (Schedule)
+//	parent: {"event":"stalls","data":{...}}     only to loads whose ready message has "stalls": true, after the window (Stalls)
 //	child:  {"event":"result","data":{...}}     only from loads: all that was measured
 //	child:  {"event":"error","data":{"error":"...","mend":"...","code":3}}
 //	child:  {"event":"log","data":"..."}        anything worth a line in the record
@@ -35,6 +36,7 @@ type Message struct {
 const (
 	Ready  = "ready"
 	Start  = "start"
+	Halts  = "stalls"
 	Result = "result"
 	Error  = "error"
 	Log    = "log"
@@ -47,6 +49,10 @@ type Schedule struct {
 	Begin    int64 `json:"begin_ns"`
 	Warmup   int64 `json:"warmup_ns"`
 	Duration int64 `json:"duration_ns"`
+
+	// Stalls says that a stalls message follows when the window has closed. Only loads that asked for it in their ready message are
+	// told so; they give no result before it has come.
+	Stalls bool `json:"stalls,omitempty"`
 }
 
 // ErrorData is the data of an error message.

@@ -41,6 +41,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/load"
 	"tare/internal/load/pace"
+	"tare/internal/load/running"
 	"tare/internal/role"
 )
 
@@ -366,11 +367,12 @@ type Ready struct {
 	Targets     []string `json:"targets"`
 	Threads     int      `json:"threads"`
 	Connections int      `json:"connections"` // open now
+	role.Wants
 }
 
 // Ready describes the generator.
 func (g *Generator) Ready() Ready {
-	r := Ready{Targets: g.o.Targets, Threads: len(g.workers)}
+	r := Ready{Targets: g.o.Targets, Threads: len(g.workers), Wants: role.Wants{Stalls: true}}
 	for _, w := range g.workers {
 		r.Connections += w.open
 	}
@@ -399,13 +401,16 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 	defer context.AfterFunc(ctx, func() { stop.Store(true) })()
 
 	failed := make(chan error, len(g.workers))
-	var running sync.WaitGroup
+	var working sync.WaitGroup
 	for part, w := range g.workers {
 		w.schedule, w.stop, w.warm, w.end = s, &stop, begin, end
 		if g.o.Rate > 0 {
 			w.arrivals = pace.NewSchedule(s.Begin, g.o.Rate, g.o.Arrivals, g.o.Seed, part, len(g.workers))
 		}
-		running.Go(func() {
+		if s.Stalls {
+			w.log = running.NewLog(g.logged(s))
+		}
+		working.Go(func() {
 			if err := w.run(); err != nil {
 				stop.Store(true)
 				failed <- err
@@ -416,7 +421,7 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 	if err != nil {
 		stop.Store(true)
 	}
-	running.Wait()
+	working.Wait()
 	close(failed)
 	for e := range failed {
 		err = errors.Join(err, e)
@@ -428,6 +433,28 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 		return nil, err
 	}
 	return g.result(s, cpu)
+}
+
+// logged is how many requests a worker may have to keep one by one: a third more than the schedule holds, and some.
+func (g *Generator) logged(s role.Schedule) int {
+	parts := float64(len(g.workers))
+	most := running.MostRequests / parts
+	if g.o.Rate > 0 {
+		most = min(most, g.o.Rate*float64(s.Duration)/1e9/parts*4/3+float64(2*g.o.Connections)+1000)
+	}
+	return int(most)
+}
+
+// tellApart adds to the result of a run what the machine's stalls did not touch; nothing where nobody was to say.
+func (g *Generator) tellApart(r *load.Result, stalls *role.Stalls) error {
+	var logs []*running.Log
+	for _, w := range g.workers {
+		if w.log == nil {
+			return nil
+		}
+		logs = append(logs, w.log)
+	}
+	return running.Classify(r, logs, stalls, g.workers[0].warm, g.workers[0].end)
 }
 
 // result merges what the workers counted.
@@ -494,5 +521,5 @@ func Run(ctx context.Context, o Options, conn *role.Conn) error {
 		return err
 	}
 	defer g.Close()
-	return role.Work(ctx, conn, g.Ready(), g.Run)
+	return role.WorkThenStalls(ctx, conn, g.Ready(), g.Run, g.tellApart)
 }

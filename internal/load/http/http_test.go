@@ -20,6 +20,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/load"
 	"tare/internal/load/pace"
+	"tare/internal/load/running"
 	"tare/internal/role"
 )
 
@@ -751,5 +752,77 @@ func BenchmarkClosedLoop(b *testing.B) {
 			}
 			b.ReportMetric(done/cpu, "answers/cpu-s")
 		})
+	}
+}
+
+// TestStallsAreToldApart: a server that stands still for 20 ms every 100 ms, the times of which the load is told, shows the latency of
+// one that never does. A request that is slow while no stall is told of stays.
+func TestStallsAreToldApart(t *testing.T) {
+	const every, length, service = int64(100e6), int64(20e6), 300 * time.Microsecond
+	begin := pace.Now() + 50e6
+	var n atomic.Int64
+	url := server(t, answering(func(c net.Conn) bool {
+		if into := (pace.Now() - begin) % every; into >= 0 && into < length {
+			time.Sleep(time.Duration(length - into))
+		}
+		if n.Add(1)%10 == 0 {
+			time.Sleep(10 * service)
+		}
+		return say(okAnswer)(c)
+	}))
+	g, err := Prepare(t.Context(), Options{Targets: []string{url}, Rate: 400, Arrivals: pace.Poisson, Seed: 1, Connections: 16, KeepAlive: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	s := role.Schedule{Begin: begin, Warmup: 200e6, Duration: 3e9, Stalls: true}
+	r, err := g.Run(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stalls := &role.Stalls{From: begin, To: begin + s.Warmup + s.Duration}
+	for at := begin; at < stalls.To; at += every {
+		stalls.Spans = append(stalls.Spans, [2]int64{at - 1e6, at + length + 1e6})
+	}
+	if err := g.tellApart(r, stalls); err != nil {
+		t.Fatal(err)
+	}
+	run := r.Running
+	if run.Undisturbed+run.Disturbed+run.Unwatched != r.Done || run.Method != running.BusyPeriods {
+		t.Fatalf("%d requests: %+v", r.Done, run)
+	}
+	// The stalls hit a fifth of the requests at least, whatever else the machine does meanwhile.
+	if share, _ := run.Share(); share < 0.2 {
+		t.Errorf("%.2f of the requests are disturbed", share)
+	}
+	all, err := r.Histogram(load.Latency)
+	if err != nil {
+		t.Fatal(err)
+	}
+	quiet, err := r.Histogram(load.LatencyRunning)
+	if err != nil || quiet == nil {
+		t.Fatalf("%v: %+v", err, run)
+	}
+	t.Logf("of all: p50 %d p90 %d p95 %d us; undisturbed: %d %d %d us; %+v", all.ValueAtQuantile(50)/1e3, all.ValueAtQuantile(90)/1e3, all.ValueAtQuantile(95)/1e3,
+		quiet.ValueAtQuantile(50)/1e3, quiet.ValueAtQuantile(90)/1e3, quiet.ValueAtQuantile(95)/1e3, run)
+	// A tenth takes 3 ms by itself: it must not be mistaken for a stall's doing, nor may the stalls' 20 ms be left.
+	if q := quiet.ValueAtQuantile(97); q < 3e6 {
+		t.Errorf("p97 of the undisturbed is %d us: the slow requests are missing", q/1e3)
+	}
+	if before, after := all.ValueAtQuantile(85), quiet.ValueAtQuantile(85); after >= before {
+		t.Errorf("p85 is %d us, and %d us of the undisturbed: stalls are left in it", before/1e3, after/1e3)
+	}
+}
+
+// TestNobodySaysStalls: without the promise of a stalls message, nothing is logged, and the result is as it always was.
+func TestNobodySaysStalls(t *testing.T) {
+	g, err := Prepare(t.Context(), Options{Targets: []string{server(t, answering(say(okAnswer)))}, Rate: 100, KeepAlive: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	r := runAt(t, g, pace.Now()+10e6, 0, 200*time.Millisecond)
+	if err := g.tellApart(r, nil); err != nil || r.Running != nil {
+		t.Errorf("%v: %+v", err, r.Running)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"tare/internal/load"
 	"tare/internal/load/pace"
+	"tare/internal/load/running"
 	"tare/internal/role"
 )
 
@@ -42,6 +43,7 @@ type worker struct {
 
 	warm, end int64 // edges of the measured window, ns by pace.Now
 	count     counts
+	log       *running.Log // nil where nobody asks which requests the machine's stalls touched
 }
 
 // counts is what a worker measured.
@@ -150,6 +152,7 @@ type slot struct {
 	sent       int64
 	dialled    int64 // start of the handshake; 0 when the connection was there
 	freed      int64 // end of the request before
+	shook      int64 // length of the handshake; -1 where there was none
 	prev, next int32 // neighbours in the order of sent; -1 at the ends
 	response   response
 }
@@ -226,9 +229,14 @@ func (w *worker) run() error {
 	}
 	w.thread = thread
 	err = w.loop(w.end + int64(w.o.Drain))
+	now := pace.Now()
+	for i := w.oldest; i >= 0; i = w.slots[i].next { // what is still without an answer
+		w.keep(&w.slots[i], now, false)
+	}
 	for ; w.owing(); w.arrivals.Advance() { // what was never sent
 		if w.arrivals.Peek() >= w.warm {
 			w.count.intended++
+			w.log.Add(w.arrivals.Peek(), now, now, 0, -1, false)
 		}
 	}
 	return errors.Join(err, thread.Close())
@@ -331,7 +339,7 @@ func (w *worker) due(now int64) (at int64, precise bool) {
 // start sends a request on slot i, which is not in the free queue any more, over a new connection if it has none.
 func (w *worker) start(i int32, intended, now int64) {
 	s := &w.slots[i]
-	s.intended, s.sent, s.dialled, s.written = intended, now, 0, 0
+	s.intended, s.sent, s.dialled, s.written, s.shook = intended, now, 0, 0, -1
 	s.response.reset(w.o.Method == "HEAD")
 	w.busy++
 	s.prev, s.next = w.newest, -1
@@ -479,8 +487,9 @@ func (w *worker) connected(s *slot) {
 	if now >= w.warm && now < w.end {
 		w.count.opened++
 	}
+	s.shook = now - s.dialled
 	if w.counted(s) {
-		record(w.count.connect, now-s.dialled)
+		record(w.count.connect, s.shook)
 	}
 }
 
@@ -557,6 +566,7 @@ func (w *worker) finish(i int32, now int64, kind failure) {
 	if w.counted(s) {
 		w.tally(s, now, kind)
 	}
+	w.keep(s, now, kind == none)
 	s.state, s.freed = idle, now
 	switch {
 	case reuse:
@@ -594,6 +604,19 @@ func (w *worker) tally(s *slot, now int64, kind failure) {
 	} else {
 		c.failures[kind]++
 	}
+}
+
+// keep logs a request that ends at now. One of the warm-up that ends in the window counts nowhere, but those after it may have waited
+// for it.
+func (w *worker) keep(s *slot, now int64, answered bool) {
+	if w.log == nil || now < w.warm {
+		return
+	}
+	lag := int64(-1)
+	if w.arrivals != nil {
+		lag = s.sent - max(s.intended, s.freed)
+	}
+	w.log.Add(s.intended, s.sent, now, lag, s.shook, answered)
 }
 
 // expire fails the requests that have waited too long for their answer.

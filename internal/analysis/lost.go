@@ -1,0 +1,393 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/ledger"
+	"tare/internal/load"
+	"tare/internal/quantity"
+	"tare/internal/record"
+	"tare/internal/stats"
+)
+
+// lostTrial is a planned trial that cannot tell a metric in any attempt, with the reason of its first attempt.
+type lostTrial struct {
+	block  int
+	reason record.Reason // without a gate where the trial failed
+}
+
+// kept is what a subject that did not keep up did of what was asked for, per second.
+type kept struct{ did, asked float64 }
+
+// lose records what a trial cannot tell in any of its attempts. has is what some attempt told.
+func (t *table) lose(c cell, attempts []record.Trial, has func(metric string) bool) {
+	place := levelArm{c.level, c.arm}
+	first := map[string]record.Reason{}
+	failed, slow := true, false
+	for _, trial := range attempts {
+		if trial.Validity.Failed != "" {
+			continue
+		}
+		failed = false
+		metrics, _ := Metrics(trial) // histograms that cannot be read are counted elsewhere
+		names := slices.AppendSeq(slices.Collect(maps.Keys(metrics)), maps.Keys(trial.Counts))
+		for _, name := range names {
+			if _, known := first[name]; known || has(name) || trial.Validity.Stands(name) {
+				continue
+			}
+			r, named := trial.Validity.VoidedBy(name)
+			if !named {
+				r = record.Reason{Cause: ledger.Unknown, Message: "the trial is invalid, and no gate is named"}
+			}
+			first[name] = r
+		}
+		if k, behind := behind(trial); behind && !slow {
+			slow = true
+			t.slow[place] = append(t.slow[place], k)
+		}
+	}
+	if failed {
+		v := attempts[0].Validity
+		t.gone[place] = append(t.gone[place], lostTrial{c.block, record.Reason{Message: v.Failed, Cause: v.Cause}})
+	}
+	for name, r := range first {
+		key := pool{c.level, c.arm, name}
+		t.lost[key] = append(t.lost[key], lostTrial{c.block, r})
+	}
+}
+
+// behind gives what a subject did of what was asked for, in a trial in which it tripped the gate on the rate itself.
+func behind(t record.Trial) (kept, bool) {
+	if !slices.ContainsFunc(t.Validity.Reasons, func(r record.Reason) bool { return r.Gate == "rate" && r.Cause == ledger.Subject }) {
+		return kept{}, false
+	}
+	var k kept
+	for _, r := range t.Loads {
+		if r.Mode == load.Open {
+			k.did, k.asked = k.did+r.Rate, k.asked+r.TargetRate
+		}
+	}
+	return k, k.asked > 0
+}
+
+// losses are all trials of an arm at a level that cannot tell a metric.
+func (t *table) losses(key pool) []lostTrial {
+	return slices.Concat(t.lost[key], t.gone[levelArm{key.level, key.arm}])
+}
+
+// has counts the blocks in which an arm at a level can tell a metric.
+func (t *table) has(key pool) int {
+	if blocks := t.pools[key]; blocks != nil {
+		return len(blocks)
+	}
+	return len(t.blocks(key.level, hasMetric(key.metric), key.arm))
+}
+
+// withhold marks the estimates of which too many trials were lost, and lists them with those of which nothing is left. What was lost
+// for a gate was not lost by chance, so what is left of much is not quoted. The limit is of each metric of each arm at each level by
+// itself: one that is lost silences no other.
+func (s *Summary) withhold(run record.Run, t *table) {
+	limit, least := invalidLimit(run.Spec), 0
+	if !s.Partial && plannedBlocks(run) >= stats.MinBlocks {
+		least = stats.MinBlocks // a partial run says of itself that it is partial
+	}
+	missing := map[pool]bool{}
+	for i := range s.Estimates {
+		e := &s.Estimates[i]
+		key := pool{factors(e.Factors).key(), e.Arm, e.Metric}
+		e.Blocks, e.Planned = t.has(key), t.done[levelArm{key.level, key.arm}]
+		lost := t.losses(key)
+		if len(lost) == 0 || float64(len(lost)) <= limit*float64(e.Planned) && e.Blocks >= least {
+			continue
+		}
+		missing[key] = true
+		m := t.missing(key, e.Factors, lost)
+		e.Withheld = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.because())
+		if e.Difference != nil {
+			e.Difference.Resolved, e.Difference.Unresolved = false, e.Withheld
+		}
+		s.Missing = append(s.Missing, m)
+	}
+	levels := map[string]factors{}
+	for _, p := range run.Plan {
+		levels[factors(p.Factors).key()] = p.Factors
+	}
+	for _, at := range t.levels {
+		levels[at.key()] = at
+	}
+	for key, lost := range t.lost {
+		if !missing[key] && t.has(key) == 0 {
+			s.Missing = append(s.Missing, t.missing(key, levels[key.level], lost))
+		}
+	}
+	for i := range s.Estimates { // of what the baseline is withheld nothing can be compared with it
+		e := &s.Estimates[i]
+		base := pool{factors(e.Factors).key(), record.Direct, e.Metric}
+		if e.Difference != nil && e.Withheld == "" && missing[base] {
+			e.Difference.Resolved, e.Difference.Unresolved = false, "the baseline's value is withheld"
+		}
+	}
+	slices.SortFunc(s.Missing, func(a, b Missing) int {
+		return cmp.Or(compareFactors(a.Factors, b.Factors), CompareArms(a.Arm, b.Arm), strings.Compare(a.Metric, b.Metric))
+	})
+}
+
+// missing sums up why a metric is lost: by the cause that most of its trials were lost to.
+func (t *table) missing(key pool, at map[string]string, lost []lostTrial) Missing {
+	if at == nil {
+		at = map[string]string{}
+	}
+	m := Missing{Metric: key.metric, Arm: key.arm, Factors: at, Trials: t.done[levelArm{key.level, key.arm}], Lost: len(lost)}
+	type why struct {
+		gate  string
+		cause ledger.Cause
+	}
+	count := map[why]int{}
+	for _, l := range lost {
+		count[why{l.reason.Gate, l.reason.Cause}]++
+	}
+	var most why
+	for w, n := range count {
+		if n > count[most] || n == count[most] && w.gate+string(w.cause) < most.gate+string(most.cause) {
+			most = w
+		}
+	}
+	m.Gate, m.Cause = most.gate, most.cause
+	share, n := 0.0, 0
+	for _, l := range lost {
+		r := l.reason
+		if (why{r.Gate, r.Cause}) != most {
+			continue
+		}
+		m.Message = cmp.Or(m.Message, r.Message)
+		if len(m.Culprits) == 0 {
+			m.Culprits = r.Culprits
+		}
+		if r.CauseShare != nil {
+			share, n = share+*r.CauseShare, n+1
+		}
+	}
+	if n > 0 {
+		share /= float64(n)
+		m.CauseShare = &share
+	}
+	return m
+}
+
+// because words why a metric is missing: "the hypervisor took 24 % of the CPU time".
+func (m Missing) because() string {
+	took := ""
+	if m.CauseShare != nil {
+		took = fmt.Sprintf(" took %.0f %% of the CPU time", 100**m.CauseShare)
+	}
+	switch {
+	case m.Cause == ledger.Hypervisor && took != "":
+		return "the hypervisor" + took
+	case m.Cause == ledger.Neighbour && took != "":
+		if len(m.Culprits) > 0 {
+			return "other tasks" + took + " (" + strings.Join(m.Culprits, ", ") + ")"
+		}
+		return "other tasks" + took
+	case m.Gate == "":
+		return "it failed: " + m.Message
+	case m.Cause == ledger.Generator:
+		return "the load generator did not keep its schedule"
+	case m.Cause == ledger.Subject && m.Gate == "rate":
+		return "the rate was not reached, and a queue built up"
+	}
+	return fmt.Sprintf("the gate %s (%s)", m.Gate, m.Message)
+}
+
+// gap is metrics that are missing for one reason.
+type gap struct {
+	metrics string // in words
+	because string
+	all     bool // nothing is left of them
+}
+
+// gaps are the metrics that the answer speaks of and that are missing in an arm at a level, put together by reason and worded.
+func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
+	place := levelArm{at.key(), arm}
+	if gone := t.gone[place]; len(gone) > 0 && len(gone) == t.done[place] {
+		return []gap{{"nothing was measured", fmt.Sprintf("all %d trials failed: %s", len(gone), gone[0].reason.Message), true}}
+	}
+	type key struct {
+		because string
+		all     bool
+	}
+	names := map[key][]string{}
+	var order []key
+	for _, m := range s.Missing {
+		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) {
+			continue
+		}
+		k := key{m.because(), m.Lost == m.Trials}
+		if names[k] == nil {
+			order = append(order, k)
+		}
+		names[k] = append(names[k], m.Metric)
+	}
+	var all []gap
+	for _, k := range order {
+		all = append(all, gap{join(labels(names[k])), k.because, k.all})
+	}
+	return all
+}
+
+// maxLabels is how many missing metrics are named.
+const maxLabels = 6
+
+// labels names metrics; quantiles of one latency are one.
+func labels(metrics []string) []string {
+	var all []string
+	for _, m := range metrics {
+		label := strings.TrimSuffix(quantity.Label(m), " per second")
+		if strings.HasPrefix(m, "latency_") {
+			label = "latency"
+		}
+		if !slices.Contains(all, label) {
+			all = append(all, label)
+		}
+	}
+	if n := len(all) - maxLabels; n > 1 {
+		all = append(all[:maxLabels:maxLabels], fmt.Sprintf("%d more", n))
+	}
+	return all
+}
+
+// word is a gap as a clause: "latency: not measured, the hypervisor took 24 % of the CPU time".
+func (g gap) word() string {
+	how := "withheld"
+	if g.all {
+		how = "not measured"
+	}
+	if strings.HasPrefix(g.metrics, "nothing ") {
+		return g.metrics + ", " + g.because
+	}
+	return fmt.Sprintf("%s: %s, %s", g.metrics, how, g.because)
+}
+
+// fellBehind words that an arm did not keep up at a level: "did not keep up: 1,200/s of 2,000/s"; empty when it did in most of the trials.
+func (t *table) fellBehind(arm string, at factors) string {
+	place := levelArm{at.key(), arm}
+	slow := t.slow[place]
+	if len(slow) == 0 || 2*len(slow) <= t.done[place] {
+		return ""
+	}
+	var did, asked []float64
+	for _, k := range slow {
+		did, asked = append(did, k.did), append(asked, k.asked)
+	}
+	perSecond := func(xs []float64) string { return quantity.Thousands(int(stats.Median(xs).Value+0.5)) + "/s" }
+	return fmt.Sprintf("did not keep up: %s of %s", perSecond(did), perSecond(asked))
+}
+
+// everyLevel are the levels that the run has, also those at which nothing could be told.
+func (s *Summary) everyLevel(run record.Run, t *table) []factors {
+	levels := map[string]factors{}
+	for _, p := range run.Plan {
+		at := factors(p.Factors)
+		if at == nil {
+			at = factors{}
+		}
+		for _, arm := range t.everyArm(run) {
+			if t.done[levelArm{at.key(), arm}] > 0 {
+				levels[at.key()] = at
+			}
+		}
+	}
+	for _, at := range t.levels {
+		levels[at.key()] = at
+	}
+	return slices.SortedFunc(maps.Values(levels), compareFactors)
+}
+
+// everyArm are the arms that the run has, also those of which nothing could be told.
+func (t *table) everyArm(run record.Run) []string {
+	known := map[string]bool{}
+	for _, p := range run.Plan {
+		known[p.Arm] = true
+	}
+	for place := range t.done {
+		known[place.arm] = true
+	}
+	return slices.SortedFunc(maps.Keys(known), CompareArms)
+}
+
+// missingAnswers say, beside answers in an experiment's own words, what could not be told, why, and which arms did not keep up. Arms and levels at
+// which the same is missing for the same reason are put together.
+func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
+	type group struct {
+		text, levels string // what is said, and at which levels the arms before it were put together
+	}
+	var all, merged []group
+	for _, at := range s.everyLevel(run, t) {
+		arms := map[string][]string{}
+		var order []string
+		add := func(arm, text string) {
+			if arms[text] == nil {
+				order = append(order, text)
+			}
+			arms[text] = append(arms[text], s.ArmName(arm))
+		}
+		for _, arm := range t.everyArm(run) {
+			if arm == record.AA {
+				continue // it is there for its difference to the baseline
+			}
+			for _, g := range s.gaps(run, t, arm, at) {
+				add(arm, ": "+g.word())
+			}
+			if slow := t.fellBehind(arm, at); slow != "" {
+				add(arm, " "+slow)
+			}
+		}
+		for _, text := range order {
+			all = append(all, group{join(arms[text]) + text, Level(at)})
+		}
+	}
+	levels := map[string][]string{}
+	for _, g := range all {
+		if levels[g.text] == nil {
+			merged = append(merged, g)
+		}
+		levels[g.text] = append(levels[g.text], g.levels)
+	}
+	var answers []Answer
+	for _, g := range merged {
+		text := g.text + "."
+		if at := join(levels[g.text]); at != "" {
+			text = "At " + at + ": " + text
+		}
+		answers = append(answers, Answer{Question: s.Question, Answer: text, Evidence: []string{}})
+	}
+	return answers
+}
+
+// missing adds what could not be told at this level, with its reason, of the arm or of the baseline that it is compared with.
+func (c *clauses) missing(run record.Run, t *table) {
+	if slow := t.fellBehind(c.arm, c.at); slow != "" {
+		if len(c.parts) > 0 {
+			slow = "it " + slow
+		}
+		c.parts = append(c.parts, slow)
+		if e := c.find("throughput_per_second"); e != nil {
+			c.evidence = append(c.evidence, e.Metric+" "+e.Arm)
+		}
+	}
+	gaps := c.s.gaps(run, t, c.arm, c.at)
+	for _, g := range gaps {
+		c.parts = append(c.parts, g.word())
+	}
+	if c.arm == record.Direct {
+		return
+	}
+	for _, g := range c.s.gaps(run, t, record.Direct, c.at) {
+		if !slices.ContainsFunc(gaps, func(o gap) bool { return o.metrics == g.metrics }) {
+			c.parts = append(c.parts, "in the baseline, "+g.word())
+		}
+	}
+}

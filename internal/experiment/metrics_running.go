@@ -1,0 +1,114 @@
+package experiment
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"tare/internal/load"
+	"tare/internal/stats"
+)
+
+// runningMetrics are of the requests that no stall of the machine touched: what latency is while the machine runs. See docs/noise.md.
+var runningMetrics = []Metric{
+	whileRunning(load.LatencyRunning, needRunning, 0.5, "p50", "from the intended start of a request until its answer was read"),
+	whileRunning(load.LatencyRunning, needRunning, 0.9, "p90", "from the intended start of a request until its answer was read"),
+	whileRunning(load.LatencyRunning, needRunning, 0.99, "p99", "from the intended start of a request until its answer was read"),
+	whileRunning(load.LatencyRunning, needRunning, 0.999, "p999", "from the intended start of a request until its answer was read"),
+	whileRunning(load.ConnectRunning, needRunning, 0.5, "p50", "for a connection to be made"),
+	whileRunning(load.ConnectRunning, needRunning, 0.99, "p99", "for a connection to be made"),
+	whileRunning(load.OwnLagRunning, needNothing, 0.5, "p50", "that the generator itself was late"),
+	whileRunning(load.OwnLagRunning, needNothing, 0.9, "p90", "that the generator itself was late"),
+	whileRunning(load.OwnLagRunning, needNothing, 0.99, "p99", "that the generator itself was late"),
+	whileRunning(load.OwnLagRunning, needNothing, 0.999, "p999", "that the generator itself was late"),
+	{
+		Name: "disturbed_share", Unit: "ratio", Better: "lower", Needs: needNothing,
+		How: "Requests that a stall of the machine touched (stolen CPU time, or a task from elsewhere that held a CPU), of those answered " +
+			"while stalls were watched for, all loads together. Left out where nobody watched.",
+		value: (*measurement).disturbedShare,
+	},
+	{
+		Name: "throughput_running_per_second", Unit: "per second", Better: "higher", Needs: needRunning,
+		How: "Requests of all loads that were answered while no CPU stood still, per second of that time. Closed loops only: " +
+			"at a fixed rate, what a stall held up is answered after it. Left out where less than a tenth of the window was quiet.",
+		value: (*measurement).throughputWhileRunning,
+	},
+}
+
+func whileRunning(histogram string, needs []Need, q float64, quantile, what string) Metric {
+	least := stats.MinBeyond(q)
+	return Metric{
+		Name: histogram + "_" + quantile + "_seconds", Unit: "s", Better: "lower", Needs: needs, Headline: histogram == load.LatencyRunning && quantile != "p90", Tail: q > 0.5,
+		How: fmt.Sprintf("Time %s, of the requests that no stall of the machine touched, weighted for the greater chance of long ones to be touched: "+
+			"%s quantile, all loads merged. Left out when those requests cannot carry it, as when fewer than %g of them lie beyond it.",
+			what, quantile, least),
+		value: func(m *measurement) (float64, bool) { return m.quantileWhileRunning(histogram, quantile, q, least) },
+	}
+}
+
+// runningPart is what all loads that have a histogram say of stalls, taken together; nil where one of them says nothing.
+func (m *measurement) runningPart(histogram string) *load.Running {
+	var parts []*load.Running
+	for _, r := range m.loads {
+		plain := strings.TrimSuffix(histogram, "_running")
+		if _, has := r.Histograms[plain]; has {
+			parts = append(parts, r.Running)
+		}
+	}
+	return load.MergeRunning(parts)
+}
+
+func (m *measurement) quantileWhileRunning(histogram, quantile string, q, least float64) (float64, bool) {
+	if ok, _ := m.runningPart(histogram).Tells(histogram, quantile, q, least); !ok {
+		return 0, false
+	}
+	h, ok := m.histogram(histogram)
+	if !ok {
+		return 0, false
+	}
+	return float64(h.ValueAtQuantile(100*q)) / 1e9, true
+}
+
+func (m *measurement) disturbedShare() (float64, bool) {
+	sum := load.Running{}
+	for _, r := range m.loads {
+		if r.Running == nil {
+			continue // it tells nothing apart
+		}
+		sum.Disturbed += r.Running.Disturbed
+		sum.Undisturbed += r.Running.Undisturbed
+	}
+	return sum.Share()
+}
+
+// leastQuiet is the part of a window that must be quiet for a rate in it.
+const leastQuiet = 0.1
+
+func (m *measurement) throughputWhileRunning() (total float64, ok bool) {
+	for _, r := range m.loads {
+		run := r.Running
+		if r.Mode != load.Closed || run == nil || run.QuietSeconds <= leastQuiet*r.Seconds {
+			return 0, false
+		}
+		total += float64(run.DoneQuiet) / run.QuietSeconds
+	}
+	return total, len(m.loads) > 0
+}
+
+// lagRunning is the gate of the generator's lag for the requests that no stall touched. Where too few are left to tell, nothing is told
+// of them either, and there is nothing to void.
+func (j *judgeLoad) lagRunning() {
+	const q = 0.99
+	if ok, _ := j.r.Running.Tells(load.OwnLagRunning, "p99", q, stats.MinBeyond(q)); !ok || j.r.Mode != load.Open {
+		return
+	}
+	h, err := j.r.Histogram(load.OwnLagRunning)
+	if err != nil || h == nil {
+		return
+	}
+	seen, allowed := time.Duration(h.ValueAtQuantile(100*q)), j.gates.duration("lag")
+	if seen > allowed {
+		j.trip(gateLagRunning, seen.Seconds(), allowed.Seconds(), "the generator started the 99th percentile of requests %v late while the machine was running, "+
+			"and %v is allowed; lower the rate or give the load a CPU of its own", seen.Round(time.Microsecond), allowed)
+	}
+}

@@ -1,0 +1,80 @@
+package experiment
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"tare/internal/ledger"
+	"tare/internal/role"
+)
+
+// scheduleOf is what the load of a name is told at its start.
+func (x *trial) scheduleOf(name string, s role.Schedule) role.Schedule {
+	s.Stalls = x.wants[name].Stalls
+	return s
+}
+
+// tellStalls tells the loads that want to know when the machine stood still in the window.
+func (x *trial) tellStalls(l *ledger.Ledger) error {
+	stalls := stallsOf(l, path.Dir(x.work.Path()), x.machine.Shared)
+	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
+		if !x.wants[name].Stalls {
+			continue
+		}
+		if err := x.loads[name].conn.Send(role.Halts, stalls); err != nil {
+			return fmt.Errorf("telling the load %s of stalls: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// stallsOf is when the machine stood still for those who work in the groups at tree: time that the hypervisor took, and time in which
+// a task from elsewhere held a CPU. What the trial's own processes do to each other is no stall but what is measured, and
+// neither are looks of the witness that came late: whoever turned interrupts off may be the subject. Kernel threads work for others, who
+// may be the subject, and of a task whose group is not known nobody can say. On a machine that other nodes of the same
+// run share, their processes are the experiment, and cannot be told from neighbours.
+func stallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
+	if l == nil {
+		return role.Stalls{Unknown: "no window was measured"}
+	}
+	s := role.Stalls{From: monotonicOf(l.Window.Start), To: monotonicOf(l.Window.End), Spans: [][2]int64{}}
+	switch {
+	case l.Noise == nil:
+		s.Unknown = "nobody watched for stalls of the machine"
+		return s
+	case l.Noise.StallsOmitted > 0 || l.Noise.OccupiedMissed > 0:
+		s.Unknown = fmt.Sprintf("the machine stood still so often that %d stalls were not kept", l.Noise.StallsOmitted+l.Noise.OccupiedMissed)
+		return s
+	}
+	for _, one := range l.Noise.Stalls {
+		if one.Cause == ledger.Hypervisor {
+			s.Spans = append(s.Spans, [2]int64{one.From, one.To})
+		}
+	}
+	for _, one := range l.Noise.Occupied {
+		if one.Cause == ledger.Neighbour && !shared && one.Cgroup != "" && !within(one.Cgroup, tree) && !kernelThread(one.Comm) {
+			s.Spans = append(s.Spans, [2]int64{one.From, one.To})
+		}
+	}
+	// The union: CPUs often stand still together, and thousands of stalls are then a few hundred spans.
+	slices.SortFunc(s.Spans, func(a, b [2]int64) int { return slices.Compare(a[:], b[:]) })
+	kept := s.Spans[:0]
+	for _, one := range s.Spans {
+		if last := len(kept) - 1; last >= 0 && one[0] <= kept[last][1] {
+			kept[last][1] = max(kept[last][1], one[1])
+			continue
+		}
+		kept = append(kept, one)
+	}
+	s.Spans = kept
+	return s
+}
+
+// kernelThread says whether a task of a name is a thread of the kernel that works for others: softirq, deferred work, callbacks of RCU.
+func kernelThread(comm string) bool {
+	name, _, _ := strings.Cut(comm, "/")
+	return slices.Contains([]string{"ksoftirqd", "kworker", "rcu_preempt", "rcu_sched", "rcuc", "rcuog", "rcuos", "migration", "irq"}, name)
+}

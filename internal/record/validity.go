@@ -1,0 +1,25 @@
+package record
+
+import "slices"
+
+// Stands reports whether the trial can tell a metric: it did not fail, and no gate that it tripped voids the metric. Whether the trial has
+// the metric at all is another question.
+func (v Validity) Stands(metric string) bool {
+	switch {
+	case v.Failed != "":
+		return false
+	case v.Valid:
+		return true
+	}
+	_, voided := v.VoidedBy(metric)
+	return !voided && len(v.Reasons) > 0 // invalid for a reason that nobody knows: nothing of it stands
+}
+
+// VoidedBy is the first reason that voids a metric; false where there is none.
+func (v Validity) VoidedBy(metric string) (Reason, bool) {
+	i := slices.IndexFunc(v.Reasons, func(r Reason) bool { return r.Voids == nil || slices.Contains(r.Voids, metric) })
+	if i < 0 {
+		return Reason{}, false
+	}
+	return v.Reasons[i], true
+}

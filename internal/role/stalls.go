@@ -1,0 +1,110 @@
+package role
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Stalls is the data of a stalls message: when the machine stood still in the measured window, for those who wanted to run on one of
+// its CPUs. Times are CLOCK_MONOTONIC in nanoseconds.
+type Stalls struct {
+	From  int64      `json:"from_ns"` // stalls were watched for from here
+	To    int64      `json:"to_ns"`   // to here
+	Spans [][2]int64 `json:"spans_ns"`
+
+	// Unknown says why nothing is known of stalls; empty where it is.
+	Unknown string `json:"unknown,omitempty"`
+}
+
+// Wants is the part of a ready message that asks for a stalls message.
+type Wants struct {
+	Stalls bool `json:"stalls,omitempty"`
+}
+
+// WorkThenStalls is Work for a load that wants to know of the machine's stalls: its ready message must hold Wants. When run has
+// ended, finish completes the result with the stalls that the parent sends; nil where the parent does not say them.
+func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any, run func(context.Context, Schedule) (R, error), finish func(R, *Stalls) error) error {
+	if err := conn.Send(Ready, ready); err != nil {
+		return err
+	}
+	var s Schedule
+	if err := conn.Expect(Start, &s, nil); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan struct{})
+	told := make(chan told, 1)
+	go func() { // ends with the parent's end of the pipe, for which we wait below
+		defer close(ended)
+		defer cancel()
+		listen(conn, told)
+	}()
+	gone := func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return false
+		}
+	}
+	r, err := run(ctx, s)
+	if err == nil && finish != nil {
+		var stalls *Stalls
+		if s.Stalls {
+			select {
+			case t := <-told:
+				stalls, err = t.stalls, t.err
+			case <-ended:
+				return nil
+			}
+		}
+		if err == nil {
+			err = finish(r, stalls)
+		}
+	}
+	if err != nil {
+		if gone() {
+			return nil
+		}
+		return err
+	}
+	if err := conn.Send(Result, r); err != nil {
+		return err
+	}
+	<-ended
+	return nil
+}
+
+// told is a stalls message, or why it could not be read.
+type told struct {
+	stalls *Stalls
+	err    error
+}
+
+// listen reads what the parent says until it goes, and passes on the first stalls message.
+func listen(conn *Conn, to chan<- told) {
+	for {
+		m, err := conn.Receive()
+		if err != nil {
+			return
+		}
+		if m.Event != Halts {
+			continue
+		}
+		t := told{stalls: &Stalls{}}
+		if err := json.Unmarshal(m.Data, t.stalls); err != nil {
+			t.err = fmt.Errorf("decoding %s message: %w", Halts, err)
+		}
+		select {
+		case to <- t:
+		default: // a second one says nothing new
+		}
+	}
+}
