@@ -39,8 +39,8 @@ type Evidence struct {
 	Samples map[Place]int // how many samples saw it in each place
 	Sole    *Place        // the only place it can have run in, by how it is attached; nil when there may be others
 
-	// Hz is how many samples each CPU gave in a second, and Seconds how long they were taken: together they tell which rate or
-	// which window would have been enough. Hz is 0 where no samples were taken, or by no clock.
+	// Hz is how many samples each CPU gave in a second, and Seconds how long they were taken: together they tell
+	// which rate or which window would have been enough. Hz is 0 where no samples were taken, or by no clock.
 	Hz, Seconds float64
 }
 
@@ -112,7 +112,8 @@ func Split(e Evidence) []ledger.Share {
 }
 
 const (
-	// enough is how many samples a hint aims at: a Poisson count with this mean is below MinSamples in 1 of 100 windows.
+	// enough is how many samples a hint aims at: a Poisson count with this mean is below MinSamples in 1 of 100
+	// windows.
 	enough = 38
 	// fastest is the highest rate that a hint names: ten times the default.
 	fastest = 4999
@@ -145,7 +146,8 @@ func (e Evidence) tooFew(n int) string {
 	return short + "; use " + strings.Join(options, " or ")
 }
 
-// primeFrom is the smallest prime that is no less than n: samples at a prime rate do not keep step with timers of round ones.
+// primeFrom is the smallest prime that is no less than n: samples at a prime rate do not keep step with timers of
+// round ones.
 func primeFrom(n int) int {
 	for n = max(n, 2); ; n++ {
 		prime := true

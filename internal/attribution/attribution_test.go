@@ -80,8 +80,8 @@ func TestSplitSaysWhatItCannot(t *testing.T) {
 	}
 }
 
-// A hint names what would have split the program: a rate or a window that gives enough samples for its run time, and neither where
-// samples cannot see it.
+// A hint names what would have split the program: a rate or a window that gives enough samples for its run time,
+// and neither where samples cannot see it.
 func TestHintSplits(t *testing.T) {
 	a := Place{"/a", ledger.Task}
 	for _, c := range []struct {

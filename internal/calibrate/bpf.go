@@ -185,7 +185,8 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	if s := prog.SampledSeconds; s != nil {
 		allowed.Absolute, allowed.HalfWidths = w.runs*allowed.Absolute, 2
 		nothing := w.runs * zero.sampled
-		ws = append(ws, known(name+", time by samples", quantity.Seconds, w.runs*truth, s.Value-nothing, allowed, "the sampler alone; "+how).within(s.Lo-nothing, s.Hi-nothing).
+		bySamples := known(name+", time by samples", quantity.Seconds, w.runs*truth, s.Value-nothing, allowed, "the sampler alone; "+how)
+		ws = append(ws, bySamples.within(s.Lo-nothing, s.Hi-nothing).
 			unless(func(off float64, s stood) bool { return w.withheld || moved*w.runs+s.awaySeconds >= off/2 }),
 			share(name, w, how))
 		ws = append(ws, seen(name, w, zero)...)
@@ -221,23 +222,28 @@ func (b *bench) plantProgram(ctx context.Context, steps int, about time.Duration
 	if period := l.Host.SamplerPeriod; period != nil && *period > 0 {
 		w.hz = 1 / *period
 	}
-	w.withheld = slices.ContainsFunc(l.Warnings, func(x ledger.Warning) bool { return x.Code == "sampler-throttled" || x.Code == "samples-lost" })
+	w.withheld = slices.ContainsFunc(l.Warnings, func(x ledger.Warning) bool {
+		return x.Code == "sampler-throttled" || x.Code == "samples-lost"
+	})
 	return w, nil
 }
 
-// share is the part of the program's time in group a. The processes run it 3:1; the CPU that each had may have been slower than the
-// other's, as one that shares its core with a neighbour is, and the CPU time of their calls says by how much.
+// share is the part of the program's time in group a. The processes run it 3:1; the CPU that each had may have been
+// slower than the other's, as one that shares its core with a neighbour is, and the CPU time of their calls says by
+// how much.
 func share(name string, w weighed, planted string) Weight {
 	prog := w.program
 	name += ", part in one of two groups"
 	a, b := w.results[0].CPUSeconds, w.results[1].CPUSeconds
 	expected := a / (a + b)
-	unlike := math.Abs(expected - float64(heavyPart)/(heavyPart+1)) // what the calls take around the program need not be as much slower
+	// What the calls take around the program need not be as much slower.
+	unlike := math.Abs(expected - float64(heavyPart)/(heavyPart+1))
 	for _, s := range prog.Shares {
 		if s.Cgroup != nil && *s.Cgroup == w.paths[0] && s.Context == ledger.Task {
 			total := *prog.RunSeconds
-			return known(name, quantity.Part, expected, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2},
-				"two groups that run the program 3:1; truth: the CPU time of their calls by the processes' own clocks").within(s.Lo/total, s.Hi/total).
+			const planted = "two groups that run the program 3:1; truth: the CPU time of their calls by the processes' own clocks"
+			return known(name, quantity.Part, expected, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2}, planted).
+				within(s.Lo/total, s.Hi/total).estimated().
 				only(func(off float64, s stood) bool { return w.withheld || s.stolenSeconds/(a+b)+unlike >= off })
 		}
 	}
@@ -248,16 +254,18 @@ func share(name string, w weighed, planted string) Weight {
 	return missed.fragile()
 }
 
-// minSeen is how many samples must be due on a CPU for their number to be weighed: their chance is then small beside the tolerance.
+// minSeen is how many samples must be due on a CPU for their number to be weighed: their chance is then small
+// beside the tolerance.
 const minSeen = 100
 
-// minCalls is how many times as long as the call without it a program takes, call included, for its samples to be weighed: how long the
-// call itself takes changes by half and more with what else the CPU's core does, and is then a small part.
+// minCalls is how many times as long as the call without it a program takes, call included, for its samples to be
+// weighed: how long the call itself takes changes by half and more with what else the CPU's core does, and is then
+// a small part.
 const minCalls = 4
 
-// seen holds the samples of each group's process, which has a CPU to itself, against those that are due on that CPU by the calls of the
-// process and what one took where it was fastest. Neither a neighbour nor the hypervisor takes samples away from a program that runs, so
-// this finds a CPU whose samples are not read, however noisy the machine.
+// seen holds the samples of each group's process, which has a CPU to itself, against those that are due on that CPU
+// by the calls of the process and what one took where it was fastest. Neither a neighbour nor the hypervisor takes
+// samples away from a program that runs, so this finds a CPU whose samples are not read, however noisy the machine.
 func seen(name string, w weighed, zero empty) (ws []Weight) {
 	for i, path := range w.paths {
 		r := w.results[i]
@@ -272,10 +280,11 @@ func seen(name string, w weighed, zero empty) (ws []Weight) {
 			}
 		}
 		lo, hi := stats.PoissonInterval(n, attribution.Confidence)
-		ws = append(ws, known(fmt.Sprintf("%s, samples of process %d of 2, at least", name, i+1), quantity.Count, due, float64(n),
-			Tolerance{Part: 0.5, HalfWidths: 1}, fmt.Sprintf("%d calls on a CPU of its own; truth: their number, times %s, the CPU time of one where they were fastest, "+
-				"less a call without a program, times the rate of samples", r.Times, quantity.Value(r.Fastest, quantity.Seconds))).
-			within(lo, hi).lower().only(func(float64, stood) bool { return w.withheld }))
+		planted := fmt.Sprintf("%d calls on a CPU of its own; truth: their number, times %s, the CPU time of one where they were fastest, "+
+			"less a call without a program, times the rate of samples", r.Times, quantity.Value(r.Fastest, quantity.Seconds))
+		x := known(fmt.Sprintf("%s, samples of process %d of 2, at least", name, i+1), quantity.Count, due, float64(n),
+			Tolerance{Part: 0.5, HalfWidths: 1}, planted)
+		ws = append(ws, x.within(lo, hi).lower().only(func(float64, stood) bool { return w.withheld }))
 	}
 	return ws
 }

@@ -136,8 +136,9 @@ func (r *Report) unweighed() (names []string) {
 	return names
 }
 
-// Verdict is what a caller is told: nil when every weight that could be judged is in tolerance, code Exceeded when one is not, which
-// says that the scale itself is wrong, and Invalid when a whole section has no weight that could be judged.
+// Verdict is what a caller is told: nil when every weight that could be judged is in tolerance, code Exceeded when
+// one is not, which says that the scale itself is wrong, and Invalid when a whole section has no weight that could
+// be judged.
 func (r *Report) Verdict() error {
 	var failed []string
 	for _, w := range r.Weights {
@@ -161,8 +162,8 @@ func (r *Report) Verdict() error {
 // tries is how often a weight that the machine's other work can spoil is weighed before its verdict stands.
 const tries = 3
 
-// quickRetries is the time that a quick calibration spends on trying again what was disturbed. What is out of tolerance for no reason
-// that is known is always tried again.
+// quickRetries is the time that a quick calibration spends on trying again what was disturbed. What is out of
+// tolerance for no reason that is known is always tried again.
 const quickRetries = 8 * time.Second
 
 // weigh plants and reads, and does so again while a sensitive weight is out of tolerance.
@@ -177,7 +178,7 @@ func (b *bench) weigh(ctx context.Context, section, what string, plant func(cont
 		}
 		all = append(all, ws)
 		stands := best(all)
-		failed := slices.ContainsFunc(stands, func(w Weight) bool { return w.sensitive && w.Verdict == Fail })
+		failed := slices.ContainsFunc(stands, func(w Weight) bool { return (w.sensitive || w.chancy) && w.Verdict == Fail })
 		disturbed := slices.ContainsFunc(stands, func(w Weight) bool { return w.Verdict == Disturbed })
 		took := time.Since(start)
 		late := b.o.Quick && b.retried+took > quickRetries
@@ -223,9 +224,10 @@ func (b *bench) try(ctx context.Context, section, what string, plant func(contex
 	return ws, nil
 }
 
-// best is what stands of all tries. A weight that noise cannot spoil fails if it ever failed. A sensitive one passes if it ever passed, for
-// noise makes no good reading of a bad scale; else it fails if it did so in most tries, and is disturbed otherwise. Weights are known by
-// their names; what the tries do not have in common stands as the last one has it.
+// best is what stands of all tries. A weight that neither noise nor chance can spoil fails if it ever failed.
+// Another one passes if it ever passed, for noise makes no good reading of a bad scale; else it fails if it did so
+// in most tries, and is disturbed otherwise. Weights are known by their names; what the tries do not have in common
+// stands as the last one has it.
 func best(all [][]Weight) []Weight {
 	stands := slices.Clone(all[len(all)-1])
 	for i, last := range stands {
@@ -243,7 +245,7 @@ func best(all [][]Weight) []Weight {
 		}
 		fails, passes, disturbed := by[Fail], by[Pass], by[Disturbed]
 		switch {
-		case fails != nil && !fails.sensitive:
+		case fails != nil && !fails.sensitive && !fails.chancy:
 			stands[i] = *fails
 		case passes != nil:
 			stands[i] = *passes

@@ -85,8 +85,8 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Noise makes no good reading of a bad scale, but bad readings of a good one: a sensitive weight passes if it ever passed. One that noise
-// cannot spoil fails if it ever failed.
+// Noise makes no good reading of a bad scale, but bad readings of a good one: a sensitive weight passes if it ever
+// passed. One that noise cannot spoil fails if it ever failed.
 func TestBest(t *testing.T) {
 	for _, tt := range []struct {
 		tries     []Verdict
@@ -117,6 +117,13 @@ func TestBest(t *testing.T) {
 			t.Errorf("%v: the reading is of a try that was %s, and the verdict %s", tt.tries, v, tt.want)
 		}
 	}
+	chancy := func(v Verdict) []Weight { return []Weight{{Name: "a", Verdict: v, chancy: true}} }
+	if got := best([][]Weight{chancy(Fail), chancy(Pass)}); got[0].Verdict != Pass {
+		t.Errorf("an estimate that chance put out of tolerance once: %s", got[0].Verdict)
+	}
+	if got := best([][]Weight{chancy(Fail), chancy(Fail), chancy(Fail)}); got[0].Verdict != Fail {
+		t.Errorf("an estimate that is always out of tolerance: %s", got[0].Verdict)
+	}
 	// A try without answers has another weight in place of the others.
 	got := best([][]Weight{{{Name: "p50", Verdict: Disturbed}}, {{Name: "answered", Verdict: Disturbed}}})
 	if len(got) != 1 || got[0].Name != "answered" {
@@ -137,7 +144,8 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
-// The part in one group is held against the CPU time of the calls, and only stolen time and CPUs that were unlike excuse it.
+// The part in one group is held against the CPU time of the calls, and only stolen time and CPUs that were unlike
+// excuse it.
 func TestShare(t *testing.T) {
 	group := "/a"
 	for _, tt := range []struct {

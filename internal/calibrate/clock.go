@@ -59,9 +59,11 @@ func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 	if err != nil {
 		return Weight{}, err
 	}
-	// Somebody who came between the two clocks in all 20 pairs leaves the reading uncertain by as much as they lie apart.
+	// Somebody who came between the two clocks in all 20 pairs leaves the reading uncertain by as much as they lie
+	// apart.
 	apart := float64(w1+w2) / float64(r2-r1)
-	return known("length of a second", quantity.Seconds, 1, float64(s2-s1)/float64(r2-r1), Tolerance{Absolute: apart, Part: 0.001}, planted), nil
+	second := float64(s2-s1) / float64(r2-r1)
+	return known("length of a second", quantity.Seconds, 1, second, Tolerance{Absolute: apart, Part: 0.001}, planted), nil
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -113,7 +115,8 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	}
 	slices.Sort(p50)
 	slices.Sort(p99)
-	// lag is one quantile. Is it the pacer, or the machine? Who is woken later than the pacer may spin, and more, is late with any pacer.
+	// lag is one quantile. Is it the pacer, or the machine? Who is woken later than the pacer may spin, and more,
+	// is late with any pacer.
 	lag := func(q float64, quantile string, measured float64, allowed time.Duration) (Weight, error) {
 		w := known(name(quantile), quantity.Seconds, 0, measured, Tolerance{Absolute: allowed.Seconds()}, planted).fragile()
 		if measured <= allowed.Seconds() {

@@ -25,7 +25,8 @@ type served struct {
 	from  int64     // of the stalls
 }
 
-// unanswered is the error of a load that did not get all its answers in time, so that there are no latencies to compare.
+// unanswered is the error of a load that did not get all its answers in time, so that there are no latencies to
+// compare.
 type unanswered struct {
 	intended, done int64
 	errors         string
@@ -35,7 +36,8 @@ func (u unanswered) Error() string {
 	return fmt.Sprintf("the server answered %d of %d requests: %s", u.done, u.intended, u.errors)
 }
 
-// weight stands in place of the weights that could not be made of it: a machine that stands still leaves requests unanswered, too.
+// weight stands in place of the weights that could not be made of it: a machine that stands still leaves requests
+// unanswered, too.
 func (u unanswered) weight(what string) Weight {
 	return known(what+": requests answered", quantity.Count, float64(u.intended), float64(u.done), Tolerance{Absolute: 0.5},
 		fmt.Sprintf("a load of %d requests; truth: all of them", u.intended)).noted(u.Error()).

@@ -68,6 +68,7 @@ type Weight struct {
 	Cause ledger.Cause `json:"cause,omitempty"`
 
 	sensitive bool // to what else the machine does
+	chancy    bool // an estimate, which chance alone puts out of tolerance now and then: it must be so in most tries
 	atLeast   bool // a reading above the truth is not held against the scale
 	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of that.
 	spoiled func(off float64, s stood) bool
@@ -175,6 +176,9 @@ func missing(name, unit, planted, why string) Weight {
 func (w Weight) within(lo, hi float64) Weight { w.Lo, w.Hi = &lo, &hi; return w }
 func (w Weight) noted(note string) Weight     { w.Note = note; return w }
 func (w Weight) fragile() Weight              { w.sensitive = true; return w }
+
+// estimated is for a reading that chance can put out of tolerance, and that nothing but what only names excuses.
+func (w Weight) estimated() Weight { w.chancy = true; return w }
 
 // lower is for a truth that is a bound: more is not held against the scale.
 func (w Weight) lower() Weight { w.atLeast = true; return w }

@@ -20,8 +20,8 @@ type stood struct {
 	longest float64 // s
 	delays  []int64 // of all wake-ups, ns, in order of size
 
-	// away is the part of the machine that others had meanwhile, the hypervisor among them, by /proc/stat; stolen is the hypervisor's,
-	// and stolenSeconds the same over all CPUs.
+	// away is the part of the machine that others had meanwhile, the hypervisor among them, by /proc/stat; stolen
+	// is the hypervisor's, and stolenSeconds the same over all CPUs.
 	away, stolen, stolenSeconds float64
 	awaySeconds                 float64
 }

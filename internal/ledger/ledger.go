@@ -61,9 +61,9 @@ type CPU struct {
 	Attributed  float64   `json:"attributed_seconds"`  // on a line of Lines
 	Unexplained float64   `json:"unexplained_seconds"` // capacity - (idle - idle_stolen) - steal - attributed
 	Lines       []CPULine `json:"lines"`               // the parts of attributed
-	// BPFUnsplit is run time of eBPF programs that could not be split. It ran inside the other lines (groups, root, kernel
-	// threads, interrupts), nobody knows in which, so it stands there and is no summand of its own: the ebpf line does not hold
-	// it. The scale's own programs are not in it. null where run time was not counted.
+	// BPFUnsplit is run time of eBPF programs that could not be split. It ran inside the other lines (groups, root,
+	// kernel threads, interrupts), nobody knows in which, so it stands there and is no summand of its own: the ebpf
+	// line does not hold it. The scale's own programs are not in it. null where run time was not counted.
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"`
 	// IdleStolen is the part of steal that the kernel counts as idle as well: the CPU was idle when it was taken away. It is the middle of what is
 	// possible, and off by at most IdleStolenError. Null without a witness: it is then not known, and unexplained is too low by it.
@@ -200,8 +200,9 @@ type Cgroup struct {
 	Path       string   `json:"path"`
 	Role       string   `json:"role"` // app, load, subject, self, or empty
 	CPUSeconds *float64 `json:"cpu_seconds"`
-	// BPFSeconds is eBPF run time of its tasks in every context, descendants included, as far as it could be split: at least
-	// that, and at most cpu.bpf_unsplit_seconds more. null where programs ran and no second of theirs could be split.
+	// BPFSeconds is eBPF run time of its tasks in every context, descendants included, as far as it could be split:
+	// at least that, and at most cpu.bpf_unsplit_seconds more. null where programs ran and no second of theirs
+	// could be split.
 	BPFSeconds       *float64 `json:"bpf_seconds"`
 	BPFInsideSeconds *float64 `json:"bpf_inside_seconds"` // the part of bpf_seconds that cpu_seconds contains
 	ThrottledSeconds *float64 `json:"throttled_seconds"`

@@ -387,8 +387,8 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	return out
 }
 
-// splitTime is the run time of programs in seconds that could be split by where it ran, and that could not. Programs of the scale's
-// own are left out: what they took is a line of its own in self.
+// splitTime is the run time of programs in seconds that could be split by where it ran, and that could not.
+// Programs of the scale's own are left out: what they took is a line of its own in self.
 func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) {
 	own := map[uint32]bool{}
 	for i := range a.snapshot.Programs {

@@ -21,7 +21,8 @@ import (
 // runVariable makes this test binary a process that runs a program for the length of time in it.
 const runVariable = "TARE_TEST_RUN_PROGRAM" // see TestMain
 
-// runProgram loads a program of some microseconds, prints its id, and runs it for d of the program's time when a byte comes in.
+// runProgram loads a program of some microseconds, prints its id, and runs it for d of the program's time when a
+// byte comes in.
 func runProgram(d time.Duration) error {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_test_run", Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
@@ -107,8 +108,9 @@ func runs(t *testing.T, o Options, d time.Duration) (*ledger.Ledger, ledger.Prog
 	return nil, ledger.Program{}
 }
 
-// Run time that could not be split is unknown and not 0: no group is said to have had none, the budget names it as not split, and the
-// hint is an option that would have split it. With that many samples it is split, and the groups have their parts.
+// Run time that could not be split is unknown and not 0: no group is said to have had none, the budget names it as
+// not split, and the hint is an option that would have split it. With that many samples it is split, and the groups
+// have their parts.
 func TestRunTimeThatIsNotSplit(t *testing.T) {
 	const slow, fast = 19, 4999
 	l, p := runs(t, Options{SampleHz: slow, NoMemory: true}, 60*time.Millisecond) // about 1 sample

@@ -78,7 +78,8 @@ func budgetParts(c ledger.CPU) []part {
 		part{"unexplained", c.Unexplained, '?', "remainder", false})
 }
 
-// notSplit is the line of eBPF where some or all of it could not be split: that part is inside the other lines, and not 0.
+// notSplit is the line of eBPF where some or all of it could not be split: that part is inside the other lines, and
+// not 0.
 func notSplit(line ledger.CPULine, left float64, name string, sign rune) part {
 	p := part{name: name, seconds: line.Seconds, sign: sign, unknown: line.Method == ledger.MethodNone}
 	took := quantity.Value(left, quantity.Seconds)
