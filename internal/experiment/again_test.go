@@ -342,8 +342,11 @@ func TestEndingOverrides(t *testing.T) {
 			t.Errorf("%s decides when a run ends, and was not asked for", m)
 		}
 	}
-	if !slices.Contains(s.PreciseMetrics(), "latency_p50_seconds") || !slices.Contains(Headlines(), "latency_p99_seconds") {
-		t.Errorf("precise %v, headlines %v", s.PreciseMetrics(), Headlines())
+	if !slices.Contains(s.PreciseMetrics(), "latency_p50_seconds") || !slices.Contains(s.Headlines(), "latency_p99_seconds") {
+		t.Errorf("precise %v, headlines %v", s.PreciseMetrics(), s.Headlines())
+	}
+	if rate := mustParse(t, goodSpec); slices.Contains(rate.Headlines(), "cpu_busy_share") != strings.Contains(goodSpec, "mode: closed") {
+		t.Errorf("of a load at a fixed rate, the answer is said to speak of %v", rate.Headlines())
 	}
 	if err := s.Apply(Overrides{Until: 10 * time.Minute}); err != nil || s.Until != 10*time.Minute || s.Precision == nil {
 		t.Errorf("%v: until %v", err, s.Until)

@@ -49,11 +49,11 @@ var limitMetrics = []Metric{
 		v, ok := m.bpfRate()
 		return v, ok && len(m.limited()) > 0
 	}},
-	{Name: "bpf_cpu_share", Unit: "ratio", Better: "lower", Needs: needShare, Headline: true, How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the machine." + noSubject, value: func(m *measurement) (float64, bool) {
+	{Name: "bpf_cpu_share", Unit: "ratio", Better: "lower", Needs: needShare, Headline: true, Free: true, How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the machine." + noSubject, value: func(m *measurement) (float64, bool) {
 		v, ok := m.bpfRate()
 		return m.ofCapacity(v*m.ledger.Window.Seconds, ok)
 	}},
-	{Name: "cpu_busy_share", Unit: "ratio", Needs: needShare, Headline: true, How: "Part of the CPUs of the machine that was neither idle nor stolen.", value: func(m *measurement) (float64, bool) {
+	{Name: "cpu_busy_share", Unit: "ratio", Needs: needShare, Headline: true, Free: true, How: "Part of the CPUs of the machine that was neither idle nor stolen.", value: func(m *measurement) (float64, bool) {
 		return m.ofCapacity(m.ledger.CPU.Capacity-m.ledger.CPU.Idle-m.ledger.CPU.Steal, true)
 	}},
 	{Name: "app_cpu_share", Unit: "ratio", Better: "lower", Needs: needShare, How: "CPU time of the applications' groups, as a part of all CPUs of the machine. eBPF programs that run in their tasks are inside.", value: roleCPU("app")},

@@ -23,6 +23,7 @@ type Metric struct {
 	Needs  []Need // what of a trial it depends on: a gate that breaks one voids the metric; never nil
 
 	Headline bool // answers speak of it, so a run that goes on until it is precise looks at it
+	Free     bool // answers speak of it only where a load is as fast as it can be: at a fixed rate it is the rate that it shows
 	Tail     bool // it is of the slowest part of what was seen, for which intervals stay wide
 	Outcome  bool // what a subject that is too slow shows in: its own slowness does not void it
 

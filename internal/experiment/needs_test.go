@@ -205,3 +205,33 @@ func TestSpoiled(t *testing.T) {
 		}
 	}
 }
+
+// TestReasonsOfNodes: nodes that share a machine cannot see what others take of it, and the coordinator can; what is void at one node is void for all of
+// them together.
+func TestReasonsOfNodes(t *testing.T) {
+	node := func(name string, r record.Reason) record.NodeTrial {
+		return record.NodeTrial{Name: name, Trial: &record.Trial{Validity: record.Validity{Reasons: []record.Reason{r}}}}
+	}
+	slow := record.Reason{Gate: "rate", Seen: 0.9, Allowed: 0.99, Message: "slow", Cause: ledger.Subject, Voids: []string{"latency_p50_seconds"}}
+	drift := record.Reason{Gate: "rate", Seen: 0.9, Allowed: 0.99, Message: "slow", Cause: ledger.Unknown, Voids: []string{"cpu_seconds_per_kiloevent"}}
+	trial := &record.Trial{Nodes: []record.NodeTrial{node("a", slow), node("b", slow)},
+		Metrics: map[string]float64{"latency_p50_seconds": 1, "throughput_per_second": 1, "map_bytes": 1, "cpu_seconds_per_kiloevent": 1, "node_max_cpu_seconds_per_kiloevent": 1}}
+	p := &pooled{spec: mustParse(t, shortSpec), trial: trial}
+	if r := p.judge(); len(r) != 1 || r[0].Cause != ledger.Subject || !slices.Equal(r[0].Voids, []string{"latency_p50_seconds"}) {
+		t.Errorf("quiet: %+v", r)
+	}
+	p.outside = disturbance{stolen: 0.2}
+	if r := p.judge(); len(r) != 1 || r[0].Cause != ledger.Hypervisor || *r[0].CauseShare != 0.2 || !slices.Equal(r[0].Voids, []string{"latency_p50_seconds", "throughput_per_second"}) {
+		t.Errorf("stolen: %+v", r)
+	}
+	p.outside, trial.Nodes[1] = disturbance{}, node("b", drift)
+	if r := p.judge(); len(r) != 1 || r[0].Cause != ledger.Unknown || !slices.Equal(r[0].Voids, []string{"cpu_seconds_per_kiloevent", "latency_p50_seconds", "node_max_cpu_seconds_per_kiloevent"}) {
+		t.Errorf("two kinds: %+v", r)
+	}
+	old := slow
+	old.Voids = nil
+	trial.Nodes = []record.NodeTrial{node("a", old)}
+	if r := p.judge(); len(r[0].Voids) != len(trial.Metrics) {
+		t.Errorf("a reason without voids voids %v", r[0].Voids)
+	}
+}

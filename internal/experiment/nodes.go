@@ -611,11 +611,16 @@ func (p *pooled) judge() []record.Reason {
 // explained is a reason of one node as one of the trial. A node that shares its machine cannot see what others take of it; the coordinator can.
 func (p *pooled) explained(r record.Reason) record.Reason {
 	r.Voids = p.voids(r)
-	i := slices.IndexFunc(Gates, func(g *Gate) bool { return g.Name == r.Gate })
-	if by, _ := p.outside.by(); by == ledger.Unknown || i < 0 {
+	var gate *Gate // of two with a name the later one, which breaks less: what the other breaks is void already
+	for _, g := range Gates {
+		if g.Name == r.Gate {
+			gate = g
+		}
+	}
+	if by, _ := p.outside.by(); by == ledger.Unknown || gate == nil {
 		return r
 	}
-	again := reasonsOf([]trip{{Gates[i], r}}, p.outside, p.trial.Metrics, p.trial.Counts)[0]
+	again := reasonsOf([]trip{{gate, r}}, p.outside, p.trial.Metrics, p.trial.Counts)[0]
 	if again.CauseShare == nil {
 		return r
 	}

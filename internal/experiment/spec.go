@@ -408,15 +408,20 @@ func metricNames() []string {
 	return names
 }
 
-// Headlines are the metrics that answers speak of.
-func Headlines() []string {
+// Headlines are the metrics that the answer of the experiment speaks of, where trials have them.
+func (s *Spec) Headlines() []string {
 	var names []string
-	for _, m := range Metrics {
-		if m.Headline {
-			names = append(names, m.Name)
+	for i := range Metrics {
+		if s.speaksOf(&Metrics[i]) {
+			names = append(names, Metrics[i].Name)
 		}
 	}
 	return names
+}
+
+func (s *Spec) speaksOf(m *Metric) bool {
+	free := slices.ContainsFunc(slices.Collect(maps.Values(s.Loads)), func(p *Part) bool { return p.Options["mode"] == "closed" || p.Kind.watches })
+	return m.Headline && (free || !m.Free)
 }
 
 // PreciseMetrics are the metrics whose intervals decide when a run with a precision ends: those that the spec names, or else those that answers
@@ -429,8 +434,8 @@ func (s *Spec) PreciseMetrics() []string {
 		return s.Precision.Metrics
 	}
 	var names []string
-	for _, m := range Metrics {
-		if m.Headline && !m.Tail && m.count == nil {
+	for i := range Metrics {
+		if m := &Metrics[i]; s.speaksOf(m) && !m.Tail && m.count == nil {
 			names = append(names, m.Name)
 		}
 	}
