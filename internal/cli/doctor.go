@@ -18,6 +18,7 @@ import (
 	"tare/internal/host/ksym"
 	"tare/internal/host/perf"
 	"tare/internal/host/proc"
+	"tare/internal/host/witness"
 )
 
 func init() { register(newDoctor) }
@@ -72,7 +73,7 @@ without it, and the mend. The exit code is 3 when the machine lacks something th
 
 // features are what this machine can do, from every reader that has a say in it.
 var features = sync.OnceValue(func() []*feature.Probe {
-	return slices.Concat(bpf.Features(), perf.Features(), cgroup.Features(), ksym.Features(), local.Features())
+	return slices.Concat(bpf.Features(), perf.Features(), witness.Features(), cgroup.Features(), ksym.Features(), local.Features())
 })
 
 func diagnose() diagnosis {

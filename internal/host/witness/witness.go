@@ -87,12 +87,12 @@ const (
 )
 
 type state struct {
-	Last, Due, Steal, Idle, Looks            uint64
-	Stolen, Small, SmallLo, SmallHi          uint64
-	Late, Longest, Lost                      uint64
-	Arrival, Before, First, HeldStolen, Held uint64
-	PID, TGID                                uint32
-	Comm                                     [16]byte
+	Last, Due, Steal, Idle, Looks                  uint64
+	Stolen, Small, SmallLo, SmallHi                uint64
+	Late, Longest, Lost                            uint64
+	Slept, Waited, Before, First, HeldStolen, Held uint64
+	PID, TGID                                      uint32
+	Comm                                           [16]byte
 }
 
 // process is a value of the map of processes.

@@ -33,7 +33,8 @@ type witnessState struct {
 	Late       uint64
 	Longest    uint64
 	Lost       uint64
-	Arrival    uint64
+	Slept      uint64
+	Waited     uint64
 	Before     uint64
 	First      uint64
 	HeldStolen uint64

@@ -46,7 +46,7 @@ struct tick_sched {
 	__s64 iowait_sleeptime;
 };
 struct sched_info {
-	unsigned long long last_arrival;
+	unsigned long long run_delay;
 };
 struct rq {
 	int cpu;
@@ -119,7 +119,8 @@ struct state {
 	__u64 longest;  /* the latest of them */
 	__u64 lost;     /* records that found no room */
 	/* The task that the last look saw, if it was not idle. */
-	__u64 arrival;
+	__u64 slept;  /* times that it slept */
+	__u64 waited; /* nanoseconds that it waited for a CPU */
 	__u64 before; /* the look before the first that saw it */
 	__u64 first;
 	__u64 held_stolen;
@@ -198,12 +199,15 @@ static __always_inline __u64 run_queue(struct task_struct *t, __u32 cpu)
 	return (__u64)rq;
 }
 
-/* When the task got the CPU; another number each time. */
-static __always_inline __u64 arrival_of(struct task_struct *t)
+/*
+ * Whether the task has held the CPU since the last look, which saw it too: it never slept, and if somebody preempted it then for a short time only.
+ * The kernel adds up how long a task had to wait for a CPU.
+ */
+static __always_inline __u64 waited(struct task_struct *t)
 {
-	if (bpf_core_field_exists(t->sched_info.last_arrival))
-		return t->sched_info.last_arrival;
-	return t->nvcsw + t->nivcsw;
+	if (bpf_core_field_exists(t->sched_info.run_delay))
+		return t->sched_info.run_delay;
+	return t->nivcsw * period;
 }
 
 /* One task held the CPU from its first look to the last: it is told of when another look no longer sees it. */
@@ -272,7 +276,7 @@ static __always_inline void interval(struct state *s, __u32 cpu, __u64 now, __u6
 SEC("perf_event")
 int tare_witness(void *ctx)
 {
-	__u64 now = bpf_ktime_get_ns(), rq, steal, idle, stolen = 0, arrival;
+	__u64 now = bpf_ktime_get_ns(), rq, steal, idle, stolen = 0;
 	struct task_struct *t = bpf_get_current_task_btf();
 	__u32 cpu = bpf_get_smp_processor_id(), pid = t->pid, tgid = t->tgid;
 	struct state *s = bpf_map_lookup_elem(&tare_looks, &cpu);
@@ -302,20 +306,20 @@ int tare_witness(void *ctx)
 	s->looks++;
 
 	if (pid) {
-		arrival = arrival_of(t);
-		if (s->pid == pid && s->arrival == arrival) {
+		if (s->pid == pid && s->slept == t->nvcsw && waited(t) - s->waited < period / 4) {
 			s->held++;
 			s->held_stolen += stolen;
 		} else {
 			occupant_leaves(s, cpu, now);
 			s->pid = pid;
 			s->tgid = tgid;
-			s->arrival = arrival;
+			s->slept = t->nvcsw;
 			s->before = s->last ? s->last : now;
 			s->first = now;
 			s->held_stolen = 0;
 			bpf_get_current_comm(s->comm, sizeof(s->comm));
 		}
+		s->waited = waited(t);
 		if (busiest) {
 			struct process *p = bpf_map_lookup_elem(&tare_busiest, &tgid);
 			if (p) {

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+/* For a test: keeps the interrupts of a CPU off for a time, in a timer interrupt. */
+
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+typedef unsigned int __u32;
+typedef unsigned long long __u64;
+typedef short __s16;
+typedef int __s32;
+typedef long long __s64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+
+#include <bpf/bpf_helpers.h>
+
+#define BPF_MAP_TYPE_ARRAY 2
+
+const volatile __u64 length = 0; /* nanoseconds */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} runs SEC(".maps");
+
+static long until(__u32 i, void *ctx)
+{
+	return bpf_ktime_get_ns() >= *(__u64 *)ctx;
+}
+
+SEC("perf_event")
+int tare_test_spin(void *ctx)
+{
+	__u64 end = bpf_ktime_get_ns() + length;
+	__u32 zero = 0;
+	__u64 *n = bpf_map_lookup_elem(&runs, &zero);
+
+	if (n)
+		++*n;
+	bpf_loop(1 << 23, until, &end, 0);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,207 @@
+package witness
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" -output-suffix _test spin bpf/spin.bpf.c
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/ledger"
+)
+
+// hold keeps one CPU at real-time priority for a time, several times, and says when it truly had it.
+func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int) (held [][2]int64) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its priority
+		var set unix.CPUSet
+		set.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			done <- fmt.Errorf("pinning to CPU %d: %w", cpu, err)
+			return
+		}
+		attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 50}
+		if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
+			done <- fmt.Errorf("becoming a real-time thread: %w", err)
+			return
+		}
+		for range times {
+			began := monotonic()
+			from, last := began, began
+			for last-began < int64(d) { // the kernel lets others in between, so that they do not starve (its fair server)
+				now := monotonic()
+				if now-last > int64(time.Millisecond)/2 {
+					held = append(held, [2]int64{from, last})
+					from = now
+				}
+				last = now
+			}
+			held = append(held, [2]int64{from, last})
+			ts := unix.NsecToTimespec(int64(pause))
+			_ = unix.Nanosleep(&ts, nil)
+		}
+		done <- nil
+	}()
+	if err := <-done; err != nil {
+		t.Skipf("needs real-time threads: %v", err)
+	}
+	return held
+}
+
+// A task that holds a CPU for 20 ms at real-time priority is seen with its name, within 3 ms of its true edges: one and a half periods. What a stall
+// of the CPU itself does to the looks at an edge comes on top, and is known.
+func TestAHogIsSeen(t *testing.T) {
+	const length, times = 20 * time.Millisecond, 10
+	cpu := runtime.NumCPU() - 1
+	r := start(t, Options{})
+	held := hold(t, cpu, length, 15*time.Millisecond, times)
+	n, err := r.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for _, h := range held {
+		if h[1]-h[0] < int64(8*time.Millisecond) {
+			continue // cut short
+		}
+		checked++
+		var best *ledger.Stall
+		for i := range n.Occupied {
+			o := &n.Occupied[i]
+			if o.CPU == cpu && o.PID == os.Getpid() && o.From < h[1] && h[0] < o.To && (best == nil || o.Seconds > best.Seconds) {
+				best = o
+			}
+		}
+		if best == nil {
+			t.Errorf("nobody was seen on CPU %d from %d to %d", cpu, h[0], h[1])
+			continue
+		}
+		const within = int64(3 * time.Millisecond)
+		begun, ended := best.From-h[0], best.To-h[1]
+		if disturbed := n.Touches([]int{cpu}, h[0]-2*within, h[1]+2*within); (begun > within || -begun > within || ended > within || -ended > within) && !disturbed {
+			t.Errorf("seen %.2f ms after its begin and until %.2f ms after its end", float64(begun)/1e6, float64(ended)/1e6)
+		}
+		if best.Comm == "" || best.Cause != ledger.Neighbour {
+			t.Errorf("%+v", best)
+		}
+	}
+	t.Logf("%d stretches of at least 8 ms, of %d", checked, len(held))
+	if checked < times/2 {
+		t.Errorf("%d stretches of at least 8 ms", checked)
+	}
+	if len(n.Busiest) == 0 {
+		t.Error("nobody was seen running")
+	}
+}
+
+// spinner is a program that runs in the timer interrupt of one CPU, with interrupts off, for a time.
+type spinner struct {
+	objects spinObjects
+	event   int
+}
+
+// plantSpinner makes a program that spins for length, every so often, from start to stop.
+func plantSpinner(t *testing.T, cpu int, length, every time.Duration) *spinner {
+	t.Helper()
+	s := &spinner{}
+	spec, err := loadSpin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := spec.Variables["length"].Set(uint64(length)); err != nil {
+		t.Fatal(err)
+	}
+	if err := spec.LoadAndAssign(&s.objects, nil); err != nil {
+		t.Fatalf("loading a program that spins: %v", err)
+	}
+	t.Cleanup(func() { s.objects.Close() })
+	attr := unix.PerfEventAttr{
+		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK, Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
+		Sample: uint64(every), Bits: unix.PerfBitDisabled,
+	}
+	if s.event, err = unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(s.event) })
+	if err := unix.IoctlSetInt(s.event, unix.PERF_EVENT_IOC_SET_BPF, s.objects.TareTestSpin.FD()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// spin lets it run for a time, and says how often it ran.
+func (s *spinner) spin(t *testing.T, d time.Duration) (runs uint64) {
+	t.Helper()
+	if err := unix.IoctlSetInt(s.event, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(d)
+	if err := unix.IoctlSetInt(s.event, unix.PERF_EVENT_IOC_DISABLE, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.objects.Runs.Lookup(uint32(0), &runs); err != nil {
+		t.Fatal(err)
+	}
+	return runs
+}
+
+// keepBusy keeps a CPU from sleeping until the test ends.
+func keepBusy(t *testing.T, cpu int) {
+	t.Helper()
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		var set unix.CPUSet
+		set.Set(cpu)
+		_ = unix.SchedSetaffinity(0, &set) // elsewhere it does no harm
+		for !stop.Load() {                 //nolint:revive // keeping the CPU busy is the point
+		}
+	}()
+	t.Cleanup(func() { stop.Store(true); <-done })
+}
+
+// Interrupts that are off for long make looks late, and are not taken for stolen time.
+func TestInterruptsOffAreNotStolen(t *testing.T) {
+	const length, every = 12 * time.Millisecond, 50 * time.Millisecond
+	cpu := runtime.NumCPU() - 1
+	spinner := plantSpinner(t, cpu, length, every)
+	keepBusy(t, cpu)
+	r := start(t, Options{})
+	runs := spinner.spin(t, 20*every)
+	n, err := r.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	disturbed, stolen := 0, 0.0 // a spin in which a stall fell: its look is late for both reasons
+	for _, s := range n.Stalls {
+		if s.CPU == cpu {
+			disturbed++
+			stolen += s.Seconds
+		}
+	}
+	off := float64(runs) * length.Seconds()
+	t.Logf("%d spins of %v: %d late looks, the latest by %.1f ms; %d stalls of that CPU, %.4f s stolen", runs, length, n.Late, 1e3*n.LongestLate, disturbed, stolen)
+	if runs < 5 {
+		t.Fatalf("the program ran %d times", runs)
+	}
+	if n.Late+disturbed < int(runs) {
+		t.Errorf("%d late looks and %d stalls, interrupts were off %d times", n.Late, disturbed, runs)
+	}
+	if n.LongestLate < length.Seconds()-n.PeriodSeconds {
+		t.Errorf("the latest look was late by %.4f s, interrupts were off for %v at a time", n.LongestLate, length)
+	}
+	// The hypervisor's own count is the truth: what the witness calls stolen is in it, however long interrupts were off.
+	if stolen > off && stolen > n.StolenSeconds {
+		t.Errorf("%v s stolen of that CPU, %v s of all", stolen, n.StolenSeconds)
+	}
+}
