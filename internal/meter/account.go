@@ -391,9 +391,11 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 // Programs of the scale's own are left out: what they took is a line of its own in self.
 func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) {
 	own := map[uint32]bool{}
-	for i := range a.snapshot.Programs {
-		if p := &a.snapshot.Programs[i]; p.Own {
-			own[p.ID] = true
+	if a.snapshot != nil { // an account of CPU time alone has none
+		for i := range a.snapshot.Programs {
+			if p := &a.snapshot.Programs[i]; p.Own {
+				own[p.ID] = true
+			}
 		}
 	}
 	for _, p := range programs {
