@@ -304,6 +304,7 @@ func (c *clauses) rest() {
 		by   float64 // part of the larger of the two values
 	}
 	spoken := map[string]bool{"lag": true, "own": true}
+	_, running := c.s.whileRunning(c.at)
 	for _, named := range c.evidence {
 		spoken[family(named)] = true
 	}
@@ -312,6 +313,9 @@ func (c *clauses) rest() {
 		e := &c.s.Estimates[i]
 		if e.Arm != c.arm || !maps.Equal(e.Factors, c.at) || spoken[family(e.Metric)] {
 			continue
+		}
+		if running != strings.Contains(e.Metric, "_"+runningPrefix) && c.hasTwin(e.Metric) {
+			continue // of all requests and of the undisturbed ones, answers speak of one
 		}
 		if base := c.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
 			size := max(math.Abs(e.Value), math.Abs(base.Value))
@@ -337,6 +341,15 @@ func (c *clauses) rest() {
 		}
 		c.add(f.e, name+" "+f.text)
 	}
+}
+
+// hasTwin reports whether a metric is told both of all requests and of those that no stall touched.
+func (c *clauses) hasTwin(metric string) bool {
+	other := strings.Replace(metric, "_"+runningPrefix, "_", 1)
+	if other == metric {
+		other = strings.Replace(metric, "_p", "_"+runningPrefix+"p", 1)
+	}
+	return other != metric && c.s.Find(other, c.arm, c.at) != nil
 }
 
 // partFirst ranks a part of a whole before the same as a count: it says more by itself.

@@ -34,15 +34,22 @@ func (s *Summary) estimate(t *table, at factors, metric string, dependence stats
 			Value: value.Value, Confidence: value.Confidence, N: value.N, Method: string(value.Method),
 		}
 		e.Lo, e.Hi = ends(value)
-		if tried, withheld := t.withheld(at, arm, metric); withheld > 0 {
-			e.Notes = append(e.Notes, fmt.Sprintf("%d of %d blocks had too few samples for it, and are the slow ones in a closed loop: "+
-				"the value is of the others", withheld, tried))
+		if t.withheld(at, arm, metric) > 0 {
+			e.Notes = append(e.Notes, withheldNote(metric))
 		}
 		if arm != record.Direct {
 			s.compare(t, &e, dependence, far, farKnown, seed)
 		}
 		s.Estimates = append(s.Estimates, e)
 	}
+}
+
+// withheldNote says what to know of an estimate that some blocks had too few samples for.
+func withheldNote(metric string) string {
+	if strings.Contains(metric, "_"+runningPrefix) {
+		return "blocks without a value had too few requests that no stall touched"
+	}
+	return "blocks without a value had too few samples for it; in a closed loop those are the slow ones"
 }
 
 // compare adds the difference of an estimate to the baseline, where both have a value in some block.
@@ -164,15 +171,16 @@ const strongDependence = 0.6
 // too narrow.
 func (s *Summary) warnOfDependence(dependences map[string]stats.Dependence) {
 	var strong []string
-	unknown := false
+	unknown, known := false, false
 	for _, e := range s.Estimates {
 		d := dependences[e.Metric]
 		unknown = unknown || e.Difference != nil && e.Difference.Lo != nil && d.Values > 0 && !d.Known()
+		known = known || d.Known()
 		if e.Arm == record.AA && d.Known() && d.Lag1 > strongDependence && !slices.Contains(strong, quantity.Label(e.Metric)) {
 			strong = append(strong, quantity.Label(e.Metric))
 		}
 	}
-	if unknown {
+	if unknown && !known { // one metric by itself can vary too seldom to tell; that is no matter of how many blocks there are
 		s.Warnings = append(s.Warnings, "too few blocks to tell whether neighbouring ones resemble each other: intervals take them as "+
 			"independent; where their lag-1 autocorrelation is 0.5, those of 6 blocks cover 85 % rather than 97 %")
 	}

@@ -96,15 +96,14 @@ func (t *table) fate(at factors, arm, metric string) fate {
 	return f
 }
 
-// withheld is in how many blocks an arm ran, and in how many of them it has no value though no gate voided it.
-func (t *table) withheld(at factors, arm, metric string) (tried, withheld int) {
-	f := t.fate(at, arm, metric)
-	for _, why := range f.lost {
+// withheld is in how many blocks an arm has no value though no gate voided it.
+func (t *table) withheld(at factors, arm, metric string) (n int) {
+	for _, why := range t.fate(at, arm, metric).lost {
 		if why == tooFew {
-			withheld++
+			n++
 		}
 	}
-	return f.tried, withheld
+	return n
 }
 
 // lostPairs are the pairs of the baseline and an arm that stand in the worst case, in the order of blocks, and how many

@@ -172,3 +172,21 @@ func TestHeldUp(t *testing.T) {
 		}
 	}
 }
+
+// TestTrimNoise: a record lists the longest stalls in the order of time, and what the trial's own processes held is none.
+func TestTrimNoise(t *testing.T) {
+	n := &ledger.Noise{StallsOmitted: 1}
+	for i := range 2 * maxStallsKept {
+		n.Stalls = append(n.Stalls, ledger.Stall{From: int64(i), Seconds: float64(i % 2)})
+		n.Occupied = append(n.Occupied, ledger.Stall{From: int64(i), Cgroup: []string{"/tare/trial-1/work", "/other"}[i%2]})
+	}
+	trimNoise(n, "/tare/trial-1")
+	if len(n.Stalls) != maxStallsKept || n.StallsOmitted != 1+maxStallsKept || len(n.Occupied) != maxStallsKept || n.OccupiedMissed != 0 {
+		t.Fatalf("%d stalls and %d omitted, %d occupied and %d omitted", len(n.Stalls), n.StallsOmitted, len(n.Occupied), n.OccupiedMissed)
+	}
+	for i, s := range n.Stalls {
+		if s.Seconds != 1 || i > 0 && s.From < n.Stalls[i-1].From || n.Occupied[i].Cgroup != "/other" {
+			t.Fatalf("stall %d: %+v, occupied %+v", i, s, n.Occupied[i])
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -490,6 +491,7 @@ func (m *measurement) trimOne(l *ledger.Ledger) {
 	l.Cgroups = slices.DeleteFunc(l.Cgroups, func(g ledger.Cgroup) bool {
 		return !within(g.Path, m.tree) && (g.Vanished || strings.Count(g.Path, "/") > 1)
 	})
+	trimNoise(l.Noise, m.tree)
 	of := *m
 	of.ledger = l
 	keep := of.subjectMaps()
@@ -521,6 +523,30 @@ func (m *measurement) trimOne(l *ledger.Ledger) {
 		outer.Inner = []uint32{}
 	}
 	l.Maps = slices.DeleteFunc(l.Maps, func(mp ledger.Map) bool { return !keep[mp.ID] })
+}
+
+// maxStallsKept is how many stalls of each kind a record lists: the longest. Loads were told of all.
+const maxStallsKept = 256
+
+// trimNoise leaves out where the trial's own processes held a CPU, which is what is measured and no noise, and all but the longest stalls.
+func trimNoise(n *ledger.Noise, tree string) {
+	if n == nil {
+		return
+	}
+	n.Occupied = slices.DeleteFunc(n.Occupied, func(s ledger.Stall) bool { return within(s.Cgroup, tree) })
+	n.Stalls, n.StallsOmitted = longest(n.Stalls, n.StallsOmitted)
+	n.Occupied, n.OccupiedMissed = longest(n.Occupied, n.OccupiedMissed)
+}
+
+func longest(stalls []ledger.Stall, omitted int) ([]ledger.Stall, int) {
+	left := len(stalls) - maxStallsKept
+	if left <= 0 {
+		return stalls, omitted
+	}
+	slices.SortStableFunc(stalls, func(a, b ledger.Stall) int { return cmp.Compare(b.Seconds, a.Seconds) })
+	stalls = stalls[:maxStallsKept:maxStallsKept]
+	slices.SortStableFunc(stalls, func(a, b ledger.Stall) int { return cmp.Compare(a.From, b.From) })
+	return stalls, omitted + left
 }
 
 // maxInnerKept is how many maps inside one map of maps a record lists: a pool has ten thousand, which are alike.

@@ -174,9 +174,10 @@ func percent(ratio float64) string {
 	}
 }
 
-// notes are what to know before quoting an estimate, each named once.
+// notes are what to know before quoting an estimate, each named once, with the estimates that it is of.
 func notes(s *analysis.Summary) []string {
-	var all []string
+	var all, texts []string
+	of := map[string][]string{} // by text
 	for _, arm := range slices.Sorted(maps.Keys(s.Absent)) {
 		all = append(all, fmt.Sprintf("the arm %s did not run: %s", arm, s.Absent[arm]))
 	}
@@ -189,17 +190,30 @@ func notes(s *analysis.Summary) []string {
 			all = append(all, name+" is withheld: "+e.Withheld)
 		}
 		for _, n := range e.Notes {
-			all = append(all, name+": "+n)
+			if of[n] == nil {
+				texts = append(texts, n)
+			}
+			of[n] = append(of[n], name)
 		}
 		if d := e.Difference; d != nil && strings.HasPrefix(d.Unresolved, analysis.LagReason) {
 			all = append(all, name+" is not resolved: "+d.Unresolved)
 		}
+	}
+	for _, n := range texts {
+		names := of[n]
+		if more := len(names) - maxNoted; more > 1 {
+			names = append(names[:maxNoted:maxNoted], fmt.Sprintf("%d more", more))
+		}
+		all = append(all, strings.Join(names, ", ")+": "+n)
 	}
 	if withheld(s, "latency_p99_seconds", "latency_p999_seconds") {
 		all = append(all, "latency p99.9 is withheld: a trial has fewer than 100 requests beyond it")
 	}
 	return all
 }
+
+// maxNoted is how many estimates a note names.
+const maxNoted = 3
 
 // withheld reports whether there are estimates of one quantile and none of the next.
 func withheld(s *analysis.Summary, have, lack string) bool {
