@@ -140,10 +140,11 @@ func (s *Spec) AllArms() []string {
 
 // Subject is what an arm weighs; null where it weighs none.
 func (s *Spec) Subject(arm string) *Part {
-	if arm == record.Direct || arm == record.AA || s.Arms[arm].Kind.varies {
+	part := s.Arms[arm]
+	if arm == record.Direct || arm == record.AA || part != nil && part.Kind.varies {
 		return s.Baseline
 	}
-	return s.Arms[arm]
+	return part
 }
 
 // Subjects are those of all arms.
