@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"time"
 	"unsafe"
@@ -93,6 +94,7 @@ type state struct {
 	Slept, Waited, Before, First, HeldStolen, Held uint64
 	PID, TGID                                      uint32
 	Comm                                           [16]byte
+	Queue                                          uint64 // address of the CPU's run queue
 }
 
 // process is a value of the map of processes.
@@ -139,14 +141,14 @@ func open(o Options) (w *Witness, err error) {
 	if err := w.load(!o.Ticks); err != nil {
 		return w, err
 	}
-	if err := w.objects.TareClock.Close(); err != nil { // it has answered
-		return w, fmt.Errorf("unloading the program that found the steal clock: %w", err)
-	}
 	if w.reader, err = ringbuf.NewReader(w.objects.TareStalls); err != nil {
 		return w, fmt.Errorf("mapping the ring of the witness: %w", err)
 	}
 	cpus, err := perf.OnlineCPUs()
 	if err != nil {
+		return w, err
+	}
+	if err := w.findQueues(cpus); err != nil {
 		return w, err
 	}
 	for _, cpu := range cpus {
@@ -197,6 +199,36 @@ func (w *Witness) load(clock bool) error {
 	}
 	w.source = Ticks
 	return w.loadWith(kernel, sourceTicks)
+}
+
+// findQueues shows the program the run queue of every CPU: a task that runs on a CPU is linked to its queue, while the idle task may be linked
+// to another's. Of a CPU that this process may not use, the first task that a look sees there shows it.
+func (w *Witness) findQueues(cpus []int) (err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return fmt.Errorf("reading the CPUs of a thread: %w", err)
+	}
+	defer func() {
+		if back := unix.SchedSetaffinity(0, &all); back != nil {
+			err = errors.Join(err, fmt.Errorf("giving a thread its CPUs back: %w", back))
+		}
+	}()
+	for _, cpu := range cpus {
+		one.Zero()
+		one.Set(cpu)
+		if unix.SchedSetaffinity(0, &one) != nil {
+			continue
+		}
+		if _, err := w.objects.TareClock.Run(&ebpf.RunOptions{}); err != nil {
+			return fmt.Errorf("finding the run queue of CPU %d: %w", cpu, err)
+		}
+	}
+	if err := w.objects.TareClock.Close(); err != nil { // it has answered
+		return fmt.Errorf("unloading the program that found the run queues: %w", err)
+	}
+	return nil
 }
 
 // kernelVariables are the places of the variables in the section of per-CPU variables, by name: of those that this kernel has and tells.
@@ -302,7 +334,11 @@ func (w *Witness) Program() uint32 { return w.id }
 // Reset forgets everything; call it while no look is taken.
 func (w *Witness) Reset() error {
 	for cpu := range w.cpus() {
-		if err := w.objects.TareLooks.Update(cpu, state{}, ebpf.UpdateAny); err != nil {
+		var before state
+		if err := w.objects.TareLooks.Lookup(cpu, &before); err != nil {
+			return fmt.Errorf("reading what the witness knows of CPU %d: %w", cpu, err)
+		}
+		if err := w.objects.TareLooks.Update(cpu, state{Queue: before.Queue}, ebpf.UpdateAny); err != nil {
 			return fmt.Errorf("clearing the state of the witness: %w", err)
 		}
 	}

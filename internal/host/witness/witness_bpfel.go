@@ -42,6 +42,7 @@ type witnessState struct {
 	Pid        uint32
 	Tgid       uint32
 	Comm       [16]int8
+	Rq         uint64
 }
 
 // Names of all BPF objects in the ELF.

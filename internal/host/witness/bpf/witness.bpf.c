@@ -128,6 +128,7 @@ struct state {
 	__u32 pid;
 	__u32 tgid;
 	char comm[16];
+	__u64 rq; /* the run queue of this CPU; 0 until a task has shown it */
 };
 
 struct {
@@ -210,8 +211,11 @@ static __always_inline __u64 waited(struct task_struct *t)
 	return t->nivcsw * period;
 }
 
-/* One task held the CPU from its first look to the last: it is told of when another look no longer sees it. */
-static __always_inline void occupant_leaves(struct state *s, __u32 cpu, __u64 now)
+/*
+ * One task held the CPU from its first look to the last: it is told of when another look no longer sees it. That look can be late, for on
+ * some virtual machines a CPU that is idle calls no timer of ours. The occupant had left before the CPU became idle.
+ */
+static __always_inline void occupant_leaves(struct state *s, __u32 cpu, __u64 now, __u64 idle)
 {
 	struct record *r;
 
@@ -221,7 +225,7 @@ static __always_inline void occupant_leaves(struct state *s, __u32 cpu, __u64 no
 			r->kind = KIND_OCCUPANT;
 			r->cpu = cpu;
 			r->last = s->before;
-			r->now = now;
+			r->now = now - min64(idle, now - s->last);
 			r->stolen = s->held_stolen;
 			r->idle = 0;
 			r->late = s->last;
@@ -276,7 +280,7 @@ static __always_inline void interval(struct state *s, __u32 cpu, __u64 now, __u6
 SEC("perf_event")
 int tare_witness(void *ctx)
 {
-	__u64 now = bpf_ktime_get_ns(), rq, steal, idle, stolen = 0;
+	__u64 now = bpf_ktime_get_ns(), rq, steal, idle, slept = 0, stolen = 0;
 	struct task_struct *t = bpf_get_current_task_btf();
 	__u32 cpu = bpf_get_smp_processor_id(), pid = t->pid, tgid = t->tgid;
 	struct state *s = bpf_map_lookup_elem(&tare_looks, &cpu);
@@ -284,6 +288,10 @@ int tare_witness(void *ctx)
 	if (!s)
 		return 0;
 	rq = run_queue(t, cpu);
+	if (rq)
+		s->rq = rq;
+	else
+		rq = s->rq; /* the idle task of a CPU is not always linked to it */
 	if (!rq)
 		return 0;
 	steal = stolen_clock(rq);
@@ -293,7 +301,8 @@ int tare_witness(void *ctx)
 			s->due = now;
 		if (steal > s->steal)
 			stolen = steal - s->steal;
-		interval(s, cpu, now, stolen, idle - s->idle);
+		slept = idle - s->idle;
+		interval(s, cpu, now, stolen, slept);
 		/* The timer keeps to its beat, however late it comes. What it is late by each time is the beat moved. */
 		if (now - s->due < period / 2)
 			s->due += (now - s->due) / 16;
@@ -310,11 +319,12 @@ int tare_witness(void *ctx)
 			s->held++;
 			s->held_stolen += stolen;
 		} else {
-			occupant_leaves(s, cpu, now);
+			occupant_leaves(s, cpu, now, slept);
 			s->pid = pid;
 			s->tgid = tgid;
 			s->slept = t->nvcsw;
-			s->before = s->last ? s->last : now;
+			/* It came after the CPU was idle. */
+			s->before = s->last ? s->last + min64(slept, now - s->last) : now;
 			s->first = now;
 			s->held_stolen = 0;
 			bpf_get_current_comm(s->comm, sizeof(s->comm));
@@ -331,21 +341,26 @@ int tare_witness(void *ctx)
 			}
 		}
 	} else if (s->pid) {
-		occupant_leaves(s, cpu, now);
+		occupant_leaves(s, cpu, now, slept);
 	}
 	s->last = now;
 	return 0;
 }
 
-/* Run once by the loader, attached to nothing: whether the hypervisor keeps the steal clock. It counts the version up with each change. */
+/*
+ * Run by the loader on every CPU, attached to nothing: it shows the CPU's run queue to the looks, and says whether the hypervisor keeps the
+ * steal clock. It counts the version up with each change.
+ */
 SEC("raw_tp/sched_switch")
 int tare_clock(void *ctx)
 {
-	__u64 rq = run_queue(bpf_get_current_task_btf(), bpf_get_smp_processor_id());
-	__u32 version = 0;
+	__u32 cpu = bpf_get_smp_processor_id(), version = 0;
+	__u64 rq = run_queue(bpf_get_current_task_btf(), cpu);
+	struct state *s = bpf_map_lookup_elem(&tare_looks, &cpu);
 
-	if (!rq)
+	if (!rq || !s)
 		return -1;
+	s->rq = rq;
 	if (steal_source == STEAL_CLOCK)
 		bpf_core_read(&version, sizeof(version), &((struct kvm_steal_time *)(rq + steal_time_at))->version);
 	return version != 0;
