@@ -16,6 +16,7 @@ import (
 const storeSpec = `name: stores
 question: Which store?
 blocks: 1
+repeat: 0
 warmup: 10ms
 duration: 100ms
 baseline: {subject: store, store: "sized:ordered", max-clusters: 70, max-listeners: 70, max-endpoints: 700}
