@@ -44,7 +44,8 @@ const (
 
 var kinds = []kind{
 	{"quickstart", "`tare run quickstart` ends with 0, and eBPF time per connection is resolved", quickstart, []figure{
-		{"value", "eBPF time per connection", 1e6, "us"}, {"blocks", "blocks", 1, ""}, {"retries", "trials run again", 1, ""}}},
+		{"value", "eBPF time per connection", 1e6, "us"}, {"blocks", "blocks", 1, ""}, {"retries", "trials run again", 1, ""},
+		{"different", "twins called different, a run", 1, ""}, {"compared", "of comparisons, a run", 1, ""}}},
 	{"planted50", "a planted delay of 50 us is in the interval of the p50 difference", planted, plantedFigures},
 	{"planted200", "a planted delay of 200 us is in the interval of the p50 difference", planted, plantedFigures},
 	{"aa", "no metric of the A/A twins is called different", twins, []figure{
@@ -160,12 +161,18 @@ func quickstart(r *repetition) ([]outcome, error) {
 	note(&o)
 	d := o.difference(s, "kernelmesh", "bpf_seconds_per_connection")
 	o.Held = o.Exit == 0 && d != nil && d.Resolved
+	o.twins(s)
 	return []outcome{o}, nil
 }
 
-// latencies are the metrics that an answer about the median uses, the first that a run has: latency while the machine was running, where
-// stalls were taken out.
-var latencies = []string{"latency_running_p50_seconds", "latency_p50_seconds"}
+// median is the metric that an answer about the median speaks of: of latency while the machine was running where it stood still too often.
+func median(s *analysis.Summary) (metric string, running bool) {
+	running = slices.ContainsFunc(s.Disturbed, func(d analysis.Disturbed) bool { return d.Running })
+	if running {
+		return "latency_running_p50_seconds", true
+	}
+	return "latency_p50_seconds", false
+}
 
 // planted tells of both delays, which are two arms of one run.
 func planted(r *repetition) ([]outcome, error) {
@@ -181,13 +188,12 @@ func planted(r *repetition) ([]outcome, error) {
 		o := r.outcome(arm.kind)
 		note(&o)
 		o.Values["truth"] = arm.truth
-		for i, metric := range latencies {
-			if d := o.difference(s, arm.name, metric); d != nil {
-				o.Values["running"] = float64(1 - i)
-				o.Held = d.Lo != nil && d.Hi != nil && *d.Lo <= arm.truth && arm.truth <= *d.Hi
-				break
-			}
+		metric, running := median(s)
+		if running {
+			o.Values["running"] = 1
 		}
+		d := o.difference(s, arm.name, metric)
+		o.Held = d != nil && d.Lo != nil && d.Hi != nil && *d.Lo <= arm.truth && arm.truth <= *d.Hi
 		outcomes = append(outcomes, o)
 	}
 	return outcomes, nil
@@ -200,6 +206,13 @@ func twins(r *repetition) ([]outcome, error) {
 	}
 	o := r.outcome(r.kind)
 	note(&o)
+	o.twins(s)
+	o.Held = o.Values["compared"] > 0 && o.Values["different"] == 0
+	return []outcome{o}, nil
+}
+
+// twins notes how many comparisons of the A/A twins a run made, and which it called different.
+func (o *outcome) twins(s *analysis.Summary) {
 	different, compared := 0.0, 0.0
 	for _, e := range s.Estimates {
 		if e.Arm != record.AA || e.Difference == nil || e.Difference.Lo == nil || e.Value == 0 && e.Difference.Value == 0 {
@@ -212,8 +225,6 @@ func twins(r *repetition) ([]outcome, error) {
 		}
 	}
 	o.Values["different"], o.Values["compared"] = different, compared
-	o.Held = compared > 0 && different == 0
-	return []outcome{o}, nil
 }
 
 func calibrate(fault string, held func(code int) bool) func(*repetition) ([]outcome, error) {
