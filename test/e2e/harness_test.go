@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"tare/internal/record"
 	"testing"
 	"time"
 
@@ -177,4 +178,14 @@ func (b *buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
+}
+
+// firstAttempts are the trials of a run without those that were run again because the machine's noise had spoiled them.
+func firstAttempts(c *record.Contents) (trials []record.Trial) {
+	for _, t := range c.Trials {
+		if t.Attempt == 0 {
+			trials = append(trials, t)
+		}
+	}
+	return trials
 }

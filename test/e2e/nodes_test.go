@@ -215,7 +215,7 @@ func TestNodeFailures(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v: %s", err, o)
 			}
-			if len(r.Trials) != 3 {
+			if len(firstAttempts(r)) != 3 {
 				t.Fatalf("%d trials: %s", len(r.Trials), o)
 			}
 			for _, tr := range r.Trials {
@@ -306,7 +306,7 @@ func TestNodesInterrupted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if last := c.Trials[len(c.Trials)-1]; !c.Partial || len(c.Trials) != 2 || last.Validity.Failed != record.Interrupted {
+	if last := c.Trials[len(c.Trials)-1]; !c.Partial || len(firstAttempts(c)) != 2 || last.Validity.Failed != record.Interrupted {
 		t.Errorf("%d trials, partial %v, the last %+v", len(c.Trials), c.Partial, last.Validity)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "nodes")); err == nil {
@@ -371,7 +371,7 @@ func TestNode(t *testing.T) {
 	if n := c.Run.Nodes; n == nil || n.Local || n.Count != 1 || len(n.Nodes) != 1 || n.Nodes[0].Name != "a" || n.Nodes[0].CPUs == 0 {
 		t.Errorf("run.json has %+v", n)
 	}
-	if len(c.Trials) != 3 {
+	if len(firstAttempts(c)) != 3 {
 		t.Errorf("%d trials", len(c.Trials))
 	}
 	if others := fmt.Sprintf("(process %d)", agent.pid); strings.Contains(o.stderr, others) {

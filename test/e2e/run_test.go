@@ -60,7 +60,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Trials) != 12 || c.Partial || c.Run.Seed != 5 {
+	if len(firstAttempts(c)) != 12 || c.Partial || c.Run.Seed != 5 {
 		t.Errorf("%d trials, partial %v, seed %d", len(c.Trials), c.Partial, c.Run.Seed)
 	}
 	for _, tr := range c.Trials {

@@ -105,8 +105,8 @@ for g in sole split; do
 done
 until wget -q -O /dev/null http://127.0.0.1:8080/ && grep -q km_connect4 /tmp/sole && grep -q km_connect4 /tmp/split; do sleep 0.1; done
 connect() { (echo 0 >/sys/fs/cgroup/$1/cgroup.procs && timeout 10 wget -q -O /dev/null http://10.96.0.1/); }
-tare weigh --for 12s --json >/tmp/ledger & weigh=$!
-sleep 2
+tare weigh --for 24s --json >/tmp/ledger & weigh=$!
+sleep 8 # the scale takes seconds to get ready on an emulated processor
 for i in 1 2 3 4 5 6 7 8 9 10; do
 	connect sole; connect split/a; connect split/b; connect split/a; connect split/a
 done

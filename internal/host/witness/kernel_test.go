@@ -70,7 +70,7 @@ func TestAHogIsSeen(t *testing.T) {
 	}
 	checked, near := 0, 0
 	for _, h := range held {
-		if h[1]-h[0] < int64(8*time.Millisecond) {
+		if h[1]-h[0] < int64(5*time.Millisecond) {
 			continue // cut short
 		}
 		const within = int64(3 * time.Millisecond)
@@ -105,12 +105,12 @@ func TestAHogIsSeen(t *testing.T) {
 			t.Errorf("it is taken for another")
 		}
 	}
-	t.Logf("%d of %d stretches of at least 8 ms were seen to within 3 ms", near, checked)
+	t.Logf("%d of %d stretches of at least 5 ms were seen to within 3 ms", near, checked)
 	if 4*near < 3*checked {
 		t.Errorf("only %d of %d stretches were seen to within 3 ms", near, checked)
 	}
 	if checked < times/2 {
-		t.Skipf("the hypervisor disturbed all but %d of %d stretches", checked, len(held))
+		t.Skipf("other tasks cut short or the hypervisor disturbed all but %d of %d stretches", checked, len(held))
 	}
 	if len(n.Busiest) == 0 {
 		t.Error("nobody was seen running")
