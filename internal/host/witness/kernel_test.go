@@ -101,12 +101,12 @@ func TestAHogIsSeen(t *testing.T) {
 			continue
 		}
 		t.Logf("seen %.2f ms after its begin and until %.2f ms after its end", float64(seen.From-h[0])/1e6, float64(seen.To-h[1])/1e6)
-		if off > int64(pause) {
+		if off > int64(pause) && !testing.Short() {
 			t.Errorf("it is taken for another")
 		}
 	}
 	t.Logf("%d of %d stretches of at least 5 ms were seen to within 3 ms", near, checked)
-	if 4*near < 3*checked {
+	if 4*near < 3*checked && !testing.Short() { // the looks of an emulated processor come late
 		t.Errorf("only %d of %d stretches were seen to within 3 ms", near, checked)
 	}
 	if checked < times/2 {
