@@ -117,10 +117,19 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 	if *l.Self.WitnessSeconds <= 0 && !testing.Short() { // what a look adds to an interrupt of an emulated processor is lost among its length
 		t.Error("the witness costs nothing")
 	}
-	part := *l.Self.WitnessSeconds / l.Window.Seconds
-	t.Logf("the witness cost %.3f %% of one CPU", 100*part)
-	if part > 0.002*float64(max(l.Host.CPUs, 2))/2 && !testing.Short() {
-		t.Errorf("the witness cost %.3f %% of one CPU on %d CPUs", 100*part, l.Host.CPUs)
+	// Noise can only make a calibration too high, so the lowest of a few counts.
+	lowest := *l.Self.WitnessSeconds / l.Window.Seconds
+	limit := 0.002 * float64(max(l.Host.CPUs, 2)) / 2
+	for try := 0; try < 4 && lowest > limit; try++ {
+		cost, err := m.witness.MeasureCost()
+		if err != nil {
+			t.Fatal(err)
+		}
+		lowest = min(lowest, *l.Self.WitnessSeconds / *m.lookCost*cost.Seconds()/l.Window.Seconds)
+	}
+	t.Logf("the witness cost %.3f %% of one CPU", 100*lowest)
+	if lowest > limit && !testing.Short() {
+		t.Errorf("the witness cost %.3f %% of one CPU on %d CPUs", 100*lowest, l.Host.CPUs)
 	}
 	for _, p := range l.Programs {
 		if p.ID == m.witness.Program() && !p.Own {

@@ -15,12 +15,14 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
@@ -60,6 +62,9 @@ type Witness struct {
 	source  Source
 	period  time.Duration
 	id      uint32
+
+	silent bool      // there is a CPU that calls no timer while it is idle
+	wakes  link.Link // the look at CPUs that leave idle; nil unless enabled, and needed
 
 	looks  []Look // intervals in which something was stolen, since Begin
 	spans  []span // of occupants, since Begin
@@ -358,7 +363,14 @@ func (w *Witness) cpus() uint32 { return w.objects.TareLooks.MaxEntries() }
 func (w *Witness) Enable() error { return w.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling") }
 
 // Disable ends it; what has been seen can still be drained.
-func (w *Witness) Disable() error { return w.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling") }
+func (w *Witness) Disable() error {
+	err := w.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling")
+	if w.wakes != nil {
+		err = errors.Join(err, w.wakes.Close())
+		w.wakes = nil
+	}
+	return err
+}
 
 func (w *Witness) ioctl(req uint, what string) error {
 	for _, e := range w.events {
@@ -381,6 +393,9 @@ const (
 // Settle waits until every CPU was looked at after the time after (CLOCK_MONOTONIC, ns), so that a stall of that time is known in full. It gives up
 // after 0.3 s, for a CPU may have gone offline.
 func (w *Witness) Settle(after int64) error {
+	if err := w.watchSilent(); err != nil {
+		return err
+	}
 	giveUp := time.Now().Add(settleAtMost)
 	for {
 		states, err := w.states()
@@ -399,10 +414,52 @@ func (w *Witness) Settle(after int64) error {
 			_, _ = unix.Read(e.fd, count[:]) // of an event whose CPU went offline there is nothing to read
 		}
 		if all || time.Now().After(giveUp) {
+			if len(w.begin) == len(states) { // what a busy CPU hid at the beginning of this window shows at its end
+				w.silent = w.silent || w.isSilent(w.begin, states)
+			}
 			return nil
 		}
 		time.Sleep(settleEvery)
 	}
+}
+
+// silentAfter is in how many periods a CPU whose timer fires is looked at.
+const silentAfter = 4
+
+// watchSilent attaches the look at CPUs that leave idle, if there is one that the timer does not look at. Finding out takes a few periods.
+func (w *Witness) watchSilent() (err error) {
+	if w.wakes != nil {
+		return nil
+	}
+	if !w.silent {
+		before, err := w.states()
+		if err != nil {
+			return err
+		}
+		time.Sleep(silentAfter * w.period)
+		after, err := w.states()
+		if err != nil {
+			return err
+		}
+		w.silent = w.isSilent(before, after)
+	}
+	if !w.silent {
+		return nil
+	}
+	w.wakes, err = link.AttachRawTracepoint(link.RawTracepointOptions{Name: "sched_switch", Program: w.objects.TareWakes})
+	if err != nil {
+		return fmt.Errorf("watching CPUs that leave idle: %w", err)
+	}
+	return nil
+}
+
+// isSilent reports whether a CPU was looked at much less often than its timer should have fired.
+func (w *Witness) isSilent(before, after []state) bool {
+	return slices.ContainsFunc(w.events, func(e event) bool {
+		b, a := before[e.cpu], after[e.cpu]
+		due := time.Duration(a.Last-b.Last) / w.period // until its last look
+		return a.Looks == b.Looks || 4*(a.Looks-b.Looks) < 3*uint64(due)
+	})
 }
 
 // states reads what the program knows of each CPU, by its number.
@@ -437,6 +494,10 @@ func (w *Witness) drain(handle func(*record)) error {
 // Close ends looking and frees everything. A witness that has joined a sampler is closed before it.
 func (w *Witness) Close() error {
 	var errs []error
+	if w.wakes != nil {
+		errs = append(errs, w.wakes.Close())
+		w.wakes = nil
+	}
 	for _, e := range w.events {
 		errs = append(errs, unix.Close(e.fd))
 	}

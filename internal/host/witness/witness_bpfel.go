@@ -53,6 +53,7 @@ const (
 	witnessMapTareLooks       = "tare_looks"
 	witnessMapTareStalls      = "tare_stalls"
 	witnessProgTareClock      = "tare_clock"
+	witnessProgTareWakes      = "tare_wakes"
 	witnessProgTareWitness    = "tare_witness"
 	witnessVarBusiest         = "busiest"
 	witnessVarIdleKnown       = "idle_known"
@@ -106,6 +107,7 @@ type witnessSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type witnessProgramSpecs struct {
 	TareClock   *ebpf.ProgramSpec `ebpf:"tare_clock"`
+	TareWakes   *ebpf.ProgramSpec `ebpf:"tare_wakes"`
 	TareWitness *ebpf.ProgramSpec `ebpf:"tare_witness"`
 }
 
@@ -182,12 +184,14 @@ type witnessVariables struct {
 // It can be passed to loadWitnessObjects or ebpf.CollectionSpec.LoadAndAssign.
 type witnessPrograms struct {
 	TareClock   *ebpf.Program `ebpf:"tare_clock"`
+	TareWakes   *ebpf.Program `ebpf:"tare_wakes"`
 	TareWitness *ebpf.Program `ebpf:"tare_witness"`
 }
 
 func (p *witnessPrograms) Close() error {
 	return _WitnessClose(
 		p.TareClock,
+		p.TareWakes,
 		p.TareWitness,
 	)
 }

@@ -242,14 +242,14 @@ static __always_inline void occupant_leaves(struct state *s, __u32 cpu, __u64 no
 	s->held = 0;
 }
 
-static __always_inline void interval(struct state *s, __u32 cpu, __u64 now, __u64 stolen, __u64 idle)
+static __always_inline void interval(struct state *s, __u32 cpu, __u64 now, __u64 stolen, __u64 idle, int beat)
 {
 	__u64 wall = now - s->last, late = now - s->due;
 	struct record *r;
 
 	idle = min64(idle, wall);
 	s->stolen += stolen;
-	if (late > stolen + period / 2) {
+	if (beat && late > stolen + period / 2) {
 		s->late++;
 		if (late - stolen > s->longest)
 			s->longest = late - stolen;
@@ -274,19 +274,21 @@ static __always_inline void interval(struct state *s, __u32 cpu, __u64 now, __u6
 	r->stolen = stolen;
 	r->idle = idle;
 	r->late = late;
+	if (!beat && idle >= stolen && idle > wall / 2) {
+		/* The CPU slept most of the time, and the hypervisor was late to wake it: that was at the end. */
+		r->last = now - stolen;
+		r->idle = stolen;
+	}
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
-SEC("perf_event")
-int tare_witness(void *ctx)
+/* Looks at this CPU. beat: by the timer, and not because the CPU leaves idle. */
+static __always_inline int look(struct state *s, __u32 cpu, __u64 now, int beat)
 {
-	__u64 now = bpf_ktime_get_ns(), rq, steal, idle, slept = 0, stolen = 0;
+	__u64 rq, steal, idle, slept = 0, stolen = 0;
 	struct task_struct *t = bpf_get_current_task_btf();
-	__u32 cpu = bpf_get_smp_processor_id(), pid = t->pid, tgid = t->tgid;
-	struct state *s = bpf_map_lookup_elem(&tare_looks, &cpu);
+	__u32 pid = t->pid, tgid = t->tgid;
 
-	if (!s)
-		return 0;
 	rq = run_queue(t, cpu);
 	if (rq)
 		s->rq = rq;
@@ -297,16 +299,17 @@ int tare_witness(void *ctx)
 	steal = stolen_clock(rq);
 	idle = idle_clock(rq);
 	if (s->last) {
-		if (now < s->due || now - s->due > 1000 * period) /* the timer was set again: another beat */
+		if (beat && (now < s->due || now - s->due > 1000 * period)) /* the timer was set again: another beat */
 			s->due = now;
 		if (steal > s->steal)
 			stolen = steal - s->steal;
 		slept = idle - s->idle;
-		interval(s, cpu, now, stolen, slept);
+		interval(s, cpu, now, stolen, slept, beat);
 		/* The timer keeps to its beat, however late it comes. What it is late by each time is the beat moved. */
-		if (now - s->due < period / 2)
+		if (beat && now - s->due < period / 2)
 			s->due += (now - s->due) / 16;
-		s->due += ((now - s->due) / period + 1) * period;
+		if (now >= s->due)
+			s->due += ((now - s->due) / period + 1) * period;
 	} else {
 		s->due = now + period;
 	}
@@ -345,6 +348,37 @@ int tare_witness(void *ctx)
 	}
 	s->last = now;
 	return 0;
+}
+
+SEC("perf_event")
+int tare_witness(void *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct state *s = bpf_map_lookup_elem(&tare_looks, &cpu);
+
+	return s ? look(s, cpu, now, 1) : 0;
+}
+
+/*
+ * Looks when a CPU leaves idle, if the last look is a period ago. It is attached only where a CPU that is idle calls no timer of ours, as was
+ * seen on virtual machines: the looks would then be far apart, and nobody knew where between them a stall was.
+ */
+SEC("raw_tp/sched_switch")
+int tare_wakes(void *ctx)
+{
+	__u64 now;
+	__u32 cpu;
+	struct state *s;
+
+	if (bpf_get_current_pid_tgid()) /* before the switch: the task that leaves; the idle task is 0 */
+		return 0;
+	cpu = bpf_get_smp_processor_id();
+	s = bpf_map_lookup_elem(&tare_looks, &cpu);
+	if (!s || !s->last)
+		return 0;
+	now = bpf_ktime_get_ns();
+	return now > s->last + period ? look(s, cpu, now, 0) : 0;
 }
 
 /*
