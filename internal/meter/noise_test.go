@@ -125,7 +125,7 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lowest = min(lowest, *l.Self.WitnessSeconds / *m.lookCost*cost.Seconds()/l.Window.Seconds)
+		lowest = min(lowest, *l.Self.WitnessSeconds / *m.lookCost * cost.Seconds() / l.Window.Seconds)
 	}
 	t.Logf("the witness cost %.3f %% of one CPU", 100*lowest)
 	if lowest > limit && !testing.Short() {
