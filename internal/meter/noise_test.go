@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -111,8 +112,16 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 	if n == nil || n.Witness == "" || n.PeriodSeconds <= 0 || n.Stalls == nil || n.Occupied == nil || len(n.Busiest) == 0 {
 		t.Fatalf("%+v", n)
 	}
-	if l.Self.WitnessSeconds == nil {
-		t.Fatal("it is not known what the witness costs")
+	for _, p := range l.Programs {
+		if p.ID == m.witness.Program() && !p.Own {
+			t.Errorf("the witness is somebody else's: %+v", p)
+		}
+	}
+	if l.Self.WitnessSeconds == nil { // an emulated processor is not looked at as often as a calibration needs; it is unknown then, and said
+		if !testing.Short() || !slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == "witness-cost" }) {
+			t.Fatalf("it is not known what the witness costs: %+v", l.Warnings)
+		}
+		return
 	}
 	if *l.Self.WitnessSeconds <= 0 && !testing.Short() { // what a look adds to an interrupt of an emulated processor is lost among its length
 		t.Error("the witness costs nothing")
@@ -130,11 +139,6 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 	t.Logf("the witness cost %.3f %% of one CPU", 100*lowest)
 	if lowest > limit && !testing.Short() {
 		t.Errorf("the witness cost %.3f %% of one CPU on %d CPUs", 100*lowest, l.Host.CPUs)
-	}
-	for _, p := range l.Programs {
-		if p.ID == m.witness.Program() && !p.Own {
-			t.Errorf("the witness is somebody else's: %+v", p)
-		}
 	}
 }
 
