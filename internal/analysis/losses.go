@@ -50,7 +50,7 @@ func lostTo(t record.Trial, metric string) string {
 	}
 	var gates []string
 	for _, r := range t.Validity.Reasons {
-		if r.Voids != nil && !slices.Contains(r.Voids, metric) {
+		if !r.VoidsMetric(metric) {
 			continue
 		}
 		gate := r.Gate

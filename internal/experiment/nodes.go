@@ -639,7 +639,7 @@ func (p *pooled) voids(r record.Reason) []string {
 		_, value := p.trial.Metrics[name]
 		_, count := p.trial.Counts[name]
 		of := strings.TrimPrefix(name, "node_max_") // of one node's metric of that name
-		if (value || count) && (r.Voids == nil || slices.Contains(r.Voids, of)) && !(r.Voids == nil && len(Metrics[i].Needs) == 0) {
+		if (value || count) && r.VoidsMetric(of) && !(r.Voids == nil && len(Metrics[i].Needs) == 0) {
 			voids = append(voids, name)
 		}
 	}

@@ -17,9 +17,14 @@ func (v Validity) Stands(metric string) bool {
 
 // VoidedBy is the first reason that voids a metric; false where there is none.
 func (v Validity) VoidedBy(metric string) (Reason, bool) {
-	i := slices.IndexFunc(v.Reasons, func(r Reason) bool { return r.Voids == nil || slices.Contains(r.Voids, metric) })
+	i := slices.IndexFunc(v.Reasons, func(r Reason) bool { return r.VoidsMetric(metric) })
 	if i < 0 {
 		return Reason{}, false
 	}
 	return v.Reasons[i], true
+}
+
+// VoidsMetric reports whether a trial cannot tell a metric for this reason. One without a list, of an old record, voids all.
+func (r Reason) VoidsMetric(metric string) bool {
+	return r.Voids == nil || slices.Contains(r.Voids, metric)
 }
