@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/experiment"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/store"
@@ -41,6 +42,7 @@ func connectRun(t *testing.T, counts map[string]map[string]int) *Summary {
 			run.Plan = append(run.Plan, p)
 		}
 	}
+	run.Metrics = append(run.Metrics, experiment.Definitions()...)
 	s, err := Summarize(run, trials)
 	if err != nil {
 		t.Fatal(err)

@@ -7,13 +7,14 @@ import (
 	"testing"
 
 	"tare/internal/analysis"
+	"tare/internal/experiment"
 	"tare/internal/record"
 )
 
 // sweep makes six blocks of a run whose trials have the metrics that of gives.
-func sweep(t *testing.T, experiment, factor string, levels, arms []string, of func(arm, level string, block int) map[string]float64) *analysis.Summary {
+func sweep(t *testing.T, name, factor string, levels, arms []string, of func(arm, level string, block int) map[string]float64) *analysis.Summary {
 	t.Helper()
-	run := record.Run{Schema: record.RunSchema, Experiment: experiment, Question: "What?", Blocks: 6}
+	run := record.Run{Schema: record.RunSchema, Experiment: name, Question: "What?", Blocks: 6}
 	var trials []record.Trial
 	for block := range 6 {
 		for _, level := range levels {
@@ -24,6 +25,7 @@ func sweep(t *testing.T, experiment, factor string, levels, arms []string, of fu
 			}
 		}
 	}
+	run.Metrics = append(run.Metrics, experiment.Definitions()...)
 	s, err := analysis.Summarize(run, trials)
 	if err != nil || !s.Valid {
 		t.Fatalf("%v, invalid for %q", err, s.InvalidReasons)

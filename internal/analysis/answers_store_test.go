@@ -5,13 +5,14 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/experiment"
 	"tare/internal/record"
 )
 
 // storeRun is a run whose baseline is a subject: each arm has the metrics that values gives, a little apart from block to block.
-func storeRun(t *testing.T, experiment, baseline string, levels []map[string]string, arms []string, values func(arm string, level map[string]string) map[string]float64) *Summary {
+func storeRun(t *testing.T, name, baseline string, levels []map[string]string, arms []string, values func(arm string, level map[string]string) map[string]float64) *Summary {
 	t.Helper()
-	run := record.Run{Schema: record.RunSchema, Experiment: experiment, Question: "Which?", Baseline: baseline, Blocks: 8}
+	run := record.Run{Schema: record.RunSchema, Experiment: name, Question: "Which?", Baseline: baseline, Blocks: 8}
 	var trials []record.Trial
 	for block := range run.Blocks {
 		for _, level := range levels {
@@ -28,6 +29,7 @@ func storeRun(t *testing.T, experiment, baseline string, levels []map[string]str
 			}
 		}
 	}
+	run.Metrics = append(run.Metrics, experiment.Definitions()...)
 	s, err := Summarize(run, trials)
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/experiment"
 	"tare/internal/load"
 	"tare/internal/record"
 )
@@ -31,6 +32,7 @@ func againstSubject(t *testing.T, loads []string, values func(arm string) map[st
 			trials = append(trials, trial)
 		}
 	}
+	run.Metrics = append(run.Metrics, experiment.Definitions()...)
 	s, err := Summarize(run, trials)
 	if err != nil {
 		t.Fatal(err)
@@ -118,6 +120,7 @@ func TestTwinsWithoutAnInterval(t *testing.T) {
 				})
 			}
 		}
+		run.Metrics = append(run.Metrics, experiment.Definitions()...)
 		s, err := Summarize(run, trials)
 		if err != nil {
 			t.Fatal(err)

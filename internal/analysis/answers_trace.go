@@ -231,7 +231,7 @@ func (w *words) byNodes(t *table) {
 		if model == nil || slope.Lo == nil || slope.Hi == nil {
 			continue
 		}
-		per, of := written(slope.Value, slope.Lo, slope.Hi, quantity.UnitOf(m.metric)), model.ValidRange[factor]
+		per, of := written(slope.Value, slope.Lo, slope.Hi, model.Terms[0].Unit), model.ValidRange[factor]
 		way := "grows"
 		if slope.Value < 0 {
 			way = "falls"

@@ -30,7 +30,7 @@ func (s *Summary) estimate(t *table, at factors, metric string, dependence stats
 			continue
 		}
 		e := Estimate{
-			Metric: metric, Unit: quantity.UnitOf(metric), Arm: arm, Factors: at,
+			Metric: metric, Unit: t.defined.Of(metric).Unit, Rank: t.defined.Of(metric).Rank, Arm: arm, Factors: at,
 			Value: value.Value, Confidence: value.Confidence, N: value.N, Method: string(value.Method),
 		}
 		e.Lo, e.Hi = ends(value)

@@ -3,22 +3,9 @@ package analysis
 import (
 	"maps"
 	"slices"
-	"strings"
-	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
 )
-
-// modelled says whether a metric is a cost, which may be a sum of parts. A quantile is none, for queues are no sums; throughput is
-// what was asked for; and a share has no fixed part.
-func modelled(metric string) bool {
-	for _, q := range quantiles {
-		if strings.HasSuffix(metric, "_"+q.name+"_seconds") {
-			return false
-		}
-	}
-	return !strings.HasPrefix(metric, "throughput_") && quantity.UnitOf(metric) != quantity.Part
-}
 
 // fitModels fits fixed + slopes to every cost of every arm but the twin, where all factors of the run are numbers.
 func fitModels(t *table) []Model {
@@ -29,7 +16,7 @@ func fitModels(t *table) []Model {
 	var models []Model
 	for _, metric := range t.metrics {
 		for _, arm := range t.arms {
-			if arm == record.AA || !modelled(metric) {
+			if arm == record.AA || !t.defined.Of(metric).Cost {
 				continue
 			}
 			if m, ok := fitModel(t, metric, arm, names); ok {
@@ -60,7 +47,7 @@ func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
 	if err != nil {
 		return Model{}, false // too few levels, or factors that move together: there is no model, which is no failure of the run
 	}
-	unit := quantity.UnitOf(metric)
+	unit := t.defined.Of(metric).Unit
 	m := Model{
 		Metric: metric, Arm: arm, R2: line.R2, Linear: line.Straight, Test: line.Test, ValidRange: map[string][2]float64{},
 		Method: string(line.Method), Blocks: line.Blocks,

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
 )
@@ -40,7 +39,7 @@ func (s *Summary) pool(t *table, at factors) {
 	}) {
 		share := shares[key]
 		e := Estimate{
-			Metric: key.metric, Unit: quantity.UnitOf(key.metric), Arm: key.arm, Factors: at, Value: share.Value,
+			Metric: key.metric, Unit: t.defined.Of(key.metric).Unit, Rank: t.defined.Of(key.metric).Rank, Arm: key.arm, Factors: at, Value: share.Value,
 			N: share.Samples, Trials: share.Trials, Method: PooledMethod,
 		}
 		if share.HasInterval {

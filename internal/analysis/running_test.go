@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/experiment"
 	"tare/internal/load"
 	"tare/internal/record"
 )
@@ -83,6 +84,7 @@ func TestLagOfUndisturbedRequests(t *testing.T) {
 				trials[i].Metrics["own_lag_running_p50_seconds"] += apart
 			}
 		}
+		run.Metrics = append(run.Metrics, experiment.Definitions()...)
 		s, err := Summarize(run, trials)
 		if err != nil {
 			t.Fatal(err)

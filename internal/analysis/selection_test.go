@@ -11,6 +11,8 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/analysis/analysistest"
 	"tare/internal/load"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/record"
 )
 
@@ -218,6 +220,7 @@ func TestModelByBlock(t *testing.T) {
 			delete(trials[i].Metrics, "cpu_seconds")
 		}
 	}
+	run.Metrics = append(run.Metrics, metric.Definition{Name: "curve", Unit: quantity.Count, Cost: true})
 	models := summarize(t, run, trials).Models
 	find := func(metric string) analysis.Model {
 		return models[slices.IndexFunc(models, func(m analysis.Model) bool { return m.Metric == metric && m.Arm == "kernelmesh" })]

@@ -12,6 +12,7 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
@@ -30,6 +31,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 		InvalidReasons: []string{}, Missing: []Missing{}, Stopped: run.Stopped, Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent,
 	}
 	t := newTable(trials, s)
+	t.defined = run.Defined()
 	s.Trials = countTrials(run, trials)
 	s.Partial = s.Trials.Done < s.Trials.Planned || run.Open() && run.Stopped == ""
 	s.Blocks = completeBlocks(run, t)
@@ -67,6 +69,7 @@ type table struct {
 	levels  []factors
 	arms    []string // the baseline, its twin, then the others by name
 	metrics []string
+	defined metric.Set
 	cells   map[cell]*values
 	in      map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
 	loads   map[string]bool               // by name

@@ -72,6 +72,7 @@ type Excluded struct {
 type Estimate struct {
 	Metric     string            `json:"metric"`
 	Unit       string            `json:"unit"`
+	Rank       int               `json:"rank"` // among the metrics: tables and charts show them in this order
 	Arm        string            `json:"arm"`
 	Baseline   string            `json:"baseline,omitempty"`
 	Factors    map[string]string `json:"factors"`

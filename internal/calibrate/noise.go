@@ -12,6 +12,7 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/experiment"
 	"tare/internal/meter"
+	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/version"
@@ -48,8 +49,9 @@ func (b *bench) noise(ctx context.Context) error {
 			b.report.Warnings = append(b.report.Warnings, fmt.Sprintf("the noise run is invalid: %v", summary.InvalidReasons))
 		}
 		planted := fmt.Sprintf("2000 connections/s on a server, against the same again: %d blocks of %v; the largest difference that is not ruled out", summary.Blocks, d)
+		defined := metric.NewSet(experiment.Definitions())
 		for _, m := range summary.MDE {
-			ws = append(ws, told("smallest visible difference, "+quantity.Label(m.Metric), quantity.UnitOf(m.Metric), m.Value, planted))
+			ws = append(ws, told("smallest visible difference, "+quantity.Label(m.Metric), defined.Of(m.Metric).Unit, m.Value, planted))
 		}
 		return ws, nil
 	})
@@ -74,7 +76,7 @@ func (b *bench) experiment(ctx context.Context, s *experiment.Spec) (_ *analysis
 	const seed = 1
 	run := record.Run{
 		Schema: record.RunSchema, ID: "calibrate", Experiment: s.Name, Question: s.Question, Spec: spec, Seed: seed, Blocks: s.Blocks,
-		Plan: experiment.Plan(s, seed), Started: time.Now(), Version: version.Version,
+		Plan: experiment.Plan(s, seed), Started: time.Now(), Version: version.Version, Metrics: experiment.Definitions(),
 	}
 	w, err := record.Create(filepath.Join(dir, "run"), run)
 	if err != nil {

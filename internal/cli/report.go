@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/analysis"
+	"tare/internal/experiment"
 	"tare/internal/fault"
 	"tare/internal/record"
 	"tare/internal/report"
@@ -82,6 +83,9 @@ func writeReport(w io.Writer, dir string, formats []string) error {
 	c, err := record.Read(dir)
 	if err != nil {
 		return err
+	}
+	if c.Run.Metrics == nil { // a record of Tare before 0.3, whose metrics are still what they were
+		c.Run.Metrics = experiment.Definitions()
 	}
 	s, err := analysis.Summarize(c.Run, c.Trials)
 	if err != nil {

@@ -237,7 +237,7 @@ func newRecord(s *experiment.Spec, f runFlags, layout *cgroup.Layout) (record.Ru
 		Started: now, Version: version.Version, Build: version.Build(), Environment: environment(layout),
 		Command: again(os.Args[1:]),
 	}
-	r.Headline, r.Until = s.Headlines(), s.Until.Seconds()
+	r.Headline, r.Metrics, r.Until = s.Headlines(), experiment.Definitions(), s.Until.Seconds()
 	if s.Precision != nil {
 		r.Precision = &record.Precision{Target: s.Precision.Target, Metrics: s.PreciseMetrics()}
 	}

@@ -8,6 +8,8 @@ import (
 
 	"tare/internal/load"
 	"tare/internal/load/connect/generation"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/stats"
 	"tare/internal/subject/kernelmesh"
 )
@@ -89,12 +91,12 @@ func judgeConnect(name string, r load.Result) []trip {
 
 // connectMetrics are what the load `connect` and the work `replace` tell.
 var connectMetrics = []Metric{
-	{Name: "replacements_per_second", Unit: "per second", Better: "higher", Needs: needWork, Headline: true, How: "Changes of configuration that a subject with `work: replace` makes in a second, one after the other: each gives a service new endpoints in place, and takes another to a new cluster.",
+	{Definition: metric.Definition{Name: "replacements_per_second", Unit: quantity.PerSecond, Rank: metric.RankOther, Pool: metric.Sum, Better: metric.Higher, Needs: needWork, Headline: true, How: "Changes of configuration that a subject with `work: replace` makes in a second, one after the other: each gives a service new endpoints in place, and takes another to a new cluster."},
 		value: func(m *measurement) (float64, bool) {
 			n, ok := worked(generation.Replacements)(m)
 			return n / m.seconds(), ok
 		}},
-	{Name: "replacement_seconds", Unit: "s", Better: "lower", Needs: needWork, Headline: true, How: "Time of one such change, from when it is handed to the store until the store has returned: mean of all that began in the window.",
+	{Definition: metric.Definition{Name: "replacement_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Cost: true, Better: metric.Lower, Needs: needWork, Headline: true, How: "Time of one such change, from when it is handed to the store until the store has returned: mean of all that began in the window."},
 		value: per(worked(generation.ReplacementSeconds), worked(generation.Replacements))},
 	judgedPart("wrong_connect_share", "Part of the connections of a load of kind `connect`, while configuration is replaced, that came to an address which is in neither the old nor the new set of endpoints of the service: the sum of the next three. Pooled over the trials of an arm, as all of these.",
 		generation.StaleCount, generation.TornCount, generation.MissedCount),
@@ -118,7 +120,9 @@ func (m *measurement) seconds() float64 {
 
 // judgedPart is the part of the connections that were judged which are in some of the load's counts.
 func judgedPart(name, how string, counts ...string) Metric {
-	return Metric{Name: name, Unit: "ratio", Better: "lower", Needs: needWorkCount, Headline: true, How: how, count: func(m *measurement) (in, of int) {
+	return Metric{Definition: metric.Definition{
+		Name: name, Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Counts, Better: metric.Lower, Needs: needWorkCount, Headline: true, How: how,
+	}, count: func(m *measurement) (in, of int) {
 		for _, r := range m.loads {
 			of += int(r.Counts[generation.Judged])
 			for _, c := range counts {
@@ -131,8 +135,11 @@ func judgedPart(name, how string, counts ...string) Metric {
 
 func oldEndpoint(name, which string, value func(*hdrhistogram.Histogram) (float64, bool)) Metric {
 	return Metric{
-		Name: "old_endpoint_" + name + "_seconds", Unit: "s", Better: "lower", Needs: needSeen, Headline: true, Tail: name != "p50",
-		How: "How long after a change was handed to the store a connection began that still came to an old endpoint, the last such of each change: " + which + ". Left out where it was never seen, or too seldom for the quantile.",
+		Definition: metric.Definition{
+			Name: "old_endpoint_" + name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower,
+			Needs: needSeen, Headline: true, Tail: name != "p50",
+			How: "How long after a change was handed to the store a connection began that still came to an old endpoint, the last such of each change: " + which + ". Left out where it was never seen, or too seldom for the quantile.",
+		},
 		value: func(m *measurement) (float64, bool) {
 			h, ok := m.histogram(generation.OldEndpoint)
 			if !ok {

@@ -4,19 +4,21 @@ import (
 	"path"
 
 	"tare/internal/ledger"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 )
 
 // The metrics of the groups that the spec gives a CPU limit, and of what eBPF programs take of the machine.
 var limitMetrics = []Metric{
-	{Name: "limit_cpus", Unit: "CPUs", Needs: needNothing, How: "CPU limits of the groups that the spec gives one, added up.", value: func(m *measurement) (float64, bool) {
+	{Definition: metric.Definition{Name: "limit_cpus", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Needs: needNothing, How: "CPU limits of the groups that the spec gives one, added up."}, value: func(m *measurement) (float64, bool) {
 		total := 0.0
 		for _, g := range m.limited() {
 			total += g.limit
 		}
 		return total, total > 0
 	}},
-	{Name: "limited_cpus", Unit: "CPUs", Needs: needLimit, Headline: true, How: "CPU time per second of the groups with a CPU limit, as the kernel charges it to them.", value: (*measurement).limitedCPUs},
-	{Name: "limited_share", Unit: "ratio", Needs: needLimit, Headline: true, How: "The same as a part of the limit. Quotas are over periods of 100 ms: a window that is no multiple of that can show a little more than all.", value: func(m *measurement) (float64, bool) {
+	{Definition: metric.Definition{Name: "limited_cpus", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Needs: needLimit, Headline: true, How: "CPU time per second of the groups with a CPU limit, as the kernel charges it to them."}, value: (*measurement).limitedCPUs},
+	{Definition: metric.Definition{Name: "limited_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Needs: needLimit, Headline: true, How: "The same as a part of the limit. Quotas are over periods of 100 ms: a window that is no multiple of that can show a little more than all."}, value: func(m *measurement) (float64, bool) {
 		used, ok := m.limitedCPUs()
 		limit := 0.0
 		for _, g := range m.limited() {
@@ -24,7 +26,7 @@ var limitMetrics = []Metric{
 		}
 		return used / limit, ok
 	}},
-	{Name: "limited_most_share", Unit: "ratio", Needs: needLimit, How: "The same of the one group that came closest to its own limit, or went furthest over it.", value: func(m *measurement) (most float64, ok bool) {
+	{Definition: metric.Definition{Name: "limited_most_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Largest, Needs: needLimit, How: "The same of the one group that came closest to its own limit, or went furthest over it."}, value: func(m *measurement) (most float64, ok bool) {
 		for _, g := range m.limited() {
 			if g.CPUSeconds != nil {
 				most, ok = max(most, rate(*g.CPUSeconds, m.ledger.Window.Seconds)/g.limit), true
@@ -32,32 +34,32 @@ var limitMetrics = []Metric{
 		}
 		return most, ok
 	}},
-	{Name: "limited_throttled_share", Unit: "ratio", Needs: needSamples, Headline: true, How: "Periods in which the groups with a CPU limit were throttled, as a part of the periods in which they ran, all of them together.", value: (*measurement).limitedThrottled},
-	{Name: "limited_bpf_cpus", Unit: "CPUs", Better: "lower", Needs: needLimit, How: "CPU time per second that the subject's eBPF programs take inside the CPU time of the groups with a limit: above their tasks, in task context, and in softirq too where the kernel leaves interrupts in the time of the task that they interrupted. By the samples of this trial, which count CPU time: the kernel's run time of programs counts also what other tasks take while a program waits to go on. Where interrupts are off for long (timers of a virtual machine), samples come late and fall on what runs next." + noSubject, value: (*measurement).limitedBPF},
-	{Name: "limited_cpu_seconds_per_connection", Unit: "s", Better: "lower", Needs: needCost, Headline: true, How: "CPU time that the kernel charges to the groups with a limit, per connection that the loads opened. What a program adds to it is inside the limit, whoever counts the program's run time and however.", value: per((*measurement).limitedCPUs, (*measurement).connectionRate)},
-	{Name: "bpf_limited_task_share", Unit: "ratio", Needs: needSamples, How: "Part of the subject's eBPF run time that ran in the groups with a CPU limit, in task context: samples, pooled over the trials of an arm. Left out below 25 samples.",
+	{Definition: metric.Definition{Name: "limited_throttled_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Needs: needSamples, Headline: true, How: "Periods in which the groups with a CPU limit were throttled, as a part of the periods in which they ran, all of them together."}, value: (*measurement).limitedThrottled},
+	{Definition: metric.Definition{Name: "limited_bpf_cpus", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: needLimit, How: "CPU time per second that the subject's eBPF programs take inside the CPU time of the groups with a limit: above their tasks, in task context, and in softirq too where the kernel leaves interrupts in the time of the task that they interrupted. By the samples of this trial, which count CPU time: the kernel's run time of programs counts also what other tasks take while a program waits to go on. Where interrupts are off for long (timers of a virtual machine), samples come late and fall on what runs next." + noSubject}, value: (*measurement).limitedBPF},
+	{Definition: metric.Definition{Name: "limited_cpu_seconds_per_connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankOther, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: needCost, Headline: true, How: "CPU time that the kernel charges to the groups with a limit, per connection that the loads opened. What a program adds to it is inside the limit, whoever counts the program's run time and however."}, value: per((*measurement).limitedCPUs, (*measurement).connectionRate)},
+	{Definition: metric.Definition{Name: "bpf_limited_task_share", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: needSamples, How: "Part of the subject's eBPF run time that ran in the groups with a CPU limit, in task context: samples, pooled over the trials of an arm. Left out below 25 samples."},
 		count: func(m *measurement) (in, of int) {
 			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && !interrupt(c) })
 		}},
-	{Name: "bpf_limited_softirq_share", Unit: "ratio", Needs: needSamples, How: "The same in softirq and hardirq above tasks of these groups.",
+	{Definition: metric.Definition{Name: "bpf_limited_softirq_share", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: needSamples, How: "The same in softirq and hardirq above tasks of these groups."},
 		count: func(m *measurement) (in, of int) {
 			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && interrupt(c) })
 		}},
-	{Name: "bpf_limited_inside_share", Unit: "ratio", Needs: needSamples, How: "The same, both contexts, as far as it is inside the CPU time of these groups, and so inside their limit: whether softirq is depends on the kernel's IRQ time accounting.",
+	{Definition: metric.Definition{Name: "bpf_limited_inside_share", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: needSamples, How: "The same, both contexts, as far as it is inside the CPU time of these groups, and so inside their limit: whether softirq is depends on the kernel's IRQ time accounting."},
 		count: func(m *measurement) (in, of int) { return m.limitedSamples(m.inside) }},
-	{Name: "bpf_cpus", Unit: "CPUs", Better: "lower", Needs: needLimit, How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time inside programs, so it can be more than the CPU time that they took. Only where some group has a CPU limit." + noSubject, value: func(m *measurement) (float64, bool) {
+	{Definition: metric.Definition{Name: "bpf_cpus", Unit: quantity.CPUs, Rank: metric.RankBPF, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: needLimit, How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time inside programs, so it can be more than the CPU time that they took. Only where some group has a CPU limit." + noSubject}, value: func(m *measurement) (float64, bool) {
 		v, ok := m.bpfRate()
 		return v, ok && len(m.limited()) > 0
 	}},
-	{Name: "bpf_cpu_share", Unit: "ratio", Better: "lower", Needs: needShare, Headline: true, Free: true, How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the machine." + noSubject, value: func(m *measurement) (float64, bool) {
+	{Definition: metric.Definition{Name: "bpf_cpu_share", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Mean, Better: metric.Lower, Needs: needShare, Headline: true, Free: true, How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the machine." + noSubject}, value: func(m *measurement) (float64, bool) {
 		v, ok := m.bpfRate()
 		return m.ofCapacity(v*m.ledger.Window.Seconds, ok)
 	}},
-	{Name: "cpu_busy_share", Unit: "ratio", Needs: needShare, Headline: true, Free: true, How: "Part of the CPUs of the machine that was neither idle nor stolen.", value: func(m *measurement) (float64, bool) {
+	{Definition: metric.Definition{Name: "cpu_busy_share", Unit: quantity.Part, Rank: metric.RankCPU, Pool: metric.Mean, Needs: needShare, Headline: true, Free: true, How: "Part of the CPUs of the machine that was neither idle nor stolen."}, value: func(m *measurement) (float64, bool) {
 		return m.ofCapacity(m.ledger.CPU.Capacity-m.ledger.CPU.Idle-m.ledger.CPU.Steal, true)
 	}},
-	{Name: "app_cpu_share", Unit: "ratio", Better: "lower", Needs: needShare, How: "CPU time of the applications' groups, as a part of all CPUs of the machine. eBPF programs that run in their tasks are inside.", value: roleCPU("app")},
-	{Name: "load_cpu_share", Unit: "ratio", Better: "lower", Needs: needShare, How: "The same of the groups of the loads.", value: roleCPU("load")},
+	{Definition: metric.Definition{Name: "app_cpu_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Better: metric.Lower, Needs: needShare, How: "CPU time of the applications' groups, as a part of all CPUs of the machine. eBPF programs that run in their tasks are inside."}, value: roleCPU("app")},
+	{Definition: metric.Definition{Name: "load_cpu_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Better: metric.Lower, Needs: needShare, How: "The same of the groups of the loads."}, value: roleCPU("load")},
 }
 
 // limitedGroup is a group of the ledger to which the spec gives a CPU limit.

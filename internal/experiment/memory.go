@@ -15,6 +15,8 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/ledger"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/store"
 )
@@ -253,13 +255,13 @@ func (p *process) reloaded(ctx context.Context) error {
 
 // memoryMetrics speak of maps and memory where an experiment asks about them: where an arm says how many services it has.
 var memoryMetrics = []Metric{
-	{Name: "memory_kernel_bytes", Unit: "B", Better: "lower", Needs: needMemory, Headline: true, How: "Of the subject's control group at the end of the window: kernel memory, in which the kernel counts the maps and programs that it charges to the group. Here and below, only in experiments in which an arm has `services`." + noSubject,
+	{Definition: metric.Definition{Name: "memory_kernel_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, Headline: true, How: "Of the subject's control group at the end of the window: kernel memory, in which the kernel counts the maps and programs that it charges to the group. Here and below, only in experiments in which an arm has `services`." + noSubject},
 		value: asked(memory(kernelMemory))},
-	{Name: "map_charged_share", Unit: "ratio", Needs: needMemory, How: "Part of the bytes of the subject's maps that the kernel charges to the subject's own control group.",
+	{Definition: metric.Definition{Name: "map_charged_share", Unit: quantity.Part, Rank: metric.RankMemory, Pool: metric.Mean, Needs: needMemory, How: "Part of the bytes of the subject's maps that the kernel charges to the subject's own control group."},
 		value: asked((*measurement).mapCharged)},
-	{Name: "map_declared_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "The same maps, each once, by the number of entries that they were made for and not by what is in them: entries x (key + value), in pages. Linux 5.11 to 6.3 gives this for every map." + noSubject,
+	{Definition: metric.Definition{Name: "map_declared_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, How: "The same maps, each once, by the number of entries that they were made for and not by what is in them: entries x (key + value), in pages. Linux 5.11 to 6.3 gives this for every map." + noSubject},
 		value: asked(func(m *measurement) (float64, bool) { return m.mapDeclared(false) })},
-	{Name: "map_by_program_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "The same, each map once for every program that uses it: what the sum over a list of programs with the memory of their maps comes to." + noSubject,
+	{Definition: metric.Definition{Name: "map_by_program_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, How: "The same, each map once for every program that uses it: what the sum over a list of programs with the memory of their maps comes to." + noSubject},
 		value: asked(func(m *measurement) (float64, bool) { return m.mapDeclared(true) })},
 	further("map_before_bytes", readingBefore, "`map_bytes` before the load began", (*measurement).mapBytes),
 	further("map_after_bytes", readingAfter, "`map_bytes` after the load had ended and the subject was left with `then-services` services", (*measurement).mapBytes),
@@ -290,7 +292,9 @@ func asked(value func(*measurement) (float64, bool)) func(*measurement) (float64
 
 // further is a metric of another reading than that of the window.
 func further(name, reading, what string, value func(*measurement) (float64, bool)) Metric {
-	return Metric{Name: name, Unit: "B", Better: "lower", Needs: needRest, How: "As " + what + "." + noSubject, value: func(m *measurement) (float64, bool) {
+	return Metric{Definition: metric.Definition{
+		Name: name, Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needRest, How: "As " + what + "." + noSubject,
+	}, value: func(m *measurement) (float64, bool) {
 		for _, arm := range m.spec.Subjects() {
 			if m.subject == nil && arm.Options[knobThen] != "" {
 				return 0, true

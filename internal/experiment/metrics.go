@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -10,31 +11,27 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
 )
 
-// Metric is one value of a trial. Its name ends in its unit and means the same in every experiment.
+// Metric is one value of a trial: what it is, and how a trial tells it.
 type Metric struct {
-	Name   string
-	Unit   string
-	Better string // lower or higher; empty where neither is
-	How    string // how it is got; for docs/metrics.md
-	Needs  []Need // what of a trial it depends on: a gate that breaks one voids the metric; never nil
-
-	Headline bool // answers speak of it, so a run that goes on until it is precise looks at it
-	Free     bool // answers speak of it only where a load is as fast as it can be: at a fixed rate it is the rate that it shows
-	Tail     bool // it is of the slowest part of what was seen, for which intervals stay wide
-	Outcome  bool // what a subject that is too slow shows in: its own slowness does not void it
-
-	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that tells it need not
-	// be run again for this one.
-	Instead string
+	metric.Definition
 
 	value func(*measurement) (float64, bool) // false: this trial cannot tell, and the metric is left out
 	count func(*measurement) (in, of int)    // instead of value, for a part that is pooled over trials
+}
 
-	ofNodes bool // it is of a trial on nodes, and comes from its nodes
+// Definitions are those of all metrics, in the order of docs/metrics.md.
+func Definitions() []metric.Definition {
+	all := make([]metric.Definition, len(Metrics))
+	for i, m := range Metrics {
+		all[i] = m.Definition
+	}
+	return all
 }
 
 // measurement is what one trial gathered, as metrics and gates look at it.
@@ -83,36 +80,36 @@ var coreMetrics = []Metric{
 	latency(load.Lag, needNothing, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
 	orRunning(latency(load.OwnLag, needNothing, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free")),
 	orRunning(latency(load.OwnLag, needNothing, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free")),
-	{Name: "throughput_per_second", Unit: "per second", Better: "higher", Needs: needThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window.", value: func(m *measurement) (float64, bool) {
+	{Definition: metric.Definition{Name: "throughput_per_second", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: needThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window."}, value: func(m *measurement) (float64, bool) {
 		return m.sum(func(r load.Result) float64 { return r.Rate }), len(m.loads) > 0
 	}},
-	{Name: "error_ratio", Unit: "ratio", Better: "lower", Needs: needNothing, Outcome: true, How: "Requests that failed or stayed unanswered, of those intended.", value: func(m *measurement) (float64, bool) {
+	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput, Pool: metric.Merged, Better: metric.Lower, Needs: needNothing, Outcome: true, How: "Requests that failed or stayed unanswered, of those intended."}, value: func(m *measurement) (float64, bool) {
 		intended := m.sum(func(r load.Result) float64 { return float64(r.Intended) })
 		return m.sum(func(r load.Result) float64 { return float64(failed(r)) }) / intended, intended > 0
 	}},
-	{Name: "bpf_seconds_per_connection", Unit: "s", Better: "lower", Needs: needCost, Headline: true, How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + noSubject, value: per((*measurement).bpfRate, (*measurement).connectionRate)},
-	{Name: "bpf_seconds_per_request", Unit: "s", Better: "lower", Needs: needRequestCost, Headline: true, How: "Run time of the subject's eBPF programs, per request answered. Left out where each request has a connection of its own: it would say the same twice." + noSubject, value: per((*measurement).bpfRate, (*measurement).requestRate)},
-	{Name: "bpf_client_share", Unit: "ratio", Needs: needSamples, How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all samples of its programs, pooled over the trials of an arm. Left out below 25 samples.",
+	{Definition: metric.Definition{Name: "bpf_seconds_per_connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankBPF, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: needCost, Headline: true, How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + noSubject}, value: per((*measurement).bpfRate, (*measurement).connectionRate)},
+	{Definition: metric.Definition{Name: "bpf_seconds_per_request", Unit: quantity.Seconds + " per request", Rank: metric.RankBPF, Pool: metric.PerRequest, Cost: true, Better: metric.Lower, Needs: needRequestCost, Headline: true, How: "Run time of the subject's eBPF programs, per request answered. Left out where each request has a connection of its own: it would say the same twice." + noSubject}, value: per((*measurement).bpfRate, (*measurement).requestRate)},
+	{Definition: metric.Definition{Name: "bpf_client_share", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: needSamples, How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all samples of its programs, pooled over the trials of an arm. Left out below 25 samples."},
 		count: func(m *measurement) (in, of int) { return m.bpfSamples("load") }},
-	{Name: "bpf_server_share", Unit: "ratio", Needs: needSamples, How: "The same for the groups of the applications (the servers).",
+	{Definition: metric.Definition{Name: "bpf_server_share", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: needSamples, How: "The same for the groups of the applications (the servers)."},
 		count: func(m *measurement) (in, of int) { return m.bpfSamples("app") }},
-	{Name: "cpu_seconds_per_connection", Unit: "s", Better: "lower", Needs: needCost, Headline: true, How: "CPU time of the trial's control group, which holds applications, loads and subject, per connection that the loads opened. eBPF programs that run in their tasks are inside.", value: per((*measurement).cpuRate, (*measurement).connectionRate)},
-	{Name: "cpu_seconds_per_request", Unit: "s", Better: "lower", Needs: needRequestCost, Headline: true, How: "The same per request answered.", value: per((*measurement).cpuRate, (*measurement).requestRate)},
-	{Name: "map_bytes", Unit: "B", Better: "lower", Needs: needMemory, Headline: true, How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger names." + noSubject, value: (*measurement).mapBytes},
-	{Name: "memory_hard_bytes", Unit: "B", Better: "lower", Needs: needMemory, Headline: true, How: "Of the subject's control group at the end of the window: anon + shmem + kernel - reclaimable slab." + noSubject, value: memory(func(m *ledger.Memory) *int64 { return m.Hard })},
-	{Name: "memory_soft_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "Of the subject's control group at the end of the window: file - shmem + reclaimable slab." + noSubject, value: memory(func(m *ledger.Memory) *int64 { return m.Soft })},
-	{Name: "start_seconds", Unit: "s", Better: "lower", Needs: needRest, How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject.", value: func(m *measurement) (float64, bool) { return m.start, m.subject != nil }},
+	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: needCost, Headline: true, How: "CPU time of the trial's control group, which holds applications, loads and subject, per connection that the loads opened. eBPF programs that run in their tasks are inside."}, value: per((*measurement).cpuRate, (*measurement).connectionRate)},
+	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true, Better: metric.Lower, Needs: needRequestCost, Headline: true, How: "The same per request answered."}, value: per((*measurement).cpuRate, (*measurement).requestRate)},
+	{Definition: metric.Definition{Name: "map_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, Headline: true, How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger names." + noSubject}, value: (*measurement).mapBytes},
+	{Definition: metric.Definition{Name: "memory_hard_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, Headline: true, How: "Of the subject's control group at the end of the window: anon + shmem + kernel - reclaimable slab." + noSubject}, value: memory(func(m *ledger.Memory) *int64 { return m.Hard })},
+	{Definition: metric.Definition{Name: "memory_soft_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, How: "Of the subject's control group at the end of the window: file - shmem + reclaimable slab." + noSubject}, value: memory(func(m *ledger.Memory) *int64 { return m.Soft })},
+	{Definition: metric.Definition{Name: "start_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needRest, How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject."}, value: func(m *measurement) (float64, bool) { return m.start, m.subject != nil }},
 }
 
 // values are the metrics that this trial can tell. One whose source is null is absent, never 0.
 func (m *measurement) values() map[string]float64 {
 	values := map[string]float64{}
-	for _, metric := range Metrics {
-		if metric.value == nil {
+	for _, one := range Metrics {
+		if one.value == nil {
 			continue
 		}
-		if v, ok := metric.value(m); ok {
-			values[metric.Name] = v
+		if v, ok := one.value(m); ok {
+			values[one.Name] = v
 		}
 	}
 	return values
@@ -121,12 +118,12 @@ func (m *measurement) values() map[string]float64 {
 // counts are what this trial adds to metrics that are pooled over trials.
 func (m *measurement) counts() map[string]record.Count {
 	counts := map[string]record.Count{}
-	for _, metric := range Metrics {
-		if metric.count == nil {
+	for _, one := range Metrics {
+		if one.count == nil {
 			continue
 		}
-		if in, of := metric.count(m); of > 0 {
-			counts[metric.Name] = record.Count{In: in, Of: of}
+		if in, of := one.count(m); of > 0 {
+			counts[one.Name] = record.Count{In: in, Of: of}
 		}
 	}
 	return counts
@@ -140,9 +137,12 @@ func orRunning(m Metric) Metric {
 
 func latency(histogram string, needs []Need, q float64, quantile, what string) Metric {
 	return Metric{
-		Name: histogram + "_" + quantile + "_seconds", Unit: "s", Better: "lower", Needs: needs, Headline: histogram == load.Latency && quantile != "p90", Tail: q > 0.5,
-		How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer than %g requests lie beyond it.",
-			what, quantile, stats.MinBeyond(q)),
+		Definition: metric.Definition{
+			Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(histogram), Pool: metric.Merged, Better: metric.Lower,
+			Needs: needs, Headline: histogram == load.Latency && quantile != "p90", Tail: q > 0.5,
+			How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer than %g requests lie beyond it.",
+				what, quantile, stats.MinBeyond(q)),
+		},
 		value: func(m *measurement) (float64, bool) {
 			h, ok := m.histogram(histogram)
 			if !ok {
@@ -152,6 +152,14 @@ func latency(histogram string, needs []Need, q float64, quantile, what string) M
 			return ns / 1e9, ok
 		},
 	}
+}
+
+// latencyRank is that of a histogram of requests: what is about the generator comes last.
+func latencyRank(histogram string) int {
+	if slices.Contains([]string{load.Lag, load.OwnLag, load.OwnLagRunning}, histogram) {
+		return metric.RankGenerator
+	}
+	return metric.RankLatency
 }
 
 // histogram merges one histogram of all loads that have it.
@@ -363,7 +371,7 @@ func WriteMetrics(w io.Writer) error {
 
 One value for each trial, in the "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in every experiment. A metric
 whose source this machine does not have is absent, never 0. This page is made from the definitions in the source
-(internal/experiment/metrics.go).
+(internal/experiment/metrics.go). Each run keeps the definitions of its own metrics, in "metrics" of run.json.
 
 A metric needs certain things of its trial. A gate that was tripped breaks some of them, and the trial then cannot tell the metrics that have
 one of these needs; all others of the same trial stand. Answers speak of the metrics marked with *; a run with a precision ends by those
@@ -379,19 +387,22 @@ of them that are not quantiles above the median or pooled over trials.
 When the subject itself tripped the gate, for it was too slow and nobody else disturbed the machine, that is a result: its throughput and
 the part of its requests that failed stand.
 
-| metric | unit | better | needs | how |
-|---|---|---|---|---|
+Over the nodes of a trial on several (docs/nodes.md) a metric is pooled as its column says: by merged histograms and counts, a sum,
+the largest, the mean, or the mean weighted by connections, requests or events. A cost (**+**) may be a fixed part and parts that grow with
+factors; models are fitted to these.
+
+| metric | unit | better | over nodes | needs | how |
+|---|---|---|---|---|---|
 `)
 	for _, m := range Metrics {
-		better := m.Better
-		if better == "" {
-			better = "-"
-		}
 		mark := ""
 		if m.Headline {
-			mark = " *"
+			mark += " *"
 		}
-		fmt.Fprintf(&b, "| `%s`%s | %s | %s | %s | %s |\n", m.Name, mark, m.Unit, better, needWords(m.Needs), m.How)
+		if m.Cost {
+			mark += " **+**"
+		}
+		fmt.Fprintf(&b, "| `%s`%s | %s | %s | %s | %s | %s |\n", m.Name, mark, m.Unit, cmp.Or(string(m.Better), "-"), m.Pool, needWords(m.Needs), m.How)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

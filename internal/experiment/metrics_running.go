@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"tare/internal/load"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/stats"
 )
 
@@ -22,15 +24,15 @@ var runningMetrics = []Metric{
 	whileRunning(load.OwnLagRunning, needNothing, 0.99, "p99", "that the generator itself was late"),
 	whileRunning(load.OwnLagRunning, needNothing, 0.999, "p999", "that the generator itself was late"),
 	{
-		Name: "disturbed_share", Unit: "ratio", Better: "lower", Needs: needNothing,
-		How: "Requests that a stall of the machine touched (stolen CPU time, or a task from elsewhere that held a CPU), of those answered " +
-			"while stalls were watched for, all loads together. Left out where nobody watched.",
+		Definition: metric.Definition{Name: "disturbed_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower, Needs: needNothing,
+			How: "Requests that a stall of the machine touched (stolen CPU time, or a task from elsewhere that held a CPU), of those answered " +
+				"while stalls were watched for, all loads together. Left out where nobody watched."},
 		value: (*measurement).disturbedShare,
 	},
 	{
-		Name: "throughput_running_per_second", Unit: "per second", Better: "higher", Needs: needRunning,
-		How: "Requests of all loads that were answered while no CPU stood still, per second of that time. Closed loops only: " +
-			"at a fixed rate, what a stall held up is answered after it. Left out where less than a tenth of the window was quiet.",
+		Definition: metric.Definition{Name: "throughput_running_per_second", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: needRunning,
+			How: "Requests of all loads that were answered while no CPU stood still, per second of that time. Closed loops only: " +
+				"at a fixed rate, what a stall held up is answered after it. Left out where less than a tenth of the window was quiet."},
 		value: (*measurement).throughputWhileRunning,
 	},
 }
@@ -38,10 +40,13 @@ var runningMetrics = []Metric{
 func whileRunning(histogram string, needs []Need, q float64, quantile, what string) Metric {
 	least := stats.MinBeyond(q)
 	return Metric{
-		Name: histogram + "_" + quantile + "_seconds", Unit: "s", Better: "lower", Needs: needs, Headline: histogram == load.LatencyRunning && quantile != "p90", Tail: q > 0.5,
-		How: fmt.Sprintf("Time %s, of the requests that no stall of the machine touched, weighted for the greater chance of long ones to be touched: "+
-			"%s quantile, all loads merged. Left out when those requests cannot carry it, as when fewer than %g of them lie beyond it.",
-			what, quantile, least),
+		Definition: metric.Definition{
+			Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(histogram), Pool: metric.Merged, Better: metric.Lower,
+			Needs: needs, Headline: histogram == load.LatencyRunning && quantile != "p90", Tail: q > 0.5,
+			How: fmt.Sprintf("Time %s, of the requests that no stall of the machine touched, weighted for the greater chance of long ones to be touched: "+
+				"%s quantile, all loads merged. Left out when those requests cannot carry it, as when fewer than %g of them lie beyond it.",
+				what, quantile, least),
+		},
 		value: func(m *measurement) (float64, bool) { return m.quantileWhileRunning(histogram, quantile, q, least) },
 	}
 }

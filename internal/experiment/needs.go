@@ -4,11 +4,11 @@ import (
 	"slices"
 
 	"tare/internal/ledger"
+	"tare/internal/metric"
 )
 
-// Need is something about a trial that a metric depends on. A gate that was tripped breaks needs, and so voids the metrics that have
-// them; all other metrics of the trial stand.
-type Need string
+// Need is metric.Need.
+type Need = metric.Need
 
 // The needs. docs/metrics.md says which metric has which.
 const (

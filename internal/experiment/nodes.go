@@ -10,7 +10,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,7 +20,9 @@ import (
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/load/pace"
+	"tare/internal/metric"
 	"tare/internal/placement"
+	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
 )
@@ -353,6 +354,7 @@ type pooled struct {
 	tells   bool            // the trial's ledger is of the machine that all nodes share, and of the window
 	outside disturbance     // what others took of that machine; nothing where nodes have machines of their own
 	good    []*record.Trial // of the nodes that did not fail
+	work    *load.Result    // of their subjects together; null where they do none
 }
 
 func (p *pooled) whole() bool { return len(p.good) == len(p.trial.Nodes) }
@@ -374,8 +376,24 @@ func (p *pooled) gather() {
 	for name, rs := range byName {
 		p.trial.Loads[name] = mergeResults(rs)
 	}
+	p.work = p.mergedWork()
 	p.trial.Events = p.events()
 	p.trial.Metrics, p.trial.Counts = p.values(), p.counts()
+}
+
+// mergedWork is what the subjects did by themselves, where each good node has it.
+func (p *pooled) mergedWork() *load.Result {
+	var all []load.Result
+	for _, t := range p.good {
+		if t.Work == nil {
+			return nil
+		}
+		all = append(all, *t.Work)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return new(mergeResults(all))
 }
 
 // events adds up the counts of events, where every node has them. What is elsewhere for one of several nodes of one machine is made at another, and counts
@@ -462,67 +480,65 @@ func mergeResults(rs []load.Result) load.Result {
 // plus adds without going beyond what can be written down: a node can send any number.
 func plus(a, b float64) float64 { return max(-math.MaxFloat64, min(a+b, math.MaxFloat64)) }
 
-// Metrics that are of the loads alone: they come from the merged loads as they would from one machine's.
-var loadMetric = regexp.MustCompile(`^((latency|connect|lag|own_lag)(_running)?_p[0-9]+_seconds|throughput(_running)?_per_second|disturbed_share|error_ratio)$`)
+// measurement is of all nodes together: what their loads and the subjects' own work did, merged.
+func (p *pooled) measurement() *measurement {
+	return &measurement{spec: p.spec, loads: p.trial.Loads, work: p.work, ledger: &ledger.Ledger{}, nodes: p.trial.Nodes}
+}
 
-// machineMetric is of a whole machine. Nodes that share one cannot tell it, and the coordinator's ledger, which is of all of it, can.
-const machineMetric = "machine_cpu_seconds_per_kiloevent"
-
-// values are the metrics of all nodes together. One that a good node lacks is absent.
+// values are the metrics of all nodes together, each pooled as its definition says. One that a good node lacks is absent.
 func (p *pooled) values() map[string]float64 {
 	values := map[string]float64{}
-	m := &measurement{spec: p.spec, loads: p.trial.Loads, ledger: &ledger.Ledger{}, nodes: p.trial.Nodes}
-	for _, metric := range Metrics {
-		if metric.value == nil {
+	m := p.measurement()
+	for i := range Metrics {
+		one := &Metrics[i]
+		if one.value == nil {
 			continue
 		}
 		var v float64
 		var ok bool
-		switch name := metric.Name; {
-		case metric.ofNodes:
-			v, ok = metric.value(m)
-		case loadMetric.MatchString(name):
-			v, ok = metric.value(m)
-			ok = ok && (p.whole() || !strings.HasSuffix(name, "_per_second"))
+		switch one.Pool {
+		case metric.Nodes, metric.Merged:
+			v, ok = one.value(m)
 		default:
-			v, ok = p.over(name)
-			if !ok && name == machineMetric && p.tells && p.whole() {
+			v, ok = p.over(one)
+			if !ok && one.Pool == metric.Machine && p.tells && p.whole() {
 				whole := *m
 				whole.ledger, whole.events = p.trial.Ledger, p.trial.Events
-				v, ok = metric.value(&whole)
+				v, ok = one.value(&whole)
 			}
 		}
 		if ok && !math.IsInf(v, 0) && !math.IsNaN(v) { // a node can send any number
-			values[metric.Name] = v
+			values[one.Name] = v
 		}
 	}
 	return values
 }
 
-// over pools a metric over the nodes, in the way that its name asks for; docs/nodes.md has the table.
-func (p *pooled) over(name string) (float64, bool) {
+// over pools a metric over the nodes; docs/nodes.md has the table.
+func (p *pooled) over(m *Metric) (float64, bool) {
 	var of, weights []float64
 	for _, t := range p.good {
-		v, ok := t.Metrics[name]
+		v, ok := t.Metrics[m.Name]
 		if !ok {
 			return 0, false
 		}
-		w, ok := p.weight(name, t)
+		w, ok := p.weight(m.Pool, t)
 		if !ok {
 			return 0, false
 		}
 		of, weights = append(of, v), append(weights, w)
 	}
-	switch {
-	case len(of) == 0:
+	if len(of) == 0 {
 		return 0, false
-	case isSum(name):
+	}
+	switch m.Pool {
+	case metric.Sum:
 		total := 0.0
 		for _, v := range of {
 			total += v
 		}
 		return total, p.whole()
-	case strings.Contains(name, "_max_"):
+	case metric.Largest:
 		return slices.Max(of), true
 	}
 	total, weight := 0.0, 0.0
@@ -533,26 +549,19 @@ func (p *pooled) over(name string) (float64, bool) {
 	return total / weight, weight > 0
 }
 
-// isSum says whether a metric counts what happened, so that of all nodes together there is as much as at each added up.
-func isSum(name string) bool {
-	return strings.HasPrefix(name, "events_") && !strings.Contains(name, "_per_") || strings.HasSuffix(name, "_per_second") || strings.HasSuffix(name, "_cpus")
-}
-
 // weight is how much of the work a node did, for costs per piece of it: the sum of costs over the sum of work is then the weighted mean.
-func (p *pooled) weight(name string, t *record.Trial) (n float64, ok bool) {
+func (p *pooled) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 	var of func(load.Result) int64
-	switch {
-	case strings.HasSuffix(name, "_per_kiloevent"):
-		of = func(r load.Result) int64 { return r.Done }
-	case strings.HasSuffix(name, "_per_connection"):
+	switch by {
+	case metric.PerConnection:
 		of = func(r load.Result) int64 { return r.Opened }
-	case strings.HasSuffix(name, "_per_request"):
+	case metric.PerRequest, metric.PerEvent, metric.Machine:
 		of = func(r load.Result) int64 { return r.Done }
 	default:
 		return 1, true
 	}
 	for load, r := range t.Loads {
-		if part := p.spec.Loads[load]; strings.HasSuffix(name, "_per_kiloevent") && (part == nil || !part.Kind.execs) {
+		if part := p.spec.Loads[load]; by != metric.PerConnection && by != metric.PerRequest && (part == nil || !part.Kind.execs) {
 			continue
 		}
 		n += float64(of(r))
@@ -689,10 +698,10 @@ func (p *pooled) trim(agents string) {
 }
 
 var nodeMetrics = []Metric{
-	{Name: "nodes_failed", Unit: "nodes", Better: "lower", Needs: needNothing, How: "Nodes at which the trial failed: they are in no other metric. Only of trials on nodes.", ofNodes: true, value: func(m *measurement) (float64, bool) {
+	{Definition: metric.Definition{Name: "nodes_failed", Unit: quantity.Count, Rank: metric.RankOther, Pool: metric.Nodes, Cost: true, Better: metric.Lower, Needs: needNothing, How: "Nodes at which the trial failed: they are in no other metric. Only of trials on nodes."}, value: func(m *measurement) (float64, bool) {
 		return float64(failedNodes(m.nodes)), len(m.nodes) > 0
 	}},
-	{Name: "node_max_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, How: "The largest `cpu_seconds_per_kiloevent` of a node. Only of trials on nodes, and of tracers.", ofNodes: true, value: func(m *measurement) (most float64, ok bool) {
+	{Definition: metric.Definition{Name: "node_max_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent", Rank: metric.RankOther, Pool: metric.Nodes, Better: metric.Lower, Needs: needEventCost, How: "The largest `cpu_seconds_per_kiloevent` of a node. Only of trials on nodes, and of tracers."}, value: func(m *measurement) (most float64, ok bool) {
 		for _, n := range m.nodes {
 			if n.Failed != "" {
 				continue

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -19,8 +20,13 @@ import (
 	"tare/internal/cluster"
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/load/connect/generation"
 	"tare/internal/load/pace"
+	"tare/internal/load/probe"
+	"tare/internal/load/push"
+	"tare/internal/metric"
 	"tare/internal/record"
+	"tare/internal/subject/storebench"
 )
 
 // nodesSpec is an experiment on nodes.
@@ -132,7 +138,7 @@ func goodOutcome(t *testing.T, name string, planned record.PlannedTrial, done in
 	n := nodeRecord{Trial: record.Trial{
 		Schema: record.TrialSchema, PlannedTrial: planned, Ledger: &ledger.Ledger{}, Validity: record.Validity{Valid: true},
 		Loads: map[string]load.Result{"client": r},
-		Metrics: map[string]float64{"cpu_seconds_per_connection": float64(done) * 1e-6, "memory_hard_bytes": float64(done), "latency_p50_seconds": 99, "throughput_per_second": 99, "error_ratio": 99,
+		Metrics: map[string]float64{"cpu_seconds_per_connection": float64(done) * 1e-6, "memory_hard_bytes": float64(done), "latency_p50_seconds": 99, "throughput_per_second": float64(done) / 2, "error_ratio": 99,
 			"events_generated": float64(done), "cpu_seconds_per_request": float64(done) * 1e-3},
 		Counts: map[string]record.Count{"bpf_client_share": {In: 1, Of: int(done)}},
 	}}
@@ -193,7 +199,7 @@ func TestPooled(t *testing.T) {
 	p := &pooled{spec: mustParse(t, nodesSpec), trial: &tr}
 	p.gather()
 	for name, want := range map[string]float64{"events_generated": 6000, "cpu_seconds_per_request": (1000*1 + 1000*1 + 4000*4) / 6000.0} {
-		if v, ok := p.over(name); !ok || math.Abs(v-want) > 1e-9 {
+		if v, ok := p.over(metricOf(t, name)); !ok || math.Abs(v-want) > 1e-9 {
 			t.Errorf("%s over the nodes is %v (%v), want %v", name, v, ok, want)
 		}
 	}
@@ -232,7 +238,7 @@ func TestPooled(t *testing.T) {
 		check(tr, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": 1e-3, "memory_hard_bytes": 1000, "cpu_seconds_per_connection": 1e-3, "nodes_failed": 1})
 		p := &pooled{spec: mustParse(t, nodesSpec), trial: &tr}
 		p.gather()
-		if _, ok := p.over("events_generated"); ok {
+		if _, ok := p.over(metricOf(t, "events_generated")); ok {
 			t.Errorf("%s: a sum over two of three nodes", c.name)
 		}
 	}
@@ -408,4 +414,90 @@ func FuzzNodeRecord(f *testing.F) {
 			t.Errorf("the trial cannot be written: %v", err)
 		}
 	})
+}
+
+func metricOf(t *testing.T, name string) *Metric {
+	t.Helper()
+	i := slices.IndexFunc(Metrics, func(m Metric) bool { return m.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no metric %s", name)
+	}
+	return &Metrics[i]
+}
+
+// TestNodesNeverAverageQuantiles: two nodes, of which one saw nine times as much, and all of it ten times as slow. A quantile of both together is
+// that of all they saw, and a maximum that of the slower; the mean of the two, or of two maxima, is neither.
+func TestNodesNeverAverageQuantiles(t *testing.T) {
+	node := func(n int64, each time.Duration, most float64) record.NodeTrial {
+		h := hdrhistogram.New(1, int64(time.Minute), 3)
+		if err := h.RecordValues(each.Nanoseconds(), n); err != nil {
+			t.Fatal(err)
+		}
+		histograms := func(names ...string) load.Result {
+			r := load.Result{Seconds: 1, Done: n, Counts: map[string]float64{}}
+			for _, name := range names {
+				if err := r.SetHistogram(name, h); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return r
+		}
+		client := histograms(probe.Delay, push.Whole, push.Usable, push.Sent, generation.OldEndpoint)
+		work := histograms(storebench.FlushTime, push.Received)
+		work.Generator = push.Generator
+		work.Counts[storebench.FlushSeconds], work.Counts[storebench.Flushes] = float64(n)*each.Seconds(), float64(n)
+		return record.NodeTrial{Name: "n", Trial: &record.Trial{
+			Loads: map[string]load.Result{"client": client}, Work: &work, Validity: record.Validity{Valid: true},
+			Metrics: map[string]float64{ // as a node of Tare before 0.3 tells them
+				"limited_most_share": most, "sched_delay_p99_seconds": each.Seconds(), "push_p99_seconds": each.Seconds(), "flush_p99_seconds": each.Seconds(),
+				"old_endpoint_p99_seconds": each.Seconds(), "push_received_p50_seconds": each.Seconds(), "sched_delay_max_seconds": each.Seconds(),
+				"flush_seconds": each.Seconds(),
+			},
+		}}
+	}
+	tr := &record.Trial{Loads: map[string]load.Result{}, Nodes: []record.NodeTrial{node(9000, 10*time.Millisecond, 0.9), node(1000, time.Millisecond, 0.1)}}
+	p := &pooled{spec: mustParse(t, nodesSpec), trial: tr}
+	p.gather()
+	for name, want := range map[string]float64{
+		"sched_delay_p50_seconds": 10e-3, "sched_delay_p99_seconds": 10e-3, "sched_delay_max_seconds": 10e-3, "push_p99_seconds": 10e-3,
+		"push_usable_p99_seconds": 10e-3, "push_sent_p50_seconds": 10e-3, "push_received_p50_seconds": 10e-3, "push_received_max_seconds": 10e-3,
+		"old_endpoint_p99_seconds": 10e-3, "flush_p99_seconds": 10e-3, "flush_seconds": (9*10e-3 + 1e-3) / 10, "limited_most_share": 0.9,
+	} {
+		if got, ok := tr.Metrics[name]; !ok || math.Abs(got-want) > 0.002*want {
+			t.Errorf("%s of both nodes is %v (there: %v), want %v", name, got, ok, want)
+		}
+	}
+}
+
+// TestDefinitions checks every metric as data, and that no two share a name.
+func TestDefinitions(t *testing.T) {
+	set := metric.NewSet(Definitions())
+	if len(set) != len(Metrics) {
+		t.Errorf("%d metrics have %d names", len(Metrics), len(set))
+	}
+	quantile := regexp.MustCompile(`_(p[0-9]+|max)_seconds$`)
+	for _, m := range Metrics {
+		if err := m.Check(); err != nil {
+			t.Error(err)
+		}
+		if (m.value == nil) == (m.count == nil) || (m.count != nil) != (m.Pool == metric.Counts) {
+			t.Errorf("%s: a value or else counts, which are pooled as such", m.Name)
+		}
+		if quantile.MatchString(m.Name) && (m.Pool != metric.Merged || m.Cost) {
+			t.Errorf("%s is a quantile or a maximum, and is pooled by %q, a cost: %v", m.Name, m.Pool, m.Cost)
+		}
+		if _, defined := set[m.Instead]; m.Instead != "" && !defined {
+			t.Errorf("%s has %s instead of it, which there is not", m.Name, m.Instead)
+		}
+	}
+	// Whichever way is better of these, Tare has said otherwise.
+	for name, want := range map[string]metric.Direction{
+		"replacements_per_second": metric.Higher, "throughput_per_second": metric.Higher, "events_delivered": metric.Higher, "events_lost": metric.Lower,
+		"cpu_busy_share": metric.Neither, "bpf_client_share": metric.Neither, "limited_share": metric.Neither, "records_per_flush": metric.Neither,
+		"map_charged_share": metric.Neither, "events_generated": metric.Neither, "events_counted": metric.Neither,
+	} {
+		if got := set.Of(name).Better; got != want {
+			t.Errorf("%s is better when it is %q, want %q", name, got, want)
+		}
+	}
 }

@@ -5,6 +5,8 @@ import (
 
 	"tare/internal/load"
 	"tare/internal/load/probe"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/stats"
 )
 
@@ -24,8 +26,8 @@ var probeMetrics = []Metric{
 	delayed(0.5, "p50"),
 	delayed(0.99, "p99"),
 	{
-		Name: "sched_delay_max_seconds", Unit: "s", Better: "lower", Needs: needDelay, Headline: true, Tail: true,
-		How: "The longest of these times in the trial.",
+		Definition: metric.Definition{Name: "sched_delay_max_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower, Needs: needDelay, Headline: true, Tail: true,
+			How: "The longest of these times in the trial."},
 		value: func(m *measurement) (float64, bool) {
 			h, ok := m.histogram(probe.Delay)
 			if !ok {
@@ -35,8 +37,8 @@ var probeMetrics = []Metric{
 		},
 	},
 	{
-		Name: "bpf_run_seconds", Unit: "s", Better: "lower", Needs: needSamples, Headline: true,
-		How:   "Mean length of one run of that program of the subject whose runs are longest. Only with a load of kind `probe`; left out where there is no subject.",
+		Definition: metric.Definition{Name: "bpf_run_seconds", Unit: quantity.Seconds, Rank: metric.RankBPF, Pool: metric.Largest, Cost: true, Better: metric.Lower, Needs: needSamples, Headline: true,
+			How: "Mean length of one run of that program of the subject whose runs are longest. Only with a load of kind `probe`; left out where there is no subject."},
 		value: (*measurement).longestRun,
 	},
 }
@@ -57,8 +59,11 @@ func (m *measurement) longestRun() (longest float64, ok bool) {
 // delayed is a quantile of the delays that the probes saw.
 func delayed(q float64, quantile string) Metric {
 	return Metric{
-		Name: "sched_delay_" + quantile + "_seconds", Unit: "s", Better: "lower", Needs: needDelay, Headline: true, Tail: q > 0.5,
-		How: fmt.Sprintf("Time from when a task of the probe asked to be woken until it ran: %s quantile of all wake-ups on all CPUs. Only with a load of kind `probe`.", quantile),
+		Definition: metric.Definition{
+			Name: "sched_delay_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower,
+			Needs: needDelay, Headline: true, Tail: q > 0.5,
+			How: fmt.Sprintf("Time from when a task of the probe asked to be woken until it ran: %s quantile of all wake-ups on all CPUs. Only with a load of kind `probe`.", quantile),
+		},
 		value: func(m *measurement) (float64, bool) {
 			h, ok := m.histogram(probe.Delay)
 			if !ok {

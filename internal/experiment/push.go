@@ -11,6 +11,8 @@ import (
 	"tare/internal/app/mesh"
 	"tare/internal/load"
 	"tare/internal/load/push"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/stats"
 )
 
@@ -112,8 +114,8 @@ var pushMetrics = slices.Concat(
 	pushed(push.Usable, "The same "+inProgram+". Told by the load, which tries again and again: it is too long by up to `push_gap`."),
 	pushed(push.Gap, "Time between the try at which a change was seen and the one before, at which it was not."),
 	[]Metric{
-		{Name: "push_refused_ratio", Unit: "ratio", Better: "lower", Needs: needWorkCount, Headline: true, How: "Connections that were refused, of those that the load `push` tried while a change was under way: moments in which a service has no endpoint.", value: tried(push.Refused)},
-		{Name: "push_wrong_ratio", Unit: "ratio", Better: "lower", Needs: needWorkCount, Headline: true, How: "The same for connections that got what is no endpoint of their service.", value: tried(push.Wrong)},
+		{Definition: metric.Definition{Name: "push_refused_ratio", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower, Needs: needWorkCount, Headline: true, How: "Connections that were refused, of those that the load `push` tried while a change was under way: moments in which a service has no endpoint."}, value: tried(push.Refused)},
+		{Definition: metric.Definition{Name: "push_wrong_ratio", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower, Needs: needWorkCount, Headline: true, How: "The same for connections that got what is no endpoint of their service."}, value: tried(push.Wrong)},
 	},
 )
 
@@ -140,8 +142,10 @@ func (m *measurement) pushHistogram(name string) (*hdrhistogram.Histogram, bool)
 func pushed(histogram, how string) []Metric {
 	of := func(name, how string, value func(*hdrhistogram.Histogram) (float64, bool)) Metric {
 		return Metric{
-			Name: histogram + name + "_seconds", Unit: "s", Better: "lower", Needs: needLatency, How: how,
-			Headline: histogram == push.Usable && (name == "" || name == "_p50"),
+			Definition: metric.Definition{
+				Name: histogram + name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Cost: name == "",
+				Better: metric.Lower, Needs: needLatency, How: how, Headline: histogram == push.Usable && (name == "" || name == "_p50"),
+			},
 			value: func(m *measurement) (float64, bool) {
 				h, ok := m.pushHistogram(histogram)
 				if !ok {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"tare/internal/fault"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/stats"
 	"tare/internal/store"
 	"tare/internal/subject/storebench"
@@ -44,22 +46,22 @@ var storeSubject = &Kind{
 
 // storeMetrics are what stores tell of their work.
 var storeMetrics = []Metric{
-	{Name: "flush_seconds", Unit: "s", Better: "lower", Needs: needWork, Headline: true, How: "Time of one flush of a `store`, a change of one resource: from when it is handed over until programs find it and the store is ready for the next. Mean of all that began in the window.",
+	{Definition: metric.Definition{Name: "flush_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged, Cost: true, Better: metric.Lower, Needs: needWork, Headline: true, How: "Time of one flush of a `store`, a change of one resource: from when it is handed over until programs find it and the store is ready for the next. Mean of all that began in the window."},
 		value: perFlush(storebench.FlushSeconds)},
 	flushTime(0.5, "p50"),
 	flushTime(0.99, "p99"),
-	{Name: "records_per_flush", Unit: "per flush", Needs: needWorkCount, How: "Records that a flush writes, as the design counts its own.", value: perFlush(storebench.Records)},
-	{Name: "map_updates_per_flush", Unit: "per flush", Better: "lower", Needs: needWorkCount, How: "Elements of maps that a flush updates by system call.", value: perFlush(storebench.Updates)},
-	{Name: "map_deletes_per_flush", Unit: "per flush", Better: "lower", Needs: needWorkCount, How: "Elements of maps that a flush deletes by system call.", value: perFlush(storebench.Deletes)},
-	{Name: "syscalls_per_flush", Unit: "per flush", Better: "lower", Needs: needWorkCount, How: "System calls of a flush, also those that only read.", value: perFlush(storebench.Syscalls)},
-	{Name: "grace_periods_per_flush", Unit: "per flush", Better: "lower", Needs: needWorkCount, How: "Waits for readers (RCU grace periods) in which a flush stands still.", value: perFlush(storebench.GracePeriods)},
-	{Name: "bytes_per_flush", Unit: "B", Better: "lower", Needs: needWorkCount, How: "Bytes, keys and values, that a flush hands to the kernel or stores into mapped memory.", value: perFlush(storebench.WorkBytes)},
-	{Name: "lookup_seconds", Unit: "s", Better: "lower", Needs: needSeen, Headline: true, How: "Time of one question for a service, asked by a program in the kernel (BPF_PROG_TEST_RUN) of a store that is not changed: mean over 1,000 runs with one service, and of such calls with services by chance the mean of the middle half. What it takes to run the program and to read the question is in it, alike for all designs.",
+	{Definition: metric.Definition{Name: "records_per_flush", Unit: "per flush", Rank: metric.RankOther, Pool: metric.Merged, Cost: true, Needs: needWorkCount, How: "Records that a flush writes, as the design counts its own."}, value: perFlush(storebench.Records)},
+	{Definition: metric.Definition{Name: "map_updates_per_flush", Unit: "per flush", Rank: metric.RankOther, Pool: metric.Merged, Cost: true, Better: metric.Lower, Needs: needWorkCount, How: "Elements of maps that a flush updates by system call."}, value: perFlush(storebench.Updates)},
+	{Definition: metric.Definition{Name: "map_deletes_per_flush", Unit: "per flush", Rank: metric.RankOther, Pool: metric.Merged, Cost: true, Better: metric.Lower, Needs: needWorkCount, How: "Elements of maps that a flush deletes by system call."}, value: perFlush(storebench.Deletes)},
+	{Definition: metric.Definition{Name: "syscalls_per_flush", Unit: "per flush", Rank: metric.RankOther, Pool: metric.Merged, Cost: true, Better: metric.Lower, Needs: needWorkCount, How: "System calls of a flush, also those that only read."}, value: perFlush(storebench.Syscalls)},
+	{Definition: metric.Definition{Name: "grace_periods_per_flush", Unit: "per flush", Rank: metric.RankOther, Pool: metric.Merged, Cost: true, Better: metric.Lower, Needs: needWorkCount, How: "Waits for readers (RCU grace periods) in which a flush stands still."}, value: perFlush(storebench.GracePeriods)},
+	{Definition: metric.Definition{Name: "bytes_per_flush", Unit: quantity.Bytes + " per flush", Rank: metric.RankOther, Pool: metric.Merged, Cost: true, Better: metric.Lower, Needs: needWorkCount, How: "Bytes, keys and values, that a flush hands to the kernel or stores into mapped memory."}, value: perFlush(storebench.WorkBytes)},
+	{Definition: metric.Definition{Name: "lookup_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needSeen, Headline: true, How: "Time of one question for a service, asked by a program in the kernel (BPF_PROG_TEST_RUN) of a store that is not changed: mean over 1,000 runs with one service, and of such calls with services by chance the mean of the middle half. What it takes to run the program and to read the question is in it, alike for all designs."},
 		value: worked(storebench.LookupMiddle)},
-	{Name: "lookup_first_seconds", Unit: "s", Better: "lower", Needs: needSeen, How: "Time of the first such question for a service, by chance, after many for others: what the processor has forgotten of the store is in it, and what one call of the kernel's takes by itself, alike for all designs. Mean of the middle half.",
+	{Definition: metric.Definition{Name: "lookup_first_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needSeen, How: "Time of the first such question for a service, by chance, after many for others: what the processor has forgotten of the store is in it, and what one call of the kernel's takes by itself, alike for all designs. Mean of the middle half."},
 		value: worked(storebench.LookupFirst)},
-	{Name: "store_open_seconds", Unit: "s", Better: "lower", Needs: needSeen, How: "Time to open a `store`, empty. `start_seconds` has this too, with the start of the process and what comes next.", value: worked(storebench.OpenSeconds)},
-	{Name: "store_fill_seconds", Unit: "s", Better: "lower", Needs: needSeen, How: "Time to put all `services` into the empty store, as one change. Left out where there are none.", value: func(m *measurement) (float64, bool) {
+	{Definition: metric.Definition{Name: "store_open_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needSeen, How: "Time to open a `store`, empty. `start_seconds` has this too, with the start of the process and what comes next."}, value: worked(storebench.OpenSeconds)},
+	{Definition: metric.Definition{Name: "store_fill_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needSeen, How: "Time to put all `services` into the empty store, as one change. Left out where there are none."}, value: func(m *measurement) (float64, bool) {
 		v, ok := worked(storebench.FillSeconds)(m)
 		return v, ok && v > 0
 	}},
@@ -82,8 +84,10 @@ func perFlush(name string) func(*measurement) (float64, bool) {
 
 func flushTime(q float64, quantile string) Metric {
 	return Metric{
-		Name: "flush_" + quantile + "_seconds", Unit: "s", Better: "lower", Needs: needWork,
-		How: fmt.Sprintf("The same: %s quantile of all flushes of the trial. Left out when fewer than %g lie beyond it.", quantile, stats.MinBeyond(q)),
+		Definition: metric.Definition{
+			Name: "flush_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged, Better: metric.Lower, Needs: needWork,
+			How: fmt.Sprintf("The same: %s quantile of all flushes of the trial. Left out when fewer than %g lie beyond it.", quantile, stats.MinBeyond(q)),
+		},
 		value: func(m *measurement) (float64, bool) {
 			if m.work == nil {
 				return 0, false

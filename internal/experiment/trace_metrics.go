@@ -4,39 +4,41 @@ import (
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/load/exec"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/record"
 )
 
 // traceMetrics are what a trial tells whose load makes events: how many there were, by each of the counts, what became of them, and what that cost.
 var traceMetrics = []Metric{
-	event("events_generated", "Events (execs) that the load made from its first to its last, warm-up included. The load counts each exec that succeeded.", "higher", func(e *record.Events) *int64 { return &e.Generated }),
-	event("events_counted", "The same events as the kernel counted them in the load's control group, less what it had counted there before the load began. A trial in which this is not `events_generated` is invalid.", "higher", func(e *record.Events) *int64 { return &e.Counted }),
-	event("events_delivered", "Events that the tracer delivered, until it had ended, less what it had delivered before the load began. Left out where there is no tracer, as all that follow.", "higher", func(e *record.Events) *int64 { return e.Delivered }),
-	event("events_lost", "Events that the tracer had to deliver and did not: those that the kernel counted in the load's control group (for one that traces the whole machine: everywhere), less `events_delivered`; 0 where it delivered more.", "lower", lost),
-	event("events_extra", "Events that it delivered beyond those that there were; 0 where it delivered fewer. Of one that traces the whole machine the harness's own, before the load, are taken for such that there were.", "lower", extra),
-	event("events_late", "Events that it delivered more than `late-after` after the load's end: too late for whoever watches, and not lost.", "lower", func(e *record.Events) *int64 { return e.Late }),
-	event("events_said_lost", "Events that it says itself it lost. Left out where it never says.", "lower", func(e *record.Events) *int64 { return e.SaidLost }),
-	event("events_unsaid", "How far that is from `events_lost`, in whichever way: what it loses without saying so, or says without having lost it. Left out where it never says.", "lower", unsaid),
-	{Name: "events_lost_share", Unit: "ratio", Better: "lower", Needs: needEvents, How: "Part of the events that the tracer had to deliver which it lost, pooled over the trials of an arm. Losses come in bursts, so events are no independent samples: the interval is too narrow where some are lost.",
+	event("events_generated", "Events (execs) that the load made from its first to its last, warm-up included. The load counts each exec that succeeded.", metric.Neither, func(e *record.Events) *int64 { return &e.Generated }),
+	event("events_counted", "The same events as the kernel counted them in the load's control group, less what it had counted there before the load began. A trial in which this is not `events_generated` is invalid.", metric.Neither, func(e *record.Events) *int64 { return &e.Counted }),
+	event("events_delivered", "Events that the tracer delivered, until it had ended, less what it had delivered before the load began. Left out where there is no tracer, as all that follow.", metric.Higher, func(e *record.Events) *int64 { return e.Delivered }),
+	event("events_lost", "Events that the tracer had to deliver and did not: those that the kernel counted in the load's control group (for one that traces the whole machine: everywhere), less `events_delivered`; 0 where it delivered more.", metric.Lower, lost),
+	event("events_extra", "Events that it delivered beyond those that there were; 0 where it delivered fewer. Of one that traces the whole machine the harness's own, before the load, are taken for such that there were.", metric.Lower, extra),
+	event("events_late", "Events that it delivered more than `late-after` after the load's end: too late for whoever watches, and not lost.", metric.Lower, func(e *record.Events) *int64 { return e.Late }),
+	event("events_said_lost", "Events that it says itself it lost. Left out where it never says.", metric.Lower, func(e *record.Events) *int64 { return e.SaidLost }),
+	event("events_unsaid", "How far that is from `events_lost`, in whichever way: what it loses without saying so, or says without having lost it. Left out where it never says.", metric.Lower, unsaid),
+	{Definition: metric.Definition{Name: "events_lost_share", Unit: quantity.Part, Rank: metric.RankEvents, Pool: metric.Counts, Better: metric.Lower, Needs: needEvents, How: "Part of the events that the tracer had to deliver which it lost, pooled over the trials of an arm. Losses come in bursts, so events are no independent samples: the interval is too narrow where some are lost."},
 		count: eventShare(lost, func(e *record.Events) *int64 { return e.Expected })},
-	{Name: "events_late_share", Unit: "ratio", Better: "lower", Needs: needEvents, How: "Part of the events delivered which came late, pooled likewise.",
+	{Definition: metric.Definition{Name: "events_late_share", Unit: quantity.Part, Rank: metric.RankEvents, Pool: metric.Counts, Better: metric.Lower, Needs: needEvents, How: "Part of the events delivered which came late, pooled likewise."},
 		count: eventShare(func(e *record.Events) *int64 { return e.Late }, func(e *record.Events) *int64 { return e.Delivered })},
-	{Name: "lossy_trial_share", Unit: "ratio", Better: "lower", Needs: needEvents, How: "Part of the trials of an arm in which the tracer lost any event. Trials are independent: where none of n lost any, fewer than 3 in n such trials do, at 95 %.", count: lossyTrials},
-	{Name: "cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, Headline: true, How: "What the tracer takes of CPU time per 1,000 events: the sum of the next two." + noSubject,
+	{Definition: metric.Definition{Name: "lossy_trial_share", Unit: quantity.Part, Rank: metric.RankEvents, Pool: metric.Counts, Better: metric.Lower, Needs: needEvents, How: "Part of the trials of an arm in which the tracer lost any event. Trials are independent: where none of n lost any, fewer than 3 in n such trials do, at 95 %."}, count: lossyTrials},
+	{Definition: metric.Definition{Name: "cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent", Rank: metric.RankCPU, Pool: metric.PerEvent, Cost: true, Better: metric.Lower, Needs: needEventCost, Headline: true, How: "What the tracer takes of CPU time per 1,000 events: the sum of the next two." + noSubject},
 		value: whereEvents(func(m *measurement) (float64, bool) {
 			agent, ok1 := m.agentPerKiloevent()
 			programs, ok2 := perKiloevent((*measurement).bpfRate)(m)
 			return agent + programs, ok1 && ok2
 		})},
-	{Name: "agent_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needAgentCost, How: "CPU time of the tracer's control group, its processes, from when all was set up until the tracer was told to end, per 1,000 events that the kernel counted in that time: what a tracer puts off until the load has ended is in it." + noSubject, value: whereEvents((*measurement).agentPerKiloevent)},
-	{Name: "bpf_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, How: "Run time of its eBPF programs, which the kernel charges to whoever execs, per 1,000 events made. Rates by their own windows, the ledger's and the load's. Its programs are those that its processes hold, and pinned ones that came with it." + noSubject, value: perKiloevent((*measurement).bpfRate)},
-	{Name: "machine_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, How: "CPU time of the whole machine that was neither idle nor stolen, per 1,000 events made. The difference to the baseline is all that the tracer costs: softirq, kernel threads and what the work lost are in it.",
+	{Definition: metric.Definition{Name: "agent_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent", Rank: metric.RankOther, Pool: metric.PerEvent, Cost: true, Better: metric.Lower, Needs: needAgentCost, How: "CPU time of the tracer's control group, its processes, from when all was set up until the tracer was told to end, per 1,000 events that the kernel counted in that time: what a tracer puts off until the load has ended is in it." + noSubject}, value: whereEvents((*measurement).agentPerKiloevent)},
+	{Definition: metric.Definition{Name: "bpf_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent", Rank: metric.RankBPF, Pool: metric.PerEvent, Cost: true, Better: metric.Lower, Needs: needEventCost, How: "Run time of its eBPF programs, which the kernel charges to whoever execs, per 1,000 events made. Rates by their own windows, the ledger's and the load's. Its programs are those that its processes hold, and pinned ones that came with it." + noSubject}, value: perKiloevent((*measurement).bpfRate)},
+	{Definition: metric.Definition{Name: "machine_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent", Rank: metric.RankOther, Pool: metric.Machine, Cost: true, Better: metric.Lower, Needs: needEventCost, How: "CPU time of the whole machine that was neither idle nor stolen, per 1,000 events made. The difference to the baseline is all that the tracer costs: softirq, kernel threads and what the work lost are in it."},
 		value: perKiloevent(func(m *measurement) (float64, bool) {
 			c := m.ledger.CPU
 			return rate(c.Capacity-c.Idle-c.Steal, m.ledger.Window.Seconds), m.ledger.Window.Seconds > 0 && c.Capacity > 0 // a ledger of a part has no budget
 		})},
-	{Name: "load_cpu_seconds_per_kiloevent", Unit: "s", Better: "lower", Needs: needEventCost, How: "CPU time of the load's control group per 1,000 events: the work itself, with the tracer's programs that run in it.", value: perKiloevent(func(m *measurement) (float64, bool) { return m.roleRate("load") })},
-	{Name: "memory_peak_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "Of the tracer's control group, which is new in each trial: the most memory of any kind that the kernel has charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." + noSubject,
+	{Definition: metric.Definition{Name: "load_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent", Rank: metric.RankOther, Pool: metric.PerEvent, Cost: true, Better: metric.Lower, Needs: needEventCost, How: "CPU time of the load's control group per 1,000 events: the work itself, with the tracer's programs that run in it."}, value: perKiloevent(func(m *measurement) (float64, bool) { return m.roleRate("load") })},
+	{Definition: metric.Definition{Name: "memory_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, How: "Of the tracer's control group, which is new in each trial: the most memory of any kind that the kernel has charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." + noSubject},
 		value: whereEvents(func(m *measurement) (float64, bool) {
 			switch {
 			case m.subject == nil:
@@ -46,11 +48,11 @@ var traceMetrics = []Metric{
 			}
 			return float64(*m.tracer.MemoryPeak), true
 		})},
-	{Name: "memory_anon_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "Of the same group at the end of the window: anonymous memory, without page cache." + noSubject,
+	{Definition: metric.Definition{Name: "memory_anon_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, How: "Of the same group at the end of the window: anonymous memory, without page cache." + noSubject},
 		value: whereEvents(memory(func(m *ledger.Memory) *int64 { return signed(m.Anon) }))},
-	{Name: "rss_bytes", Unit: "B", Better: "lower", Needs: needMemory, Headline: true, How: "Resident sets of the tracer's processes (VmRSS), added up, before it was told to end. Pages that several share, such as of programs and libraries, count in each." + noSubject,
+	{Definition: metric.Definition{Name: "rss_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, Headline: true, How: "Resident sets of the tracer's processes (VmRSS), added up, before it was told to end. Pages that several share, such as of programs and libraries, count in each." + noSubject},
 		value: resident(func(t *tracerReady) uint64 { return t.RSS })},
-	{Name: "rss_peak_bytes", Unit: "B", Better: "lower", Needs: needMemory, How: "The highest that each of these has been since the process began (VmHWM), added up: its start is in it." + noSubject,
+	{Definition: metric.Definition{Name: "rss_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: needMemory, How: "The highest that each of these has been since the process began (VmHWM), added up: its start is in it." + noSubject},
 		value: resident(func(t *tracerReady) uint64 { return t.RSSPeak })},
 }
 
@@ -67,8 +69,10 @@ func resident(bytes func(*tracerReady) uint64) func(*measurement) (float64, bool
 }
 
 // event is a metric that is one of the counts of events, or made of them; where that is null the trial cannot tell.
-func event(name, how, better string, value func(*record.Events) *int64) Metric {
-	return Metric{Name: name, Unit: "events", Better: better, Needs: needEvents, Headline: name == "events_lost", How: how, value: func(m *measurement) (float64, bool) {
+func event(name, how string, better metric.Direction, value func(*record.Events) *int64) Metric {
+	return Metric{Definition: metric.Definition{
+		Name: name, Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true, Better: better, Needs: needEvents, Headline: name == "events_lost", How: how,
+	}, value: func(m *measurement) (float64, bool) {
 		if m.events == nil {
 			return 0, false
 		}

@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/metric"
 )
 
 // The names inside a run directory.
@@ -51,6 +52,9 @@ type Run struct {
 
 	// Headline are the metrics that the answer speaks of: the run is invalid when none of them can be told.
 	Headline []string `json:"headline,omitempty"`
+	// Metrics are the definitions of the metrics that trials of the run can have. Records of Tare before 0.3 have none.
+	Metrics []metric.Definition `json:"metrics,omitempty"`
+
 	// Precision and Until say when a run ends that has no number of blocks of its own; Plan and Blocks are then as far as it has come, and
 	// Stopped, which is empty while it runs and after it was interrupted, why it ended.
 	Precision *Precision `json:"precision,omitempty"`
@@ -186,3 +190,6 @@ type Reason struct {
 	CauseShare *float64 `json:"cause_share,omitempty"`
 	Culprits   []string `json:"culprits,omitempty"`
 }
+
+// Defined are the definitions of the run's metrics.
+func (r *Run) Defined() metric.Set { return metric.NewSet(r.Metrics) }

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"tare/internal/analysis"
+	"tare/internal/metric"
 	"tare/internal/record"
 )
 
@@ -37,6 +38,7 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	for _, arm := range slices.Sorted(maps.Keys(run.Absent)) {
 		fmt.Fprintf(b, "absent-%s: %s\n", word(arm), clean(run.Absent[arm]))
 	}
+	defined := run.Defined()
 	said := map[string]bool{}
 	type told struct {
 		index  int
@@ -61,7 +63,9 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 			before[told{t.Index, m}] = true
 			if !said[m] {
 				said[m] = true
-				fmt.Fprintf(b, "Unit %s better=%s\n", m, better(m))
+				if better := defined.Of(m).Better; better != metric.Neither {
+					fmt.Fprintf(b, "Unit %s better=%s\n", m, better)
+				}
 			}
 		}
 		fmt.Fprintf(b, "%s 1", benchName(run, t))
@@ -99,12 +103,4 @@ func word(s string) string {
 		}
 		return r
 	}, s)
-}
-
-// better says which way a metric should go. Only throughput and delivered work are better when there is more of them.
-func better(metric string) string {
-	if strings.HasPrefix(metric, "throughput_") || metric == "events_delivered" || metric == "events_counted" {
-		return "higher"
-	}
-	return "lower"
 }

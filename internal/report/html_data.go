@@ -17,6 +17,7 @@ import (
 	"tare/internal/attribution"
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
@@ -71,6 +72,8 @@ type chartMetric struct {
 	Label string `json:"label"`
 	Unit  string `json:"unit"`
 	Lag   bool   `json:"lag"` // of the load generator: about the measurement, not about the subject
+
+	rank int
 }
 
 type chartEstimate struct {
@@ -219,11 +222,11 @@ func (m *dataMaker) names() {
 		if _, seen := m.metric[e.Metric]; !seen {
 			m.metric[e.Metric] = 0
 			m.Metrics = append(m.Metrics, chartMetric{
-				Name: e.Metric, Label: clean(quantity.Label(e.Metric)), Unit: e.Unit, Lag: rank(e.Metric) > len(families),
+				Name: e.Metric, Label: clean(quantity.Label(e.Metric)), Unit: e.Unit, Lag: e.Rank == metric.RankGenerator, rank: e.Rank,
 			})
 		}
 	}
-	slices.SortStableFunc(m.Metrics, func(a, b chartMetric) int { return rank(a.Name) - rank(b.Name) })
+	slices.SortStableFunc(m.Metrics, func(a, b chartMetric) int { return cmp.Compare(a.rank, b.rank) })
 	for i, x := range m.Metrics {
 		m.metric[x.Name] = i
 	}

@@ -232,8 +232,8 @@ func FuzzHTML(f *testing.F) {
 	f.Add("mine", "kernelmesh", "*.services", "10", "map_after_bytes", 1e6, 1e3, `{}`)
 	f.Add("mine", "kernelmesh", "client.count", "4", "limited_cpus", 0.2, -0.1, `{}`)
 	f.Add("mine", "kernelmesh", "steps", "-1", "sched_delay_max_seconds", -1.0, 0.3, `{}`)
-	f.Fuzz(func(t *testing.T, experiment, arm, factor, level, metric string, base, value float64, spec string) {
-		run := record.Run{Schema: record.RunSchema, Experiment: experiment, Question: arm, Command: []string{metric, level}, Spec: json.RawMessage(spec)}
+	f.Fuzz(func(t *testing.T, name, arm, factor, level, metric string, base, value float64, spec string) {
+		run := record.Run{Schema: record.RunSchema, Experiment: name, Question: arm, Command: []string{metric, level}, Spec: json.RawMessage(spec)}
 		var trials []record.Trial
 		for i := range 18 {
 			trial := record.Trial{Metrics: map[string]float64{metric: base + float64(i)*value}, Validity: record.Validity{Valid: i != 17, Failed: ""}}

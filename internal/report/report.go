@@ -55,7 +55,7 @@ func (r row) cells() []string { return []string{r.metric, r.arm, r.value, r.diff
 // visible difference.
 func sections(s *analysis.Summary) []section {
 	estimates := slices.Clone(s.Estimates)
-	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return rank(a.Metric) - rank(b.Metric) })
+	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return cmp.Compare(a.Rank, b.Rank) })
 	others := slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Arm != record.Direct && e.Arm != record.AA })
 	var all []section
 	at := map[string]int{}
@@ -87,22 +87,6 @@ func titleOf(e analysis.Estimate) string {
 		return ""
 	}
 	return "At " + analysis.Level(e.Factors)
-}
-
-// families are the beginnings of metrics' names in the order in which people ask for them. What is not among them comes after, and
-// how late the load generator was, which is about the measurement and not about the subject, last.
-var families = []string{"events_", "lossy_", "flush_", "lookup_", "bpf_", "cpu_", "latency_", "connect_", "throughput_", "error_", "map_", "memory_"}
-
-func rank(metric string) int {
-	for i, f := range families {
-		if strings.HasPrefix(metric, f) {
-			return i
-		}
-	}
-	if strings.HasPrefix(metric, "lag_") || strings.HasPrefix(metric, "own_lag_") {
-		return len(families) + 1
-	}
-	return len(families)
 }
 
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {

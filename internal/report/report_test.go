@@ -12,6 +12,7 @@ import (
 
 	"tare/internal/analysis"
 	"tare/internal/analysis/analysistest"
+	"tare/internal/experiment"
 	"tare/internal/record"
 	"tare/internal/report"
 )
@@ -177,8 +178,8 @@ func FuzzReport(f *testing.F) {
 	f.Add("quickstart", "kernelmesh", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6)
 	f.Add("", "", "", "", "", 0.0, -1.0)
 	f.Add("x\x1b[2J", "a|b", "<script>", "\n", "_per_", 1e300, -1e-300)
-	f.Fuzz(func(t *testing.T, experiment, arm, factor, level, metric string, base, value float64) {
-		run := record.Run{Schema: record.RunSchema, Experiment: experiment, Question: arm, Command: []string{metric, level}}
+	f.Fuzz(func(t *testing.T, name, arm, factor, level, metric string, base, value float64) {
+		run := record.Run{Schema: record.RunSchema, Experiment: name, Question: arm, Command: []string{metric, level}}
 		var trials []record.Trial
 		for i := range 18 {
 			trial := record.Trial{Metrics: map[string]float64{metric: base + float64(i)*value}, Validity: record.Validity{Valid: i != 17, Failed: ""}}
@@ -198,4 +199,27 @@ func FuzzReport(f *testing.F) {
 			t.Error("a control character went through")
 		}
 	})
+}
+
+// TestBenchDirections: which way a metric is better is what its definition says, and where neither is, nothing is said.
+func TestBenchDirections(t *testing.T) {
+	run := record.Run{Schema: record.RunSchema, Experiment: "own", Metrics: experiment.Definitions()}
+	trials := []record.Trial{{
+		PlannedTrial: record.PlannedTrial{Arm: record.Direct}, Validity: record.Validity{Valid: true},
+		Metrics: map[string]float64{"replacements_per_second": 10, "cpu_busy_share": 0.5, "flush_seconds": 1, "of_my_own": 2},
+	}}
+	var b bytes.Buffer
+	if err := report.Bench(&b, run, trials); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Unit replacements_per_second better=higher\n", "Unit flush_seconds better=lower\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("lacks %q:\n%s", want, b.String())
+		}
+	}
+	for _, not := range []string{"Unit cpu_busy_share", "Unit of_my_own"} {
+		if strings.Contains(b.String(), not) {
+			t.Errorf("says %q:\n%s", not, b.String())
+		}
+	}
 }

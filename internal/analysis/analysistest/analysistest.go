@@ -12,6 +12,8 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/metric"
+	"tare/internal/quantity"
 	"tare/internal/record"
 )
 
@@ -42,6 +44,7 @@ func Quickstart(truth Truth) (record.Run, []record.Trial) {
 			Subjects: map[string]string{"kernelmesh": "0.1.0"},
 		},
 		Command: []string{"tare", "run", "quickstart", "--seed", "42"},
+		Metrics: definitions(),
 	}
 	levels := []map[string]string{nil}
 	if len(truth.Rates) > 0 {
@@ -124,4 +127,25 @@ func must(err error) {
 	if err != nil {
 		panic(err)
 	}
+}
+
+// definitions are those of the metrics that the made trials have.
+func definitions() []metric.Definition {
+	of := func(name string, rank int, better metric.Direction, pool metric.Pool, cost bool) metric.Definition {
+		return metric.Definition{
+			Name: name, Unit: quantity.UnitOf(name), Better: better, How: "It is made.", Rank: rank, Pool: pool, Cost: cost, Needs: []metric.Need{},
+		}
+	}
+	all := []metric.Definition{
+		of("bpf_seconds_per_connection", metric.RankBPF, metric.Lower, metric.PerConnection, true),
+		of("bpf_client_share", metric.RankBPF, metric.Neither, metric.Counts, false),
+		of("cpu_seconds", metric.RankCPU, metric.Lower, metric.Sum, true),
+		of("cpu_seconds_per_connection", metric.RankCPU, metric.Lower, metric.PerConnection, true),
+		of("throughput_per_second", metric.RankThroughput, metric.Higher, metric.Sum, false),
+		of("map_bytes", metric.RankMemory, metric.Lower, metric.Mean, true),
+	}
+	for _, q := range []string{"p50", "p90", "p99", "p999"} {
+		all = append(all, of("latency_"+q+"_seconds", metric.RankLatency, metric.Lower, metric.Merged, false))
+	}
+	return all
 }

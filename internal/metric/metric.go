@@ -1,0 +1,129 @@
+// Package metric describes metrics as data: what a value is of, which way is better, how the values of several machines become one, and what of
+// a trial it depends on. Whoever pools, compares, models or shows values asks the definition; nothing reads a meaning into a metric's name.
+package metric
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"tare/internal/quantity"
+)
+
+// Need is something about a trial that a metric depends on. A gate that was tripped breaks needs, and so voids the metrics that have
+// them; all other metrics of the trial stand.
+type Need string
+
+// Direction is which way of a metric is better.
+type Direction string
+
+// The directions.
+const (
+	Neither Direction = ""
+	Lower   Direction = "lower"
+	Higher  Direction = "higher"
+)
+
+// Pool is how one value of a trial is made of those of its nodes, which each ran the whole of it.
+type Pool string
+
+// The ways. Costs per piece of work are sums of costs over sums of work, which is the mean weighted by the work.
+const (
+	Merged        Pool = "merged"         // told anew by the merged histograms and counts of loads and of the subject's own work: quantiles are never averaged
+	Sum           Pool = "sum"            // added up; absent where a node failed, for it would be of too few
+	Largest       Pool = "largest"        // of any node
+	Mean          Pool = "mean"           // of the nodes, each for as much as any other
+	PerConnection Pool = "per connection" // the mean, by how many connections each node opened
+	PerRequest    Pool = "per request"    // the mean, by how many requests each answered
+	PerEvent      Pool = "per event"      // the mean, by how many events each made
+	Machine       Pool = "machine"        // as PerEvent; where nodes share a machine, told anew by the ledger of all of it
+	Counts        Pool = "counts"         // a part of counts, which are added up
+	Nodes         Pool = "nodes"          // it is of the nodes together, and none has it by itself
+)
+
+var pools = []Pool{Merged, Sum, Largest, Mean, PerConnection, PerRequest, PerEvent, Machine, Counts, Nodes}
+
+// The ranks: metrics are shown in their order, and those of one rank in the order in which they are defined.
+const (
+	RankEvents = iota + 1
+	RankWork
+	RankBPF
+	RankCPU
+	RankLatency
+	RankThroughput
+	RankMemory
+	RankOther
+	RankGenerator // how late the load generator was: of the measurement, and not of what is measured
+)
+
+// Definition is one metric as data. Records of a run keep those of the metrics that it has, so that a newer Tare can read it.
+type Definition struct {
+	Name   string    `json:"name"` // ends in its unit, and means the same in every experiment
+	Unit   string    `json:"unit"` // as package quantity has them: "seconds", "bytes per flush", "part"
+	Better Direction `json:"better,omitempty"`
+	How    string    `json:"how"`  // it is got; one or more sentences
+	Rank   int       `json:"rank"` // among others that are shown with it
+	Pool   Pool      `json:"pool"`
+
+	// Cost says that it may be a fixed part and parts that grow with factors, so that a line through its levels means something. A
+	// quantile or a maximum is none, for queues are no sums; throughput is what was asked for; and a share has no fixed part.
+	Cost bool `json:"cost,omitempty"`
+
+	Needs []Need `json:"needs"` // what of a trial it depends on; empty where nothing can void it, and never null
+
+	Headline bool `json:"headline,omitempty"` // answers speak of it, so a run that goes on until it is precise looks at it
+	Free     bool `json:"free,omitempty"`     // answers speak of it only where a load is as fast as it can be: at a fixed rate it is the rate that it shows
+	Tail     bool `json:"tail,omitempty"`     // it is of the slowest part of what was seen, for which intervals stay wide
+	Outcome  bool `json:"outcome,omitempty"`  // what a subject that is too slow shows in: its own slowness does not void it
+
+	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that tells it need not
+	// be run again for this one.
+	Instead string `json:"instead,omitempty"`
+}
+
+// Check says what is wrong with a definition; nil where nothing is.
+func (d Definition) Check() error {
+	switch {
+	case d.Name == "":
+		return fmt.Errorf("a metric has no name")
+	case d.Unit != quantity.UnitOf(d.Name):
+		return fmt.Errorf("the metric %s is in %q, and its name ends in %q", d.Name, d.Unit, quantity.UnitOf(d.Name))
+	case d.Better != Neither && d.Better != Lower && d.Better != Higher:
+		return fmt.Errorf("the metric %s is better when it is %q, which is no direction", d.Name, d.Better)
+	case !slices.Contains(pools, d.Pool):
+		return fmt.Errorf("the metric %s has the pool %q, which there is not", d.Name, d.Pool)
+	case d.Rank < RankEvents || d.Rank > RankGenerator:
+		return fmt.Errorf("the metric %s has the rank %d, which there is not", d.Name, d.Rank)
+	case d.Needs == nil:
+		return fmt.Errorf("the metric %s does not say what it needs", d.Name)
+	case d.How == "":
+		return fmt.Errorf("the metric %s does not say how it is got", d.Name)
+	case d.Cost && (d.Tail || d.Unit == quantity.Part || d.Pool == Merged && d.Rank == RankLatency):
+		return fmt.Errorf("the metric %s is no cost that could be a sum of parts", d.Name)
+	}
+	return nil
+}
+
+// Set is some definitions by name.
+type Set map[string]Definition
+
+// NewSet is the definitions of a list, of which later ones take the place of earlier ones of the same name.
+func NewSet(all []Definition) Set {
+	s := make(Set, len(all))
+	for _, d := range all {
+		s[d.Name] = d
+	}
+	return s
+}
+
+// Of is the definition of a name. Of one that nobody defined, as in a record that something else wrote, it is only known
+// what its name must end in: its unit.
+func (s Set) Of(name string) Definition {
+	if d, ok := s[name]; ok {
+		return d
+	}
+	return Definition{Name: name, Unit: quantity.UnitOf(name), Rank: RankOther, Pool: Mean, Needs: []Need{}}
+}
+
+// Compare orders names of metrics as they are shown. Those of one rank are equal.
+func (s Set) Compare(a, b string) int { return cmp.Compare(s.Of(a).Rank, s.Of(b).Rank) }
