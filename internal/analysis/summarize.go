@@ -28,7 +28,8 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	}
 	s := &Summary{
 		Schema: Schema, Experiment: run.Experiment, Question: run.Question, Baseline: run.Baseline, Seed: run.Seed,
-		InvalidReasons: []string{}, Missing: []Missing{}, Stopped: run.Stopped, Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent,
+		InvalidReasons: []string{}, Missing: []Missing{}, Stopped: run.Stopped, NotRepeated: run.NotRepeated,
+		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent,
 	}
 	t := newTable(trials, s)
 	t.defined = run.Defined()

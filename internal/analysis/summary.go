@@ -29,7 +29,8 @@ type Summary struct {
 	Self           Self              `json:"self"`
 	Absent         map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
 	Warnings       []string          `json:"warnings"`
-	Stopped        string            `json:"stopped,omitempty"` // why a run ended that has no number of blocks of its own
+	Stopped        string            `json:"stopped,omitempty"`      // why a run ended that has no number of blocks of its own
+	NotRepeated    string            `json:"not_repeated,omitempty"` // spoiled trials that were not run again
 }
 
 // Missing is a metric of an arm at a level that the run cannot tell: too many of its trials were lost. There may be an estimate from

@@ -397,6 +397,10 @@ func (p *progress) say(at experiment.Progress) {
 		p.clear()
 		fmt.Fprintf(p.w, "%s %s\n", attemptOf(t, at), whatIsWrong(t.Validity))
 	}
+	if at.Note != "" {
+		p.clear()
+		fmt.Fprintln(p.w, at.Note)
+	}
 	if at.Next.Arm == "" {
 		return
 	}

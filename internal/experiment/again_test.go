@@ -71,6 +71,14 @@ func (m *made) contents() *record.Contents {
 
 func fine(record.Trial) record.Validity { return record.Validity{Valid: true} }
 
+// spoiledTwice lets each trial come through in its last attempt.
+func spoiledTwice(tr record.Trial) record.Validity {
+	if tr.Attempt < MostAttempts-1 {
+		return spoiledBy(ledger.Hypervisor)
+	}
+	return record.Validity{Valid: true}
+}
+
 func spoiledBy(cause ledger.Cause) record.Validity {
 	return record.Validity{Reasons: []record.Reason{{Gate: "lag", Message: "late", Cause: cause, Voids: []string{"latency_p50_seconds"}}}}
 }
@@ -158,10 +166,10 @@ func TestBudgetOfFurtherAttempts(t *testing.T) {
 	for _, c := range []struct {
 		repeat float64
 		again  int
-	}{{0, 0}, {0.5, 15}, {1, 30}, {10, 60}} { // of 30 trials of 1 s, each of them spoiled three times
+	}{{0, 0}, {0.5, 15}, {1, 30}, {10, 60}} { // of 30 trials of 1 s, each of them spoiled twice
 		s := mustParse(t, shortSpec)
 		s.Repeat = c.repeat
-		m := newMade(t, s, 10, func(record.Trial) record.Validity { return spoiledBy(ledger.Hypervisor) })
+		m := newMade(t, s, 10, spoiledTwice)
 		var most time.Duration
 		m.Progress = func(p Progress) { most = max(most, p.Left) }
 		trials, err := m.Run(t.Context())
@@ -174,6 +182,84 @@ func TestBudgetOfFurtherAttempts(t *testing.T) {
 		if limit := time.Duration((1 + c.repeat) * float64(30*time.Second)); most > limit {
 			t.Errorf("with repeat %g %v were said to be left, and it can take %v", c.repeat, most, limit)
 		}
+	}
+}
+
+// TestFutileAttempts: after six further attempts in a row that were spoiled as well no more are made, until the
+// first attempt at a trial comes through. All that is said, and recorded.
+func TestFutileAttempts(t *testing.T) {
+	const (
+		stops   = "6 further attempts in a row were spoiled as well; trials are not repeated until one comes through"
+		resumes = "a trial came through; spoiled trials are repeated again"
+		rest    = " not run again, for 6 further attempts in a row had been spoiled as well"
+	)
+	always := func(record.Trial) record.Validity { return spoiledBy(ledger.Neighbour) }
+	for _, c := range []struct {
+		name     string
+		blocks   int
+		result   func(record.Trial) record.Validity
+		again    int
+		notes    []string
+		recorded string
+	}{
+		{"steady noise", 10, always, 6, []string{stops}, "27 spoiled trials were" + rest},
+		{"failures by others", 4, func(tr record.Trial) record.Validity {
+			if tr.Block > 0 {
+				return record.Validity{Failed: "it died", Cause: ledger.Neighbour}
+			}
+			return record.Validity{Valid: true}
+		}, 6, []string{stops}, "6 spoiled trials were" + rest},
+		{"exactly six", 1, always, 6, nil, ""},
+		{"two in six come through", 10, func(tr record.Trial) record.Validity {
+			if tr.Attempt == 2 && tr.Arm != "kernelmesh" {
+				return record.Validity{Valid: true}
+			}
+			return spoiledBy(ledger.Neighbour)
+		}, 60, nil, ""},
+		{"a pause in block 4", 10, func(tr record.Trial) record.Validity {
+			if tr.Block == 4 {
+				return record.Validity{Valid: true}
+			}
+			return spoiledBy(ledger.Hypervisor)
+		}, 12, []string{stops, resumes, stops}, "21 spoiled trials were" + rest},
+		{"a result of the subject's in block 4", 10, func(tr record.Trial) record.Validity {
+			if tr.Block == 4 && tr.Arm == "kernelmesh" {
+				return spoiledBy(ledger.Subject)
+			}
+			return spoiledBy(ledger.Hypervisor)
+		}, 12, []string{stops, resumes, stops}, ""},
+		{"a failure is no success", 10, func(tr record.Trial) record.Validity {
+			if tr.Block == 4 {
+				return record.Validity{Failed: "it died"}
+			}
+			return spoiledBy(ledger.Hypervisor)
+		}, 6, []string{stops}, "24 spoiled trials were" + rest},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := mustParse(t, shortSpec)
+			s.Repeat = 10
+			m := newMade(t, s, c.blocks, c.result)
+			var notes []string
+			m.Progress = func(p Progress) {
+				if p.Note != "" {
+					notes = append(notes, p.Note)
+				}
+			}
+			trials, err := m.Run(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(trials) - 3*c.blocks; n != c.again {
+				t.Errorf("%d further attempts, want %d: %v", n, c.again, m.ran)
+			}
+			if !slices.Equal(notes, c.notes) {
+				t.Errorf("said %q, want %q", notes, c.notes)
+			}
+			got := m.contents().Run.NotRepeated
+			if c.recorded != "" && got != c.recorded || (got != "") != slices.Contains(notes, stops) {
+				t.Errorf("recorded %q, want %q", got, c.recorded)
+			}
+		})
 	}
 }
 
@@ -260,12 +346,11 @@ func TestUntilTime(t *testing.T) {
 		{"until: 1s\n", false, 1, "time was up after 1 block"},                   // the first runs in any case
 		{"until: 20s\nrepeat: 1000%\n", true, 2, "time was up after 2 blocks"},   // further attempts are within it
 	} {
-		m := newMade(t, mustParse(t, shortSpec+c.spec), 1, func(record.Trial) record.Validity {
-			if c.spoil {
-				return spoiledBy(ledger.Hypervisor)
-			}
-			return record.Validity{Valid: true}
-		})
+		result := fine
+		if c.spoil {
+			result = spoiledTwice
+		}
+		m := newMade(t, mustParse(t, shortSpec+c.spec), 1, result)
 		m.Enough = func([]record.Trial) (bool, string) { return false, "wide" }
 		if _, err := m.Run(t.Context()); err != nil {
 			t.Fatal(err)

@@ -28,7 +28,15 @@ type Progress struct {
 	Left    time.Duration       // estimated, for what is not done; of an open plan, the most that it can take
 	Look    int                 // of an open plan: after how many blocks it is looked at next; 0: never
 	Why     string              // what was missing when it was looked at last
+	Note    string              // said once: that spoiled trials are not run again any more, or that they are
 	Last    *record.Trial       // the trial that has just ended; null before the first
+}
+
+// Recorder keeps what a run finds. *record.Writer does, in a directory.
+type Recorder interface {
+	Append(record.Trial) error
+	UpdateRun(record.Run) error
+	Dir() string
 }
 
 // Runner runs an experiment.
@@ -36,26 +44,53 @@ type Runner struct {
 	Machine  Machine
 	Spec     *Spec
 	Record   *record.Run // its plan is what is run; a plan that is open is extended here, block by block, and run.json with it
-	Writer   *record.Writer
+	Writer   Recorder
 	Progress func(Progress)
 
 	// Enough reports whether the run is precise enough to end, and what is missing otherwise. It is called between blocks, at the looks of
 	// stats.NextLook, where the spec has a precision.
 	Enough func([]record.Trial) (bool, string)
 
-	trial  func(context.Context, *record.Trial) error // null: on the machine
-	now    func() time.Time
-	trials []record.Trial
-	left   timer
-	began  time.Time
-	look   int
-	why    string
-	again  time.Duration // spent on further attempts
-	ended  int
+	trial   func(context.Context, *record.Trial) error // null: on the machine
+	now     func() time.Time
+	trials  []record.Trial
+	left    timer
+	began   time.Time
+	look    int
+	why     string
+	again   time.Duration // spent on further attempts
+	vain    vain
+	kept    int    // spoiled trials that were not run again because it had been in vain
+	resting bool   // it was said that they are not
+	note    string // for the next Progress
+	ended   int
 }
 
 // MostAttempts is how often a trial is run at most: once, and twice again where it was spoiled.
 const MostAttempts = 3
+
+// futile is how many further attempts in a row must have been spoiled as well for no more to be made.
+const futile = 6
+
+// vain counts the further attempts in a row, over the whole run, that were spoiled as well. Beside a neighbour that
+// never rests nearly all are, and a run that makes them takes longer and learns nothing. It goes by gates and never
+// by what was measured.
+type vain int
+
+// enough reports whether more further attempts are futile.
+func (v vain) enough() bool { return v >= futile }
+
+// saw counts an attempt that ended. Once it was enough, only the first attempt at another trial shows that trials
+// come through again.
+func (v *vain) saw(t *record.Trial) {
+	through := t.Validity.Failed == "" && !spoiled(t)
+	switch {
+	case through && (t.Attempt > 0 || v.enough()):
+		*v = 0
+	case !through && t.Attempt > 0:
+		*v++
+	}
+}
 
 // hopeless is how many trials must fail, with none before them that did not, for the run to be given up.
 const hopeless = 3
@@ -65,14 +100,15 @@ func Run(ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writ
 	return (&Runner{Machine: m, Spec: s, Record: &run, Writer: w, Progress: progress}).Run(ctx)
 }
 
-// Run runs the trials of the plan, one after the other, and appends each to the record as it ends. It returns those that were recorded.
+// Run runs the trials of the plan, one after the other, and appends each to the record as it ends. It returns those
+// that were recorded.
 //
-// A trial that was spoiled, by somebody other than the subject, is run again after the other arms of its level in its block, as long as the
-// spec's budget for that lasts. Every attempt is recorded.
+// A trial that was spoiled, by somebody other than the subject, is run again after the other arms of its level in
+// its block, as long as the spec's budget for that lasts and it is not futile. Every attempt is recorded.
 //
-// A trial that fails is recorded with its error and the run goes on, save when the first three all fail: then nothing works, and the
-// error is that of the last. When the context ends, the trial under way is taken down and recorded as interrupted, and the error
-// is the context's.
+// A trial that fails is recorded with its error and the run goes on, save when the first three all fail: then
+// nothing works, and the error is that of the last. When the context ends, the trial under way is taken down and
+// recorded as interrupted, and the error is the context's.
 func (r *Runner) Run(ctx context.Context) ([]record.Trial, error) {
 	defer os.Remove(filepath.Join(r.Writer.Dir(), servicesFile)) // of the last trial; it need not have been written
 	if r.now == nil {
@@ -170,9 +206,16 @@ func together(plan []record.PlannedTrial) int {
 func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error {
 	for attempt := 0; attempt < MostAttempts && len(planned) > 0; attempt++ {
 		var again []record.PlannedTrial
-		for _, p := range planned {
+		for i, p := range planned {
 			if attempt > 0 && !r.affords() {
 				return nil
+			}
+			if attempt > 0 && r.vain.enough() {
+				left := len(planned) - i
+				if attempt+1 < MostAttempts {
+					left += len(again)
+				}
+				return r.rest(left)
 			}
 			t, err := r.one(ctx, p, attempt)
 			if err != nil {
@@ -190,8 +233,24 @@ func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error
 	return nil
 }
 
-// affords reports whether there is time left for one more attempt: within the budget of the spec, which is a part of the time that the plan takes without
-// any, and before the deadline of an open plan.
+// rest records that so many more spoiled trials are not run again because it would be futile, and says so the first
+// time in a row.
+func (r *Runner) rest(trials int) error {
+	if !r.resting {
+		r.resting = true
+		r.note = fmt.Sprintf("%d further attempts in a row were spoiled as well; trials are not repeated until one comes through", futile)
+	}
+	r.kept += trials
+	text := fmt.Sprintf("%d spoiled trials were not run again", r.kept)
+	if r.kept == 1 {
+		text = "1 spoiled trial was not run again"
+	}
+	r.Record.NotRepeated = fmt.Sprintf("%s, for %d further attempts in a row had been spoiled as well", text, futile)
+	return r.Writer.UpdateRun(*r.Record)
+}
+
+// affords reports whether there is time left for one more attempt: within the budget of the spec, which is a part of
+// the time that the plan takes without any, and before the deadline of an open plan.
 func (r *Runner) affords() bool {
 	budget := time.Duration(r.Spec.Repeat * float64(r.left.of(len(r.Record.Plan))))
 	if r.again+r.left.each > budget {
@@ -213,6 +272,10 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 		return nil, err
 	}
 	r.trials = append(r.trials, t)
+	r.vain.saw(&t)
+	if r.resting && !r.vain.enough() {
+		r.resting, r.note = false, "a trial came through; spoiled trials are repeated again"
+	}
 	if attempt == 0 {
 		r.ended++
 	}
@@ -238,7 +301,8 @@ func (r *Runner) onMachine(ctx context.Context, dir string, t *record.Trial) err
 // say tells how the run goes. now is how many trials are about to begin: one, or none after the last.
 func (r *Runner) say(next record.PlannedTrial, attempt, now int) {
 	p := Progress{Done: len(r.trials), Ended: r.ended, Total: len(r.Record.Plan), Blocks: r.Record.Blocks, Open: r.open() && now > 0, Next: next, Attempt: attempt,
-		Look: r.look, Why: r.why}
+		Look: r.look, Why: r.why, Note: r.note}
+	r.note = ""
 	if n := len(r.trials); n > 0 {
 		last := r.trials[n-1]
 		p.Last = &last
@@ -259,7 +323,7 @@ func (r *Runner) estimate() time.Duration {
 		}
 		return rest
 	}
-	if r.ended == 0 {
+	if r.ended == 0 || r.vain.enough() {
 		return rest
 	}
 	budget := time.Duration(r.Spec.Repeat*float64(r.left.of(len(r.Record.Plan)))) - r.again

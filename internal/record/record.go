@@ -60,6 +60,10 @@ type Run struct {
 	Precision *Precision `json:"precision,omitempty"`
 	Until     float64    `json:"until_seconds,omitempty"`
 	Stopped   string     `json:"stopped,omitempty"`
+
+	// NotRepeated says how many spoiled trials were not run again because further attempts had been in vain; empty
+	// where that was none.
+	NotRepeated string `json:"not_repeated,omitempty"`
 }
 
 // Precision is how narrow the intervals of some metrics must be for a run to end.

@@ -299,6 +299,9 @@ func validity(s *analysis.Summary) string {
 	if again := s.Trials.Attempts - s.Trials.Done; again > 0 {
 		text += fmt.Sprintf("; %s at trials that were spoiled", manyAttempts(again))
 	}
+	if s.NotRepeated != "" {
+		text += "; " + s.NotRepeated
+	}
 	if s.Stopped != "" {
 		text += "; " + s.Stopped
 	}

@@ -119,6 +119,26 @@ func strip(s string) string {
 	return b.String()
 }
 
+// A run in which spoiled trials were no longer run again says so where it says what its numbers rest on.
+func TestNotRepeatedIsSaid(t *testing.T) {
+	const said = "9 spoiled trials were not run again, for 6 further attempts in a row had been spoiled as well"
+	for _, text := range []string{"", said} {
+		run, trials := analysistest.Quickstart(plain)
+		run.NotRepeated = text
+		s, err := analysis.Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if err := report.Markdown(&b, s, run); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(b.String(), "valid; "+said+"; 8 complete blocks") != (text != "") || s.NotRepeated != text {
+			t.Errorf("with %q:\n%s", text, b.String())
+		}
+	}
+}
+
 func TestProseIsFolded(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	s, err := analysis.Summarize(run, trials)
