@@ -34,7 +34,7 @@ func (s *Summary) estimate(t *table, at factors, metric string, dependence stats
 			Value: value.Value, Confidence: value.Confidence, N: value.N, Method: string(value.Method),
 		}
 		e.Lo, e.Hi = ends(value)
-		if t.withheld(at, arm, metric) > 0 {
+		if t.count(pool{at.key(), arm, metric}, func(f fate) bool { return f.why() == tooFew }) > 0 {
 			e.Notes = append(e.Notes, withheldNote(metric))
 		}
 		if arm != record.Direct {

@@ -1,7 +1,6 @@
 package analysis
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,111 +21,24 @@ const selection = 0.01
 
 type armMetric struct{ arm, metric string }
 
-// tried are the attempts of each arm at each level, by block. What was interrupted says nothing.
-func tried(trials []record.Trial) map[levelArm]map[int][]record.Trial {
-	all := map[levelArm]map[int][]record.Trial{}
-	for _, t := range trials {
-		if t.Validity.Failed == record.Interrupted {
-			continue
-		}
-		k := levelArm{factors(t.Factors).key(), t.Arm}
-		if all[k] == nil {
-			all[k] = map[int][]record.Trial{}
-		}
-		all[k][t.Block] = append(all[k][t.Block], t)
-	}
-	for _, blocks := range all {
-		for _, attempts := range blocks {
-			slices.SortStableFunc(attempts, func(a, b record.Trial) int { return cmp.Compare(a.Attempt, b.Attempt) })
-		}
-	}
-	return all
-}
-
-// lostTo says why a trial cannot tell a metric: the gates that void it, or that it failed. It is empty where it can.
-func lostTo(t record.Trial, metric string) string {
-	if t.Validity.Failed != "" {
-		return "failed"
-	}
-	var gates []string
-	for _, r := range t.Validity.Reasons {
-		if !r.VoidsMetric(metric) {
-			continue
-		}
-		gate := r.Gate
-		if r.Cause != "" {
-			gate += " (" + string(r.Cause) + ")"
-		}
-		gates = append(gates, gate)
-	}
-	if len(gates) == 0 && !t.Validity.Valid && len(t.Validity.Reasons) == 0 {
-		return "invalid"
-	}
-	slices.Sort(gates)
-	return strings.Join(slices.Compact(gates), ", ")
-}
-
-// fate is what became of a metric of an arm in the blocks in which the arm ran at a level.
-type fate struct {
-	tried    int
-	lost     map[int]string // by block: to what
-	repeated map[int]bool   // blocks whose value is not of the first attempt
-}
-
-func (t *table) fate(at factors, arm, metric string) fate {
-	level := at.key()
-	f := fate{lost: map[int]string{}, repeated: map[int]bool{}}
-	for block, attempts := range t.tried[levelArm{level, arm}] {
-		f.tried++
-		v, ok := t.cells[cell{level, arm, block}]
-		if ok {
-			_, ok = v.metrics[metric]
-		}
-		switch {
-		case !ok:
-			why := lostTo(attempts[len(attempts)-1], metric)
-			if why == "" {
-				why = tooFew
-			}
-			f.lost[block] = why
-		case lostTo(attempts[0], metric) != "":
-			f.repeated[block] = true
-		}
-	}
-	return f
-}
-
-// withheld is in how many blocks an arm has no value though no gate voided it.
-func (t *table) withheld(at factors, arm, metric string) (n int) {
-	for _, why := range t.fate(at, arm, metric).lost {
-		if why == tooFew {
-			n++
-		}
-	}
-	return n
-}
-
 // lostPairs are the pairs of the baseline and an arm that stand in the worst case, in the order of blocks, and how many
 // are lost: those of blocks in which both ran and one has no value. Where an arm's losses are beyond chance, values of
 // later attempts count as lost as well, for they were chosen.
 func (t *table) lostPairs(at factors, arm, metric string) (kept []stats.Pair, lost int) {
 	level := at.key()
-	var stand []int
-	base, of := t.fate(at, record.Direct, metric), t.fate(at, arm, metric)
+	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
 	selected := t.selected[armMetric{arm, metric}]
-	for block := range t.tried[levelArm{level, arm}] {
-		if _, ran := t.tried[levelArm{level, record.Direct}][block]; !ran {
-			continue
-		}
-		_, baseLost := base.lost[block]
-		_, ofLost := of.lost[block]
-		if baseLost || ofLost || selected && of.repeated[block] {
+	var stand []int
+	for _, block := range slices.Sorted(maps.Keys(of)) {
+		f, b := of[block], base[block]
+		switch _, ran := base[block]; {
+		case !ran:
+		case f.told && b.told && !(selected && f.again):
+			stand = append(stand, block)
+		default:
 			lost++
-			continue
 		}
-		stand = append(stand, block)
 	}
-	slices.Sort(stand)
 	return t.pairsOf(at, arm, metric, stand), lost
 }
 
@@ -141,8 +53,9 @@ func (t *table) findSelection() {
 				if len(t.blocks(at.key(), hasMetric(metric), arm)) == 0 {
 					continue // it does not have this metric
 				}
-				f := t.fate(at, arm, metric)
-				n, of = n+len(f.lost)+len(f.repeated), of+f.tried
+				key := pool{at.key(), arm, metric}
+				n += t.count(key, func(f fate) bool { return !f.told || f.again })
+				of += t.count(key, func(fate) bool { return true })
 			}
 			return n, of
 		}
@@ -165,31 +78,38 @@ func (s *Summary) lose(t *table) {
 	for _, at := range t.levels {
 		for _, arm := range t.arms {
 			level := at.key()
-			same := map[string]int{}
+			seen := map[string]int{}
 			for _, metric := range t.metrics {
 				if len(t.blocks(level, hasMetric(metric), arm)) == 0 {
 					continue
 				}
-				f := t.fate(at, arm, metric)
-				if len(f.lost)+len(f.repeated) == 0 {
+				fates := t.fates(pool{level, arm, metric})
+				l := Loss{Arm: arm, Factors: at, Metrics: []string{metric}, Planned: len(fates), By: map[string]int{}}
+				l.Beyond = t.selected[armMetric{arm, metric}]
+				same := map[int]string{}
+				for block, f := range fates {
+					switch {
+					case !f.told:
+						l.Lost++
+						l.By[f.why()]++
+						same[block] = f.why()
+					case f.again:
+						l.Repeated++
+						same[block] = "again"
+					}
+				}
+				if l.Lost+l.Repeated == 0 {
 					continue
-				}
-				l := Loss{
-					Arm: arm, Factors: at, Metrics: []string{metric}, Planned: f.tried, Lost: len(f.lost), Repeated: len(f.repeated),
-					By: map[string]int{}, Beyond: t.selected[armMetric{arm, metric}],
-				}
-				for _, why := range f.lost {
-					l.By[why]++
 				}
 				if l.Beyond && !slices.Contains(beyond[arm], quantity.Label(metric)) {
 					beyond[arm] = append(beyond[arm], quantity.Label(metric))
 				}
-				key := fmt.Sprint(f.lost, f.repeated, l.Beyond) // maps are printed in the order of their keys
-				if i, seen := same[key]; seen {
+				key := fmt.Sprint(same, l.Beyond) // maps are printed in the order of their keys
+				if i, known := seen[key]; known {
 					s.Losses[i].Metrics = append(s.Losses[i].Metrics, metric)
 					continue
 				}
-				same[key] = len(s.Losses)
+				seen[key] = len(s.Losses)
 				s.Losses = append(s.Losses, l)
 			}
 		}

@@ -8,84 +8,10 @@ import (
 	"strings"
 
 	"tare/internal/ledger"
-	"tare/internal/load"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
 )
-
-// lostTrial is a planned trial that cannot tell a metric in any attempt, with the reason of its first attempt.
-type lostTrial struct {
-	block  int
-	reason record.Reason // without a gate where the trial failed
-}
-
-// kept is what a subject that did not keep up did of what was asked for, per second.
-type kept struct{ did, asked float64 }
-
-// lose records what a trial cannot tell in any of its attempts. has is what some attempt told.
-func (t *table) lose(c cell, attempts []record.Trial, has func(metric string) bool) {
-	place := levelArm{c.level, c.arm}
-	first := map[string]record.Reason{}
-	failed, slow := true, false
-	for _, trial := range attempts {
-		if trial.Validity.Failed != "" {
-			continue
-		}
-		failed = false
-		metrics, _ := Metrics(trial) // histograms that cannot be read are counted elsewhere
-		names := slices.AppendSeq(slices.Collect(maps.Keys(metrics)), maps.Keys(trial.Counts))
-		for _, name := range names {
-			if _, known := first[name]; known || has(name) || trial.Validity.Stands(name) {
-				continue
-			}
-			r, named := trial.Validity.VoidedBy(name)
-			if !named {
-				r = record.Reason{Cause: ledger.Unknown, Message: "the trial is invalid, and no gate is named"}
-			}
-			first[name] = r
-		}
-		if k, behind := behind(trial); behind && !slow {
-			slow = true
-			t.slow[place] = append(t.slow[place], k)
-		}
-	}
-	if failed {
-		v := attempts[0].Validity
-		t.gone[place] = append(t.gone[place], lostTrial{c.block, record.Reason{Message: v.Failed, Cause: v.Cause}})
-	}
-	for name, r := range first {
-		key := pool{c.level, c.arm, name}
-		t.lost[key] = append(t.lost[key], lostTrial{c.block, r})
-	}
-}
-
-// behind gives what a subject did of what was asked for, in a trial in which it tripped the gate on the rate itself.
-func behind(t record.Trial) (kept, bool) {
-	if !slices.ContainsFunc(t.Validity.Reasons, func(r record.Reason) bool { return r.Gate == "rate" && r.Cause == ledger.Subject }) {
-		return kept{}, false
-	}
-	var k kept
-	for _, r := range t.Loads {
-		if r.Mode == load.Open {
-			k.did, k.asked = k.did+r.Rate, k.asked+r.TargetRate
-		}
-	}
-	return k, k.asked > 0
-}
-
-// losses are all trials of an arm at a level that cannot tell a metric.
-func (t *table) losses(key pool) []lostTrial {
-	return slices.Concat(t.lost[key], t.gone[levelArm{key.level, key.arm}])
-}
-
-// has counts the blocks in which an arm at a level can tell a metric.
-func (t *table) has(key pool) int {
-	if blocks := t.pools[key]; blocks != nil {
-		return len(blocks)
-	}
-	return len(t.blocks(key.level, hasMetric(key.metric), key.arm))
-}
 
 // withhold marks the estimates of which too many trials were lost, and lists them with those of which nothing is left. What was lost
 // for a gate was not lost by chance, so what is left of much is not quoted. The limit is of each metric of each arm at each level by
@@ -99,7 +25,7 @@ func (s *Summary) withhold(run record.Run, t *table) {
 	for i := range s.Estimates {
 		e := &s.Estimates[i]
 		key := pool{factors(e.Factors).key(), e.Arm, e.Metric}
-		e.Blocks, e.Planned = t.has(key), t.done[levelArm{key.level, key.arm}]
+		e.Blocks, e.Planned = t.count(key, told), len(t.outcomes[levelArm{key.level, key.arm}])
 		lost := t.losses(key)
 		if len(lost) == 0 || float64(len(lost)) <= limit*float64(e.Planned) && e.Blocks >= least {
 			continue
@@ -119,9 +45,15 @@ func (s *Summary) withhold(run record.Run, t *table) {
 	for _, at := range t.levels {
 		levels[at.key()] = at
 	}
-	for key, lost := range t.lost {
-		if !missing[key] && t.has(key) == 0 {
-			s.Missing = append(s.Missing, t.missing(key, levels[key.level], lost))
+	for place, outcomes := range t.outcomes {
+		for _, o := range outcomes {
+			for metric, f := range o.fates {
+				key := pool{place.level, place.arm, metric}
+				if !f.told && !missing[key] && t.count(key, told) == 0 {
+					missing[key] = true
+					s.Missing = append(s.Missing, t.missing(key, levels[key.level], t.losses(key)))
+				}
+			}
 		}
 	}
 	for i := range s.Estimates { // of what the baseline is withheld nothing can be compared with it
@@ -137,18 +69,18 @@ func (s *Summary) withhold(run record.Run, t *table) {
 }
 
 // missing sums up why a metric is lost: by the cause that most of its trials were lost to.
-func (t *table) missing(key pool, at map[string]string, lost []lostTrial) Missing {
+func (t *table) missing(key pool, at map[string]string, lost []record.Reason) Missing {
 	if at == nil {
 		at = map[string]string{}
 	}
-	m := Missing{Metric: key.metric, Arm: key.arm, Factors: at, Trials: t.done[levelArm{key.level, key.arm}], Lost: len(lost)}
+	m := Missing{Metric: key.metric, Arm: key.arm, Factors: at, Trials: len(t.outcomes[levelArm{key.level, key.arm}]), Lost: len(lost)}
 	type why struct {
 		gate  string
 		cause ledger.Cause
 	}
 	count := map[why]int{}
-	for _, l := range lost {
-		count[why{l.reason.Gate, l.reason.Cause}]++
+	for _, r := range lost {
+		count[why{r.Gate, r.Cause}]++
 	}
 	var most why
 	for w, n := range count {
@@ -158,8 +90,7 @@ func (t *table) missing(key pool, at map[string]string, lost []lostTrial) Missin
 	}
 	m.Gate, m.Cause = most.gate, most.cause
 	share, n := 0.0, 0
-	for _, l := range lost {
-		r := l.reason
+	for _, r := range lost {
 		if (why{r.Gate, r.Cause}) != most {
 			continue
 		}
@@ -211,9 +142,8 @@ type gap struct {
 
 // gaps are the metrics that the answer speaks of and that are missing in an arm at a level, put together by reason and worded.
 func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
-	place := levelArm{at.key(), arm}
-	if gone := t.gone[place]; len(gone) > 0 && len(gone) == t.done[place] {
-		return []gap{{"nothing was measured", fmt.Sprintf("all %d trials failed: %s", len(gone), gone[0].reason.Message), true}}
+	if failed := t.losses(pool{at.key(), arm, ""}); len(failed) > 0 && len(failed) == len(t.outcomes[levelArm{at.key(), arm}]) {
+		return []gap{{"nothing was measured", fmt.Sprintf("all %d trials failed: %s", len(failed), failed[0].Message), true}}
 	}
 	type key struct {
 		because string
@@ -292,14 +222,15 @@ func (g gap) word() string {
 
 // fellBehind words that an arm did not keep up at a level: "did not keep up: 1,200/s of 2,000/s"; empty when it did in most of the trials.
 func (t *table) fellBehind(arm string, at factors) string {
-	place := levelArm{at.key(), arm}
-	slow := t.slow[place]
-	if len(slow) == 0 || 2*len(slow) <= t.done[place] {
-		return ""
-	}
 	var did, asked []float64
-	for _, k := range slow {
-		did, asked = append(did, k.did), append(asked, k.asked)
+	outcomes := t.outcomes[levelArm{at.key(), arm}]
+	for _, o := range outcomes {
+		if o.slow != nil {
+			did, asked = append(did, o.slow.did), append(asked, o.slow.asked)
+		}
+	}
+	if 2*len(did) <= len(outcomes) {
+		return ""
 	}
 	perSecond := func(xs []float64) string { return quantity.Thousands(int(stats.Median(xs).Value+0.5)) + "/s" }
 	return fmt.Sprintf("did not keep up: %s of %s", perSecond(did), perSecond(asked))
@@ -314,7 +245,7 @@ func (s *Summary) everyLevel(run record.Run, t *table) []factors {
 			at = factors{}
 		}
 		for _, arm := range t.everyArm(run) {
-			if t.done[levelArm{at.key(), arm}] > 0 {
+			if len(t.outcomes[levelArm{at.key(), arm}]) > 0 {
 				levels[at.key()] = at
 			}
 		}
@@ -331,7 +262,7 @@ func (t *table) everyArm(run record.Run) []string {
 	for _, p := range run.Plan {
 		known[p.Arm] = true
 	}
-	for place := range t.done {
+	for place := range t.outcomes {
 		known[place.arm] = true
 	}
 	return slices.SortedFunc(maps.Keys(known), CompareArms)

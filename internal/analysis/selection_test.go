@@ -10,6 +10,7 @@ import (
 
 	"tare/internal/analysis"
 	"tare/internal/analysis/analysistest"
+	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/metric"
 	"tare/internal/quantity"
@@ -91,6 +92,48 @@ func TestLosses(t *testing.T) {
 			}
 			if d := s.Find("latency_p50_seconds", record.AA, nil).Difference; d.Lost != 0 || len(d.Unresolved) == 0 {
 				t.Errorf("the twin: %+v", d)
+			}
+		})
+	}
+}
+
+// What is said of losses in two places is the same: a metric that is missing was lost to what the losses of its arm say.
+func TestLossesAgree(t *testing.T) {
+	voids := func(gate string, cause ledger.Cause) record.Validity {
+		return record.Validity{Reasons: []record.Reason{{Gate: gate, Cause: cause, Voids: []string{"latency_p50_seconds"}}}}
+	}
+	failed := record.Validity{Failed: "it died", Cause: ledger.Hypervisor}
+	for _, c := range []struct {
+		name          string
+		first, second record.Validity
+		by, gate      string
+		cause         ledger.Cause
+	}{
+		{"to one gate, then to another", voids("drift", ledger.Hypervisor), voids("lag", ledger.Generator), "drift (hypervisor)", "drift", ledger.Hypervisor},
+		{"it failed, then a gate", failed, voids("lag", ledger.Neighbour), "lag (neighbour)", "lag", ledger.Neighbour},
+		{"a gate, then it failed", voids("lag", ledger.Neighbour), failed, "lag (neighbour)", "lag", ledger.Neighbour},
+		{"it failed twice", failed, failed, "failed", "", ledger.Hypervisor},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			run, trials := analysistest.Quickstart(eighteen)
+			var again []record.Trial
+			for i := range trials {
+				if trials[i].Arm == "kernelmesh" && trials[i].Block%3 != 0 {
+					second := trials[i]
+					second.Attempt, second.Validity = 1, c.second
+					again = append(again, second)
+					trials[i].Validity = c.first
+				}
+			}
+			s := summarize(t, run, append(trials, again...))
+			i := slices.IndexFunc(s.Losses, func(l analysis.Loss) bool { return slices.Contains(l.Metrics, "latency_p50_seconds") })
+			k := slices.IndexFunc(s.Missing, func(m analysis.Missing) bool { return m.Metric == "latency_p50_seconds" })
+			if i < 0 || k < 0 {
+				t.Fatalf("losses %+v, missing %+v", s.Losses, s.Missing)
+			}
+			l, m := s.Losses[i], s.Missing[k]
+			if l.Lost != 12 || l.By[c.by] != 12 || m.Lost != l.Lost || m.Trials != l.Planned || m.Gate != c.gate || m.Cause != c.cause {
+				t.Errorf("losses %+v, missing %+v", l, m)
 			}
 		})
 	}

@@ -42,7 +42,6 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 			s.Self.RSSBytes = max(s.Self.RSSBytes, l.Self.RSSBytes)
 		}
 	}
-	t.tried = tried(trials)
 	t.findSelection()
 	dependences := t.dependences()
 	for _, at := range t.levels {
@@ -76,14 +75,8 @@ type table struct {
 	loads   map[string]bool               // by name
 	pools   map[pool]map[int]record.Count // by block
 
-	tried    map[levelArm]map[int][]record.Trial // by block, every attempt; trials that were interrupted are no attempts
-	selected map[armMetric]bool                  // whose losses are beyond chance
-
-	done  map[levelArm]int         // trials that were run, however often, and whatever became of them
-	whole map[cell]bool            // trials of which an attempt is valid in everything
-	lost  map[pool][]lostTrial     // trials that cannot tell a metric, because of a gate
-	gone  map[levelArm][]lostTrial // trials of which every attempt failed: they can tell nothing
-	slow  map[levelArm][]kept      // trials in which the subject did not keep up
+	outcomes map[levelArm]map[int]*outcome // by block, of the trials that were run, however often; one that was interrupted was not
+	selected map[armMetric]bool            // whose losses are beyond chance
 }
 
 // pool is a metric of an arm at a level.
@@ -143,7 +136,7 @@ func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 func newTable(trials []record.Trial, s *Summary) *table {
 	t := &table{
 		cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}, loads: map[string]bool{},
-		done: map[levelArm]int{}, whole: map[cell]bool{}, lost: map[pool][]lostTrial{}, gone: map[levelArm][]lostTrial{}, slow: map[levelArm][]kept{},
+		outcomes: map[levelArm]map[int]*outcome{},
 	}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
@@ -154,7 +147,6 @@ func newTable(trials []record.Trial, s *Summary) *table {
 		}
 		c := cell{at.key(), attempts[0].Arm, attempts[0].Block}
 		place := levelArm{c.level, c.arm}
-		t.done[place]++
 		v := &values{metrics: map[string]float64{}, lag: map[string]float64{}}
 		counted := map[string]bool{}
 		for _, trial := range attempts {
@@ -173,10 +165,13 @@ func newTable(trials []record.Trial, s *Summary) *table {
 				sum := t.pools[key][c.block]
 				t.pools[key][c.block], counted[name] = record.Count{In: sum.In + n.In, Of: sum.Of + n.Of}, true
 			}
-			t.whole[c] = t.whole[c] || valid(trial)
 		}
-		t.lose(c, attempts, func(metric string) bool { _, has := v.metrics[metric]; return has || counted[metric] })
-		if len(v.metrics) == 0 && len(counted) == 0 && !t.whole[c] {
+		o := outcomeOf(attempts, func(metric string) bool { _, has := v.metrics[metric]; return has || counted[metric] })
+		if t.outcomes[place] == nil {
+			t.outcomes[place] = map[int]*outcome{}
+		}
+		t.outcomes[place][c.block] = o
+		if len(v.metrics) == 0 && len(counted) == 0 && !o.whole {
 			continue
 		}
 		for name := range v.metrics {

@@ -81,13 +81,15 @@ func why(v record.Validity) string {
 // completeBlocks counts the blocks in which every planned trial is valid. Without a plan, the blocks with any valid trial.
 func completeBlocks(run record.Run, t *table) int {
 	complete := map[int]bool{}
-	for c, whole := range t.whole {
-		if whole {
-			complete[c.block] = true
+	for _, outcomes := range t.outcomes {
+		for block, o := range outcomes {
+			if o.whole {
+				complete[block] = true
+			}
 		}
 	}
 	for _, p := range run.Plan {
-		if !t.whole[cell{factors(p.Factors).key(), p.Arm, p.Block}] {
+		if o := t.outcomes[levelArm{factors(p.Factors).key(), p.Arm}][p.Block]; o == nil || !o.whole {
 			delete(complete, p.Block)
 		}
 	}
@@ -154,7 +156,7 @@ func (s *Summary) whyNothing(run record.Run, t *table) []string {
 		if at == nil {
 			at = factors{}
 		}
-		if k := (levelArm{at.key(), arm}); t.done[k] > 0 && !seen[k] && slices.Contains(askedArms(run, t), arm) {
+		if k := (levelArm{at.key(), arm}); len(t.outcomes[k]) > 0 && !seen[k] && slices.Contains(askedArms(run, t), arm) {
 			seen[k] = true
 			places = append(places, place{arm, at})
 		}
@@ -174,7 +176,7 @@ func (s *Summary) whyNothing(run record.Run, t *table) []string {
 				lost++
 			}
 		}
-		of := t.done[levelArm{p.at.key(), p.arm}]
+		of := len(t.outcomes[levelArm{p.at.key(), p.arm}])
 		text := fmt.Sprintf("arm %s%s lost %d of %d trials", p.arm, p.at.phrase(" at "), lost, of)
 		if left := of - lost; plannedBlocks(run) >= stats.MinBlocks && left < stats.MinBlocks {
 			text += fmt.Sprintf(", and an interval needs %d", stats.MinBlocks)
