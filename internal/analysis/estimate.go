@@ -68,11 +68,19 @@ func (s *Summary) compare(t *table, e *Estimate, dependence stats.Dependence, fa
 		e.Ratio = &Ratio{Value: r.Value}
 		e.Ratio.Lo, e.Ratio.Hi = ends(r)
 	}
-	kept, lost := t.lostPairs(e.Factors, e.Arm, e.Metric)
-	e.Difference.Lost = lost
-	worstLo, worstHi, bounded := dependence.WorstCase(kept, lost, seed)
-	if d.HasInterval && bounded {
-		e.Difference.WorstLo, e.Difference.WorstHi = finite(worstLo), finite(worstHi)
+	kept, lost, whole := t.lostPairs(e.Factors, e.Arm, e.Metric)
+	e.Difference.Lost, e.Difference.LostWhole = lost, whole
+	worst := func(lost int) (lo, hi *float64) {
+		worstLo, worstHi, bounded := dependence.WorstCase(kept, lost, seed)
+		if !d.HasInterval || !bounded {
+			return nil, nil
+		}
+		return finite(worstLo), finite(worstHi)
+	}
+	e.Difference.WorstLo, e.Difference.WorstHi = worst(lost)
+	if whole > 0 {
+		e.Difference.RestLo, e.Difference.RestHi = worst(lost - whole)
+		e.Notes = append(e.Notes, "taken as not run: "+blocks(whole)+" that this arm and both twins lost to the hypervisor or to neighbours")
 	}
 	e.Difference.judge(e.Arm, d, far, farKnown)
 	if e.Difference.Unresolved == "" {
@@ -94,11 +102,12 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 		d.SmallestVisible = &visible
 	}
 	d.Unresolved = unresolved(arm, e, visible, farKnown)
-	if d.Unresolved != "" || d.Lost == 0 {
-		return
+	lo, hi := d.WorstLo, d.WorstHi
+	if d.LostWhole > 0 {
+		lo, hi = d.RestLo, d.RestHi
 	}
-	if lo, hi := d.WorstLo, d.WorstHi; (lo == nil || *lo <= 0) && (hi == nil || *hi >= 0) {
-		d.Unresolved = fmt.Sprintf("%s: the %s without a value could make it vanish", LossReason, blocks(d.Lost))
+	if lost := d.Lost - d.LostWhole; d.Unresolved == "" && lost > 0 && (lo == nil || *lo <= 0) && (hi == nil || *hi >= 0) {
+		d.Unresolved = fmt.Sprintf("%s: the %s without a value could make it vanish", LossReason, blocks(lost))
 	}
 }
 

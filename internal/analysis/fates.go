@@ -23,6 +23,7 @@ type fate struct {
 	told   bool
 	again  bool            // told by a later attempt: the first could not
 	failed bool            // every attempt did
+	others bool            // not told, and in every attempt for no reason but the hypervisor and neighbours
 	voids  []record.Reason // why it is not told: all that void it in the first attempt that had it, or the failure
 }
 
@@ -32,6 +33,7 @@ type kept struct{ did, asked float64 }
 // outcomeOf sums up the attempts at a planned trial. told is which metrics some attempt told.
 func outcomeOf(attempts []record.Trial, told func(metric string) bool) *outcome {
 	o := &outcome{fates: map[string]fate{}}
+	byOthers := map[string]int{} // attempts
 	ran := false
 	for _, trial := range attempts {
 		o.whole = o.whole || valid(trial)
@@ -45,13 +47,22 @@ func outcomeOf(attempts []record.Trial, told func(metric string) bool) *outcome 
 				o.fates[name] = fate{told: true, again: !attempts[0].Validity.Stands(name)}
 				continue
 			}
+			voids := voiding(trial, name)
 			if _, known := o.fates[name]; !known {
-				o.fates[name] = fate{voids: voiding(trial, name)}
+				o.fates[name] = fate{voids: voids}
+			}
+			if !slices.ContainsFunc(voids, ofTheTrial) {
+				byOthers[name]++
 			}
 		}
 		if k, behind := behind(trial); behind && o.slow == nil {
 			o.slow = &k
 		}
+	}
+	for name, n := range byOthers {
+		f := o.fates[name]
+		f.others = n == len(attempts)
+		o.fates[name] = f
 	}
 	if !ran {
 		v := attempts[0].Validity
@@ -72,6 +83,12 @@ func voiding(t record.Trial, metric string) []record.Reason {
 		return []record.Reason{{Cause: ledger.Unknown, Message: "the trial is invalid, and no gate is named"}}
 	}
 	return reasons
+}
+
+// ofTheTrial reports whether a reason is not the doing of the hypervisor or of neighbours, as far as the witness can
+// tell.
+func ofTheTrial(r record.Reason) bool {
+	return r.Cause != ledger.Hypervisor && r.Cause != ledger.Neighbour
 }
 
 // behind gives what a subject did of what was asked for, in a trial in which it tripped the gate on the rate itself.

@@ -97,7 +97,8 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// What is said of losses in two places is the same: a metric that is missing was lost to what the losses of its arm say.
+// What is said of losses in two places is the same: a metric that is missing was lost to what the losses of its arm
+// say.
 func TestLossesAgree(t *testing.T) {
 	voids := func(gate string, cause ledger.Cause) record.Validity {
 		return record.Validity{Reasons: []record.Reason{{Gate: gate, Cause: cause, Voids: []string{"latency_p50_seconds"}}}}
@@ -134,6 +135,85 @@ func TestLossesAgree(t *testing.T) {
 			l, m := s.Losses[i], s.Missing[k]
 			if l.Lost != 12 || l.By[c.by] != 12 || m.Lost != l.Lost || m.Trials != l.Planned || m.Gate != c.gate || m.Cause != c.cause {
 				t.Errorf("losses %+v, missing %+v", l, m)
+			}
+		})
+	}
+}
+
+// A block that the arm and both twins lost to others than the trial chose nobody: it counts as one that was not run.
+// One that an arm lost alone, or for another reason, does not.
+func TestWholeBlocks(t *testing.T) {
+	late := func(cause ledger.Cause) record.Validity {
+		return record.Validity{Reasons: []record.Reason{{Gate: "lag", Cause: cause, Voids: []string{"latency_p50_seconds"}}}}
+	}
+	failed := record.Validity{Failed: "it died", Cause: ledger.Hypervisor}
+	everybody := []string{record.Direct, record.AA, "kernelmesh"}
+	type spoil struct {
+		block    int
+		arms     []string
+		attempts []record.Validity
+	}
+	steal, neighbour := []record.Validity{late(ledger.Hypervisor)}, []record.Validity{late(ledger.Neighbour)}
+	for _, c := range []struct {
+		name        string
+		spoil       []spoil
+		lost, whole int
+		resolved    bool
+	}{
+		{"one whole block", []spoil{{3, everybody, steal}}, 1, 1, true},
+		{"two, by different others", []spoil{
+			{3, everybody, steal}, {5, everybody[:2], neighbour}, {5, everybody[2:], steal},
+		}, 2, 2, true},
+		{"the arm alone", []spoil{{3, everybody[2:], steal}}, 1, 0, false},
+		{"without the twin", []spoil{{3, []string{record.Direct, "kernelmesh"}, steal}}, 1, 0, false},
+		{"one whole, and the baseline alone in another", []spoil{{3, everybody, steal}, {7, everybody[:1], steal}}, 2, 1, false},
+		{"by the generator", []spoil{{3, everybody, []record.Validity{late(ledger.Generator)}}}, 1, 0, false},
+		{"in the arm by nobody who is known", []spoil{
+			{3, everybody[:2], steal}, {3, everybody[2:], []record.Validity{late("")}},
+		}, 1, 0, false},
+		{"in every attempt", []spoil{{3, everybody, append(neighbour, steal...)}}, 1, 1, true},
+		{"in the arm by itself in its second attempt", []spoil{
+			{3, everybody[:2], steal},
+			{3, everybody[2:], []record.Validity{late(ledger.Hypervisor), late(ledger.Subject)}},
+		}, 1, 0, false},
+		{"in the arm for another reason as well", []spoil{
+			{3, everybody[:2], steal},
+			{3, everybody[2:], []record.Validity{{Reasons: slices.Concat(steal[0].Reasons, late(ledger.Subject).Reasons)}}},
+		}, 1, 0, false},
+		{"by failing", []spoil{{3, everybody, []record.Validity{failed}}}, 1, 0, false},
+		{"by failing in the second attempt", []spoil{{3, everybody, []record.Validity{late(ledger.Hypervisor), failed}}}, 1, 0, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			truth := eighteen
+			truth.Blocks = 10
+			run, trials := analysistest.Quickstart(truth)
+			var again []record.Trial
+			for _, s := range c.spoil {
+				for i := range trials {
+					if trials[i].Block != s.block || !slices.Contains(s.arms, trials[i].Arm) {
+						continue
+					}
+					for attempt, v := range s.attempts[1:] {
+						another := trials[i]
+						another.Attempt, another.Validity = attempt+1, v
+						again = append(again, another)
+					}
+					trials[i].Validity = s.attempts[0]
+				}
+			}
+			e := summarize(t, run, append(trials, again...)).Find("latency_p50_seconds", "kernelmesh", nil)
+			d := e.Difference
+			if d.Lost != c.lost || d.LostWhole != c.whole || d.WorstLo != nil {
+				t.Errorf("%d lost, %d whole, worst case from %v", d.Lost, d.LostWhole, d.WorstLo)
+			}
+			if d.Resolved != c.resolved || !c.resolved && !strings.HasPrefix(d.Unresolved, analysis.LossReason) {
+				t.Errorf("resolved %t (%q)", d.Resolved, d.Unresolved)
+			}
+			if c.resolved && (d.RestLo == nil || *d.RestLo != *d.Lo || *d.RestHi != *d.Hi) || c.whole == 0 && d.RestLo != nil {
+				t.Errorf("the worst case of the rest is %v to %v", d.RestLo, d.RestHi)
+			}
+			if said := strings.Contains(strings.Join(e.Notes, ""), "that this arm and both twins lost to"); said != (c.whole > 0) {
+				t.Errorf("notes %q", e.Notes)
 			}
 		})
 	}

@@ -116,6 +116,13 @@ type Difference struct {
 	WorstLo *float64 `json:"worst_lo"`
 	WorstHi *float64 `json:"worst_hi"`
 
+	// LostWhole counts those of the Lost in which the arm and both twins lost the metric, each to the hypervisor or
+	// to neighbours alone. Such a block chose no arm, and counts as one that was not run: RestLo and RestHi are the
+	// worst case of the other lost blocks, by which it is then decided whether the difference is resolved.
+	LostWhole int      `json:"lost_whole,omitempty"`
+	RestLo    *float64 `json:"rest_lo,omitempty"`
+	RestHi    *float64 `json:"rest_hi,omitempty"`
+
 	// SmallestVisible is the larger of what the A/A twins show and of half the interval's own width; null where either is not known.
 	SmallestVisible *float64 `json:"smallest_visible"`
 

@@ -78,6 +78,158 @@ func TestLossesBySimulation(t *testing.T) {
 	}
 }
 
+// machineNoise is what a block brings to all its trials: now and then the machine is busy for all of it.
+func machineNoise(r *rand.Rand) float64 {
+	if r.Float64() < 0.12 {
+		return 1 + r.ExpFloat64()
+	}
+	return 0
+}
+
+// ownStalls is a trial of 10 in which a subject stalls by itself, with a chance: three stalls in ten trip a gate, the longest.
+func ownStalls(r *rand.Rand, chance float64) (value float64, lost bool) {
+	value = 10 + 0.2*r.NormFloat64()
+	if r.Float64() >= chance {
+		return value, false
+	}
+	stall := r.ExpFloat64()
+	return value + 5*stall, stall > -math.Log(0.3)
+}
+
+// When may a lost block be left out rather than be taken at infinity? Two rules, each beside the truth: "balanced"
+// leaves out all lost blocks where the arm did not lose more trials than its twins beyond chance (p >= 1 %), "whole"
+// those in which the arm and both twins are lost, and takes the others at infinity. An interval that stands and
+// misses is an error, one that has no bound is none: over all runs errors may come to 5 %, whatever the subject
+// does.
+func TestIgnorableLossesBySimulation(t *testing.T) {
+	t.Log("| losses | blocks | runs with any | balanced: stands, covers, bias % | errors | whole: stands, covers | errors | " +
+		"worst case: stands | errors |")
+	type draw func(r *rand.Rand, burst float64, subject bool) (value float64, lost bool)
+	of := func(subject bool, yes, no float64) float64 {
+		if subject {
+			return yes
+		}
+		return no
+	}
+	stalls := func(base, subject float64, bursts bool) draw {
+		return func(r *rand.Rand, burst float64, is bool) (float64, bool) {
+			value, lost := ownStalls(r, of(is, subject, base))
+			return value + burst, lost || bursts && burst > 0 && r.Float64() < 0.9
+		}
+	}
+	hit := func(times, most float64) draw { // noise makes a request longer in proportion, and the longest are lost
+		return func(r *rand.Rand, _ float64, is bool) (float64, bool) {
+			length, noise := of(is, times, 1), r.ExpFloat64()
+			return length * (1 + 0.1*r.NormFloat64() + noise), length*noise > most
+		}
+	}
+	for _, c := range []struct {
+		name     string
+		draw     draw
+		innocent bool // what is lost does not depend on the arm
+	}{
+		{"at random, 8 %", func(r *rand.Rand, _ float64, is bool) (float64, bool) {
+			return 10 + of(is, 1, 0) + 0.5*r.NormFloat64(), r.Float64() < 0.08
+		}, true},
+		{"noise that is added, when it is large", func(r *rand.Rand, _ float64, is bool) (float64, bool) {
+			noise := r.ExpFloat64()
+			return 10 + of(is, 1, 0) + 0.3*r.NormFloat64() + noise, noise > 2.5
+		}, true},
+		{"bursts of a block", func(r *rand.Rand, burst float64, is bool) (float64, bool) {
+			value := 10 + of(is, 1, 0) + 0.3*r.NormFloat64()
+			if burst > 0 {
+				return value + burst + 3*r.ExpFloat64(), r.Float64() < 0.9
+			}
+			return value, r.Float64() < 0.01
+		}, true},
+		{"own stalls, 0.3 and 0.6", stalls(0.3, 0.6, false), false},
+		{"own stalls, none and 0.3", stalls(0, 0.3, false), false},
+		{"noise hits what is 1.25 times as long", hit(1.25, 2.5), false},
+		{"noise hits what is twice as long", hit(2, 3.5), false},
+		{"bursts, and own stalls, 0.3 and 0.6", stalls(0.3, 0.6, true), false},
+		{"bursts, and own stalls, none and 0.3", stalls(0, 0.3, true), false},
+		{"bursts hit what is twice as long", func(r *rand.Rand, burst float64, is bool) (float64, bool) {
+			length := of(is, 2, 1)
+			noise := burst + 0.3*r.ExpFloat64()
+			return length * (1 + 0.1*r.NormFloat64() + noise), length*noise > 2.5
+		}, false},
+	} {
+		truth := medianOf(func(r *rand.Rand) (half float64) {
+			for range 2 {
+				burst := machineNoise(r)
+				arm, _ := c.draw(r, burst, true)
+				base, _ := c.draw(r, burst, false)
+				half += (arm - base) / 2
+			}
+			return half
+		})
+		for _, blocks := range []int{8, 10, 18} {
+			runs := repetitions(300)
+			r := rand.New(rand.NewPCG(21, uint64(blocks)))
+			type rule struct{ stands, covers, errors, bias float64 }
+			var balanced, whole, worst rule
+			any := 0.0
+			for i := range runs {
+				var kept []Pair
+				var lost, alike, mine, twins int
+				for range blocks {
+					burst := machineNoise(r)
+					base, baseLost := c.draw(r, burst, false)
+					_, twinLost := c.draw(r, burst, false)
+					arm, armLost := c.draw(r, burst, true)
+					mine, twins = mine+count(armLost), twins+count(baseLost)+count(twinLost)
+					alike += count(armLost && baseLost && twinLost)
+					if armLost || baseLost {
+						lost++
+					} else {
+						kept = append(kept, Pair{base, arm})
+					}
+				}
+				any += float64(count(lost > 0))
+				judge := func(into *rule, lost int) {
+					lo, hi, ok := WorstCase(kept, lost, uint64(i))
+					if !ok || math.IsInf(lo, 0) && math.IsInf(hi, 0) {
+						return
+					}
+					into.stands++
+					if lo <= truth && truth <= hi {
+						into.covers++
+					} else {
+						into.errors += 100 / float64(runs)
+					}
+					into.bias += 100 * (Difference(kept, uint64(i)).Value/truth - 1)
+				}
+				judge(&worst, lost)
+				judge(&whole, lost-alike)
+				if MoreOften(mine, blocks, twins, 2*blocks) >= 0.01 {
+					judge(&balanced, 0)
+				} else {
+					judge(&balanced, lost)
+				}
+			}
+			share := func(r rule) string {
+				return fmt.Sprintf("%.0f, %.1f", 100*r.stands/float64(runs), 100*r.covers/max(r.stands, 1))
+			}
+			t.Logf("| %s | %d | %.0f | %s, %+.0f | %.1f | %s | %.1f | %.0f | %.1f |", c.name, blocks, 100*any/float64(runs),
+				share(balanced), balanced.bias/max(balanced.stands, 1), balanced.errors,
+				share(whole), whole.errors, 100*worst.stands/float64(runs), worst.errors)
+			what := fmt.Sprintf("%s, %d blocks: ", c.name, blocks)
+			within(t, what+"errors where whole blocks are left out", whole.errors, runs, 0, 5)
+			if c.innocent {
+				covers := 100 * whole.covers / max(whole.stands, 1)
+				within(t, what+"coverage where whole blocks are left out", covers, max(int(whole.stands), 1), 93, 100)
+			}
+		}
+	}
+}
+
+func count(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
 func TestWorstCase(t *testing.T) {
 	ten := func(n int) (ps []Pair) {
 		for i := range n {
