@@ -152,7 +152,7 @@ func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 	names := map[key][]string{}
 	var order []key
 	for _, m := range s.Missing {
-		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) || s.answeredBy(m) {
+		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) || s.answeredBy(m.Metric, m.Arm, m.Factors) {
 			continue
 		}
 		k := key{m.because(), m.Lost == m.Trials}
@@ -168,23 +168,27 @@ func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 	return all
 }
 
-// answeredBy reports whether answers speak of another metric in the place of one that is missing: of latency while the machine was running
-// where it stood still too often, and else of the latency of all requests.
-func (s *Summary) answeredBy(m Missing) bool {
-	q, latency := strings.CutPrefix(m.Metric, "latency_")
-	if !latency {
-		return false
-	}
-	q, ofRunning := strings.CutPrefix(q, runningPrefix)
-	_, running := s.whileRunning(m.Factors)
-	if running == ofRunning {
+// answeredBy reports whether answers speak of another metric in the place of one: of latency while the machine was
+// running where it stood still too often, and else of the latency of all requests.
+func (s *Summary) answeredBy(metric, arm string, at factors) bool {
+	other := otherLatency(metric)
+	if _, running := s.whileRunning(at); other == "" || running == strings.HasPrefix(metric, "latency_"+runningPrefix) {
 		return false // it is what answers speak of
 	}
-	other := "latency_" + q
-	if running {
-		other = "latency_" + runningPrefix + q
+	return s.Find(other, arm, at) != nil
+}
+
+// otherLatency names, for a latency of all requests, that while the machine was running, and the other way about. It is
+// empty for what is no latency.
+func otherLatency(metric string) string {
+	q, latency := strings.CutPrefix(metric, "latency_")
+	if !latency {
+		return ""
 	}
-	return s.Find(other, m.Arm, m.Factors) != nil
+	if ofAll, running := strings.CutPrefix(q, runningPrefix); running {
+		return "latency_" + ofAll
+	}
+	return "latency_" + runningPrefix + q
 }
 
 // maxLabels is how many missing metrics are named.

@@ -11,12 +11,16 @@ import (
 	"tare/internal/stats"
 )
 
-// Enough reports whether a run with a precision may end: every value of the metrics that decide is known to within the target, and so is
-// every difference to the baseline, in parts of the baseline's value. What is missing otherwise is said in words. Whether a difference is resolved
-// plays no part.
+// Enough reports whether a run with a precision may end: every value of the metrics that decide is known to within
+// the target, and so is every difference to the baseline, in parts of the baseline's value. What is missing
+// otherwise is said in words. Whether a difference is resolved plays no part.
 //
-// A metric that no trial has decides nothing, and neither does one that is void because the subject does not keep up: more blocks would not tell it.
-// One that is missing for any other reason is waited for.
+// Of the latency of all requests and that while the machine was running, where both are listed, the one decides that
+// answers speak of: among all requests a median is mostly that of the machine's stalls, and no number of blocks
+// makes it precise.
+//
+// A metric that no trial has decides nothing, and neither does one that is void because the subject does not keep
+// up: more blocks would not tell it. One that is missing for any other reason is waited for.
 func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	if run.Precision == nil {
 		return false, "", nil
@@ -25,7 +29,10 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	if err != nil {
 		return false, "", err
 	}
-	decides := func(metric string) bool { return slices.Contains(run.Precision.Metrics, metric) }
+	listed := func(metric string) bool { return slices.Contains(run.Precision.Metrics, metric) }
+	decides := func(metric, arm string, at factors) bool {
+		return listed(metric) && !(listed(otherLatency(metric)) && s.answeredBy(metric, arm, at))
+	}
 	var wide []string
 	all := 0
 	miss := func(e *Estimate, width float64) {
@@ -40,7 +47,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	}
 	for i := range s.Estimates {
 		e := &s.Estimates[i]
-		if !decides(e.Metric) || e.Arm == record.AA || e.Withheld != "" {
+		if !decides(e.Metric, e.Arm, e.Factors) || e.Arm == record.AA || e.Withheld != "" {
 			continue
 		}
 		all++
@@ -59,7 +66,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 		}
 	}
 	for _, m := range s.Missing {
-		if decides(m.Metric) && m.Arm != record.AA && m.Cause != ledger.Subject {
+		if decides(m.Metric, m.Arm, m.Factors) && m.Arm != record.AA && m.Cause != ledger.Subject {
 			all++
 			wide = append(wide, fmt.Sprintf("%s of %s (%s)", quantity.Label(m.Metric), m.Arm, m.because()))
 		}

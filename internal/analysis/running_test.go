@@ -74,6 +74,30 @@ func TestAnswersWhileRunning(t *testing.T) {
 	}
 }
 
+// TestEnoughWhileRunning: of the two latencies the one decides that answers speak of, and what is asked for alone always.
+func TestEnoughWhileRunning(t *testing.T) {
+	const all, undisturbed = "latency_p50_seconds", "latency_running_p50_seconds" // the first is wide, the second narrow
+	for _, c := range []struct {
+		disturbed int64
+		metrics   []string
+		enough    bool
+		why       string
+	}{
+		{50_000, []string{all, undisturbed}, true, ""},
+		{50_000, []string{all}, false, "p50 of direct ("},
+		{50_000, []string{undisturbed}, true, ""},
+		{0, []string{all, undisturbed}, false, "2 of 2 intervals"}, // the baseline and the arm
+		{0, []string{undisturbed}, true, ""},
+	} {
+		run, trials := stalled(12, c.disturbed)
+		run.Precision = &record.Precision{Target: 0.05, Metrics: c.metrics}
+		enough, why, err := Enough(run, trials)
+		if err != nil || enough != c.enough || !strings.Contains(why, c.why) {
+			t.Errorf("%d disturbed, %q: %t, %q, %v", c.disturbed, c.metrics, enough, why, err)
+		}
+	}
+}
+
 // TestLagOfUndisturbedRequests: a difference among undisturbed requests is held against the lag among them, and not
 // against that of all.
 func TestLagOfUndisturbedRequests(t *testing.T) {
