@@ -4,13 +4,14 @@
 //	go run ./test/bench/noise [-neighbour] [-n 20] [-for 1h] [-only quickstart,planted] [-state FILE]
 //	go run ./test/bench/noise -table
 //
-// Each repetition adds a line to the state file, so that a campaign that ends, by its time or a signal, goes on where it was. -table prints the
+// Each repetition adds a line to the state file, docs/noise.jsonl, so that a campaign that ends, by its time or a signal, goes on where it was. -table prints the
 // table of docs/noise.md from that file: a column for the machine as it was when quiet, beside the neighbour, and under steal.
 package main
 
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -35,7 +36,8 @@ func main() {
 	flag.BoolVar(&c.neighbour, "neighbour", false, "run beside a neighbour that takes half of every CPU")
 	flag.IntVar(&c.repetitions, "n", 20, "repetitions of each kind")
 	flag.StringVar(&c.tare, "tare", "bin/tare", "the binary")
-	flag.StringVar(&c.state, "state", "test/.cache/noise.jsonl", "file of what was found, which grows")
+	flag.StringVar(&c.state, "state", "docs/noise.jsonl", "file of what was found, which grows")
+	flag.BoolVar(&c.any, "any", false, "count the repetitions of every binary, to go on with a campaign after a change that cannot matter to it")
 	only := flag.String("only", "", "kinds, separated by commas: "+strings.Join(kindNames(), ", ")+"; all when empty")
 	length := flag.Duration("for", time.Hour, "start no repetition after this time")
 	table := flag.Bool("table", false, "print the table of what was found, and run nothing")
@@ -65,7 +67,7 @@ func main() {
 type outcome struct {
 	Kind      string             `json:"kind"`
 	At        time.Time          `json:"at"`
-	Tare      string             `json:"tare"` // version and size of the binary: those of different ones do not belong together
+	Tare      string             `json:"tare"` // version and hash of the binary: those of different ones belong together only with -any
 	Neighbour bool               `json:"neighbour"`
 	Seconds   float64            `json:"seconds"`
 	Stolen    float64            `json:"stolen"`              // part of the machine's CPU time
@@ -118,6 +120,7 @@ func read(path string) ([]outcome, error) {
 type campaign struct {
 	tare, state string
 	neighbour   bool
+	any         bool
 	repetitions int
 	kinds       []kind
 
@@ -147,7 +150,7 @@ func (c *campaign) run(ctx context.Context, found []outcome, deadline time.Time)
 	}
 	done := map[string]int{}
 	for _, o := range found {
-		if o.Neighbour == c.neighbour && o.Tare == c.version {
+		if o.Neighbour == c.neighbour && (c.any || o.Tare == c.version) {
 			done[o.Kind]++
 		}
 	}
@@ -182,7 +185,7 @@ func (c *campaign) run(ctx context.Context, found []outcome, deadline time.Time)
 }
 
 func versionOf(tare string) (string, error) {
-	st, err := os.Stat(tare)
+	program, err := os.ReadFile(tare)
 	if err != nil {
 		return "", err
 	}
@@ -190,7 +193,7 @@ func versionOf(tare string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s --version: %w", tare, err)
 	}
-	return fmt.Sprintf("%s %d %s", strings.TrimSpace(string(out)), st.Size(), st.ModTime().UTC().Format(time.RFC3339)), nil
+	return fmt.Sprintf("%s %.6x", strings.TrimSpace(string(out)), sha256.Sum256(program)), nil
 }
 
 func (c *campaign) append(o outcome) error {
