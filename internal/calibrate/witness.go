@@ -20,10 +20,18 @@ type stood struct {
 	longest float64 // s
 	delays  []int64 // of all wake-ups, ns, in order of size
 
-	// away is the part of the machine that others had meanwhile, the hypervisor among them, by /proc/stat; stolen
-	// is the hypervisor's, and stolenSeconds the same over all CPUs.
+	// away is the part of the machine that others had meanwhile, the hypervisor among them; stolen is the
+	// hypervisor's, and stolenSeconds the same over all CPUs. A disturbance says so, and these threads do not.
 	away, stolen, stolenSeconds float64
 	awaySeconds                 float64
+}
+
+// disturbedBy fills in what others took.
+func (s *stood) disturbedBy(d disturbance) {
+	s.stolenSeconds, s.awaySeconds = d.stolen, d.stolen+d.foreign
+	if d.capacity > 0 {
+		s.stolen, s.away = min(1, s.stolenSeconds/d.capacity), min(1, s.awaySeconds/d.capacity)
+	}
 }
 
 // later is the part of the wake-ups that were late by more than some seconds.
@@ -51,12 +59,12 @@ func (s stood) inEach(stalls, rate, requests float64) bool {
 func (s stood) overQuantile(q float64) bool { return s.away > (1-q)/2 }
 
 const (
-	witnessEvery = int64(1e6) // ns between two wake-ups on one CPU
-	witnessLate  = 1e-3       // s: later than a CPU with little to do ever lets anybody wait
+	wakeEvery = int64(1e6) // ns between two wake-ups on one CPU
+	wakeLate  = 1e-3       // s: later than a CPU with little to do ever lets anybody wait
 )
 
-// witness watches until the function that it returns is called.
-func witness(ctx context.Context) (end func() (stood, error)) {
+// wakeUps watches until the function that it returns is called.
+func wakeUps(ctx context.Context) (end func() (stood, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	collect := debug.SetGCPercent(-1) // a collection of garbage here must not look like the machine's
 	var mu sync.Mutex
@@ -79,7 +87,7 @@ func witness(ctx context.Context) (end func() (stood, error)) {
 		running.Wait()
 		debug.SetGCPercent(collect)
 		slices.Sort(seen.delays)
-		if seen.part = seen.later(witnessLate); seen.part > 0 {
+		if seen.part = seen.later(wakeLate); seen.part > 0 {
 			seen.longest = float64(seen.delays[len(seen.delays)-1]) / 1e9
 		}
 		return seen, failed
@@ -102,7 +110,7 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 	}
 	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // what was allowed a moment ago is again
 	// As in a probe, each wake-up that falls into a stall counts.
-	for at := pace.Now() + witnessEvery; ctx.Err() == nil; at += witnessEvery {
+	for at := pace.Now() + wakeEvery; ctx.Err() == nil; at += wakeEvery {
 		now, err := thread.Until(ctx, at)
 		if err != nil {
 			return delays, nil // the end came in a wait
