@@ -124,8 +124,8 @@ func stepTime() (float64, error) {
 	return (long - short) / (steps / 2), errors.Join(err1, err2)
 }
 
-// fastestStep is what a step takes, in seconds, where steps went fastest. The number of steps of a program follows from it: a step that something
-// slowed down would make programs too short for their samples to be weighed.
+// fastestStep is what a step takes, in seconds, where steps went fastest. The number of steps of a program follows from
+// it: a step that something slowed down would make programs too short for their samples to be weighed.
 func fastestStep() (step float64, err error) {
 	const steps = 2000
 	fastest := math.Inf(1)
@@ -205,7 +205,8 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 		ws = append(ws, bySamples.within(s.Lo-nothing, s.Hi-nothing).
 			unless(func(off float64, s stood) bool { return w.withheld || moved*w.runs+s.awaySeconds >= off/2 }))
 	} else {
-		ws = append(ws, missing(name+", time by samples", quantity.Seconds, how, "samples on this machine are no measure of time, or there are none"))
+		ws = append(ws, missing(name+", time by samples", quantity.Seconds, how,
+			"samples on this machine are no measure of time, or there are none"))
 	}
 	return append(ws, placed(name, w, how, zero)...), nil
 }
@@ -309,7 +310,8 @@ func seen(name string, w weighed, zero empty) (ws []Weight) {
 		if w.cycles {
 			allowed.Part = 0.8 // a CPU of a third of the clock rate that the sampler reckons with is none to be found wrong
 		}
-		x := known(fmt.Sprintf("%s, samples of process %d of 2, at least", name, i+1), quantity.Count, due, float64(n), allowed, planted)
+		x := known(fmt.Sprintf("%s, samples of process %d of 2, at least", name, i+1),
+			quantity.Count, due, float64(n), allowed, planted)
 		// A sampler that is held back takes up again at the next tick, and a ring that is full holds what came first:
 		// neither explains that there is no sample at all.
 		ws = append(ws, x.within(lo, hi).lower().only(func(float64, stood) bool { return w.withheld && n > 0 }))

@@ -104,7 +104,8 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	return b.report, b.report.excuse(broken)
 }
 
-// excuse is the error of sections that could not be weighed. A weight that is out of tolerance says more than that: then they are warnings.
+// excuse is the error of sections that could not be weighed. A weight that is out of tolerance says more than that:
+// then they are warnings.
 func (r *Report) excuse(broken []error) error {
 	if r.Failed == 0 {
 		return errors.Join(broken...)
@@ -310,7 +311,8 @@ func usage() (u used, err error) {
 	return u, nil
 }
 
-// disturbance is what others took since, by the kernel's counters: what there is where no witness looked. Who they were is not known.
+// disturbance is what others took since, by the kernel's counters: what there is where no witness looked. Who they were
+// is not known.
 func (u used) disturbance(since used) disturbance {
 	d := disturbance{witness: counters, capacity: max(0, u.capacity-since.capacity), stolen: max(0, u.stolen-since.stolen)}
 	d.foreign = max(0, u.busy-since.busy-(u.ours-since.ours)-d.stolen)

@@ -70,13 +70,13 @@ func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 const (
 	closestOf   = 20      // pairs of readings, of which the closest counts
 	closestMost = 100_000 // pairs, while none is close
-	// wholeWithin is the part of the time between two pairs that may lie between the readings of one: far less than the error that is to
-	// be found, so that a busy machine cannot widen the tolerance to where a wrong clock passes.
+	// wholeWithin is the part of the time between two pairs that may lie between the readings of one: far less than the
+	// error that is to be found, so that a busy machine cannot widen the tolerance to where a wrong clock passes.
 	wholeWithin = 10_000
 )
 
-// closest reads two clocks next to each other, and gives the pair in which least came between: scale is the middle of two readings of the first,
-// which lie apart by that much. It goes on while that is more than within.
+// closest reads two clocks next to each other, and gives the pair in which least came between: scale is the middle of
+// two readings of the first, which lie apart by that much. It goes on while that is more than within.
 func closest(scale, raw func() int64, within int64) (at, other, apart int64) {
 	apart = 1 << 62
 	for i := 0; i < closestOf || apart > within && i < closestMost; i++ {
@@ -104,8 +104,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 const enough = 10
 
 const (
-	// lagWindows is how many windows a pacer's rate is measured in. Quantiles are the medians of theirs: a burst of other work, or of
-	// the hypervisor's, spoils a window and not the figure.
+	// lagWindows is how many windows a pacer's rate is measured in. Quantiles are the medians of theirs: a burst of other
+	// work, or of the hypervisor's, spoils a window and not the figure.
 	lagWindows = 5
 	// lagPasses bounds how often a rate is measured until enough starts were undisturbed.
 	lagPasses = 5
@@ -115,8 +115,9 @@ const (
 	leastForP99 = 100 * enough
 )
 
-// pacer measures how late a schedule is met. The truth is the schedule: no lag. The starts that the witness saw touched, by the hypervisor or
-// by somebody who held a CPU, say nothing of the pacer: it is judged by the others where they are enough, whatever they read.
+// pacer measures how late a schedule is met. The truth is the schedule: no lag. The starts that the witness saw
+// touched, by the hypervisor or by somebody who held a CPU, say nothing of the pacer: it is judged by the others where
+// they are enough, whatever they read.
 func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	each := int(rate * b.length(2*time.Second, 300*time.Millisecond).Seconds())
 	windows := lagWindows
@@ -173,7 +174,7 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 		}
 		tooLate := pace.DefaultSpin + allowed
 		part, err := b.slept(ctx, rate, min(each*windows, leastForP99), tooLate)
-		note := fmt.Sprintf("of bare sleeps at this rate %.2g %% ended more than %v late", 100*part, tooLate)
+		note := fmt.Sprintf("of bare sleeps at this rate %.3g %% ended more than %v late", 100*part, tooLate)
 		if len(clear) < least {
 			note = fmt.Sprintf("only %d of %d starts were undisturbed; %s", len(clear), len(all), note)
 		}
@@ -190,12 +191,14 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 		}
 		ws = append(ws, w)
 	} else {
-		ws = append(ws, missing(name("p99"), quantity.Seconds, planted, fmt.Sprintf("%d starts are too few for a p99: leave out --quick", len(all))))
+		ws = append(ws, missing(name("p99"), quantity.Seconds, planted,
+			fmt.Sprintf("%d starts are too few for a p99: leave out --quick", len(all))))
 	}
 	return append(ws, told(name("max"), quantity.Seconds, longest, planted)), nil
 }
 
-// medianOfQuantiles is the median of the quantiles of as many windows as there are in all, of about each values or more, in their order.
+// medianOfQuantiles is the median of the quantiles of as many windows as there are in all, of about each values or
+// more, in their order.
 func medianOfQuantiles(values []float64, each int, q float64) float64 {
 	windows := max(1, len(values)/each)
 	var of []float64
@@ -221,8 +224,9 @@ func lagsOf(starts []start) []float64 {
 	return out
 }
 
-// undisturbed are the starts that no span touched, from when the pacer wakes to the start itself. A start that had to wait for the one before
-// it is touched if that one was: both belong to the backlog of the span. How late a start is plays no part.
+// undisturbed are the starts that no span touched, from when the pacer wakes to the start itself. A start that had to
+// wait for the one before it is touched if that one was: both belong to the backlog of the span. How late a start is
+// plays no part.
 func undisturbed(starts []start, spans []span) (clear []start) {
 	queued, last := false, int64(0)
 	for _, s := range starts {
@@ -235,8 +239,9 @@ func undisturbed(starts []start, spans []span) (clear []start) {
 	return clear
 }
 
-// slept is the part of n sleeps, each to the next of that many moments a second, that ended more than a time too late: what the machine
-// does to anybody who sleeps, without a pacer. It is the part of those that nothing touched, where they are enough.
+// slept is the part of n sleeps, each to the next of that many moments a second, that ended more than a time too late:
+// what the machine does to anybody who sleeps, without a pacer. It is the part of those that nothing touched, where
+// they are enough.
 func (b *bench) slept(ctx context.Context, rate float64, n int, tooLate time.Duration) (part float64, err error) {
 	var all []start
 	seen, err := watched(func() (err error) {

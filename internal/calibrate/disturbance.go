@@ -47,8 +47,8 @@ type disturbance struct {
 // owner says whether a process belongs to the calibration.
 type owner func(pid int, cgroup string) bool
 
-// ours says of a process whether it is this one or a planted one. A planted process that has ended before anybody asked for its control
-// group is known by its id.
+// ours says of a process whether it is this one or a planted one. A planted process that has ended before anybody asked
+// for its control group is known by its id.
 func (b *bench) ours(pid int, group string) bool {
 	if pid == os.Getpid() || b.children[pid] {
 		return true
@@ -100,7 +100,8 @@ func disturbanceOf(windows []observed, cpus int, ours owner) (d disturbance, ok 
 	return d, true
 }
 
-// foreign says of a task that held a CPU whether it was somebody else's. Threads of the kernel work for others, who may be the scale.
+// foreign says of a task that held a CPU whether it was somebody else's. Threads of the kernel work for others, who may
+// be the scale.
 func foreign(s ledger.Stall, ours owner) bool {
 	return s.Cause == ledger.Neighbour && !ours(s.PID, s.Cgroup) && !ledger.KernelThread(s.Comm)
 }
@@ -108,8 +109,8 @@ func foreign(s ledger.Stall, ours owner) bool {
 // span is a stretch of time, in ns by CLOCK_MONOTONIC.
 type span struct{ from, to int64 }
 
-// spansOf are the stretches in which some CPU stood still for at least some seconds, or a task of others held it: disjoint and in order.
-// False where that is not known: without a witness, or where it saw more than it keeps.
+// spansOf are the stretches in which some CPU stood still for at least some seconds, or a task of others held it:
+// disjoint and in order. False where that is not known: without a witness, or where it saw more than it keeps.
 func spansOf(n *ledger.Noise, ours owner, least float64) (spans []span, known bool) {
 	if n == nil || n.StallsOmitted > 0 || n.OccupiedMissed > 0 {
 		return nil, false

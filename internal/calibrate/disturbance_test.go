@@ -51,25 +51,30 @@ func TestDisturbanceOf(t *testing.T) {
 		{"a window without a witness", []observed{neighbourhood(), {seconds: 1}}, false, 0, 0, ""},
 		{"an idle machine", []observed{{&ledger.Noise{}, 1}}, true, 0, 0, ""},
 		{"the scale and the kernel's threads are no neighbours", []observed{{&ledger.Noise{Busiest: []ledger.Occupant{
-			{PID: 1, Comm: "tare", Seconds: 1}, {PID: 9, Cgroup: "/tare", Comm: "tare", Seconds: 1}, {PID: 8, Comm: "ksoftirqd/0", Seconds: 1},
+			{PID: 1, Comm: "tare", Seconds: 1}, {PID: 9, Cgroup: "/tare", Comm: "tare", Seconds: 1},
+			{PID: 8, Comm: "ksoftirqd/0", Seconds: 1},
 		}}, 1}}, true, 0, 0, ""},
 		{"the busiest three, over two windows", []observed{
 			{&ledger.Noise{StolenSeconds: 0.1, Busiest: []ledger.Occupant{
-				{PID: 5, Comm: "a", Seconds: 0.1}, {PID: 6, Comm: "b", Seconds: 0.2}, {PID: 7, Comm: "c", Seconds: 0.3}, {PID: 8, Comm: "d", Seconds: 0.4},
+				{PID: 5, Comm: "a", Seconds: 0.1}, {PID: 6, Comm: "b", Seconds: 0.2},
+				{PID: 7, Comm: "c", Seconds: 0.3}, {PID: 8, Comm: "d", Seconds: 0.4},
 			}}, 1},
 			{&ledger.Noise{StolenSeconds: 0.2, Busiest: []ledger.Occupant{{PID: 5, Comm: "a", Seconds: 0.5}}}, 1},
 		}, true, 0.3, 1.5, "a d c"},
 		{"one who was seen in no look but held a CPU", []observed{{&ledger.Noise{Occupied: []ledger.Stall{
 			held(5, "", 0.2), held(1, "", 0.5), held(9, "/tare", 0.5),
 		}}, 1}}, true, 0, 0.2, ""},
-		{"too little to be named", []observed{{&ledger.Noise{Busiest: []ledger.Occupant{{PID: 5, Comm: "a", Seconds: 0.005}}}, 1}}, true, 0, 0.005, ""},
+		{"too little to be named", []observed{
+			{&ledger.Noise{Busiest: []ledger.Occupant{{PID: 5, Comm: "a", Seconds: 0.005}}}, 1},
+		}, true, 0, 0.005, ""},
 	} {
 		d, ok := disturbanceOf(tt.windows, 2, ours)
 		var names []string
 		for _, c := range d.culprits {
 			names = append(names, c.Comm)
 		}
-		if ok != tt.ok || math.Abs(d.stolen-tt.stolen) > 1e-9 || math.Abs(d.foreign-tt.foreign) > 1e-9 || strings.Join(names, " ") != tt.culprits {
+		if ok != tt.ok || math.Abs(d.stolen-tt.stolen) > 1e-9 || math.Abs(d.foreign-tt.foreign) > 1e-9 ||
+			strings.Join(names, " ") != tt.culprits {
 			t.Errorf("%s: %+v, %v", tt.name, d, ok)
 		}
 	}
@@ -92,7 +97,8 @@ func TestDisturbanceByCounters(t *testing.T) {
 			t.Errorf("%+v: %+v", tt.after, d)
 		}
 		var s stood
-		if s.disturbedBy(d); math.Abs(s.awaySeconds-tt.stolen-tt.foreign) > 1e-9 || math.Abs(s.away*d.capacity-s.awaySeconds) > 1e-9 {
+		if s.disturbedBy(d); math.Abs(s.awaySeconds-tt.stolen-tt.foreign) > 1e-9 ||
+			math.Abs(s.away*d.capacity-s.awaySeconds) > 1e-9 {
 			t.Errorf("%+v: %+v", d, s)
 		}
 	}
@@ -107,8 +113,9 @@ func TestSpansOf(t *testing.T) {
 		return ledger.Stall{PID: pid, Comm: comm, From: from, To: to, Seconds: 1, Cause: ledger.Neighbour}
 	}
 	n := &ledger.Noise{
-		Stalls:   []ledger.Stall{stolen(10, 20, 1), stolen(40, 50, 1e-4), stolen(60, 70, 1)},
-		Occupied: []ledger.Stall{held(5, "x", 15, 30), held(1, "tare", 30, 60), held(6, "kworker/1:0", 30, 60), held(7, "y", 70, 75)},
+		Stalls: []ledger.Stall{stolen(10, 20, 1), stolen(40, 50, 1e-4), stolen(60, 70, 1)},
+		Occupied: []ledger.Stall{held(5, "x", 15, 30), held(1, "tare", 30, 60),
+			held(6, "kworker/1:0", 30, 60), held(7, "y", 70, 75)},
 	}
 	got, known := spansOf(n, ours, 1e-3)
 	if want := []span{{10, 30}, {60, 75}}; !known || !slices.Equal(got, want) {
@@ -170,7 +177,10 @@ func TestMedianOfQuantiles(t *testing.T) {
 		each   int
 		q      float64
 		want   float64
-	}{{values, 10, 0.5, 5}, {values, 10, 0.99, 9}, {values[:10], 100, 0.5, 5}, {values[:10], 10, 1, 9}, {[]float64{3}, 10, 0.99, 3}} {
+	}{
+		{values, 10, 0.5, 5}, {values, 10, 0.99, 9}, {values[:10], 100, 0.5, 5}, {values[:10], 10, 1, 9},
+		{[]float64{3}, 10, 0.99, 3},
+	} {
 		if got := medianOfQuantiles(c.values, c.each, c.q); got != c.want {
 			t.Errorf("quantile %g of %d by %d: %g, want %g", c.q, len(c.values), c.each, got, c.want)
 		}
@@ -235,7 +245,8 @@ func TestNotJudgedNamesCulprits(t *testing.T) {
 	b := newBench()
 	err := b.weigh(t.Context(), "cpu", "a test", func(context.Context) ([]Weight, error) {
 		b.observe(neighbourhood())
-		return []Weight{known("off", "s", 0, 1, Tolerance{Absolute: 0.5}, "").fragile(), known("right", "s", 0, 0, Tolerance{Absolute: 0.5}, "")}, nil
+		allowed := Tolerance{Absolute: 0.5}
+		return []Weight{known("off", "s", 0, 1, allowed, "").fragile(), known("right", "s", 0, 0, allowed, "")}, nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -293,13 +304,15 @@ func TestFaultsShowBesideANeighbour(t *testing.T) {
 	}
 }
 
-// droppedSamples is a program that ran in two groups, of which the sampler saw one, on a machine whose samples are no measure of time.
+// droppedSamples is a program that ran in two groups, of which the sampler saw one, on a machine whose samples are no
+// measure of time.
 func droppedSamples(withheld bool) weighed {
 	a, other := "/a", "/b"
 	seconds := 1.0
 	r := plantedResult{Times: 4901, Fastest: 50e-6, CPUSeconds: 0.25}
 	return weighed{
-		paths: []string{a, other}, results: []plantedResult{{Times: 14703, Fastest: 50e-6, CPUSeconds: 0.75}, r}, hz: 997, withheld: withheld,
+		paths: []string{a, other}, results: []plantedResult{{Times: 14703, Fastest: 50e-6, CPUSeconds: 0.75}, r},
+		hz: 997, withheld: withheld,
 		program: &ledger.Program{
 			RunSeconds: &seconds, Seen: []ledger.Seen{{Cgroup: &a, Context: ledger.Task, Samples: 700}},
 			Shares: []ledger.Share{{Cgroup: &a, Context: ledger.Task, Seconds: 1, Lo: 0.99, Hi: 1}},
@@ -309,7 +322,7 @@ func droppedSamples(withheld bool) weighed {
 
 // What can be had of a program that is as short as noise makes it still shows that nobody reads the samples of a CPU.
 func TestSeenOfShortPrograms(t *testing.T) {
-	for _, fastest := range []float64{50e-6, 25e-6, 13e-6} { // steps that seemed twice, and four times, as long as they are
+	for _, fastest := range []float64{50e-6, 25e-6, 13e-6} { // of steps that seemed two and four times as long
 		w := droppedSamples(false)
 		w.results[1].Fastest = fastest
 		ws := seen("program", w, empty{call: 1e-6})
@@ -335,7 +348,8 @@ func TestErrorsDoNotHideFailures(t *testing.T) {
 	if err != nil || tried != 2 || b.report.Failed != 1 || len(b.report.Warnings) != 1 {
 		t.Errorf("%v after %d tries: %+v", err, tried, b.report)
 	}
-	if err := b.report.excuse([]error{broken}); err != nil || fault.CodeOf(b.report.Verdict()) != fault.Exceeded || len(b.report.Warnings) != 2 {
+	if err := b.report.excuse([]error{broken}); err != nil || fault.CodeOf(b.report.Verdict()) != fault.Exceeded ||
+		len(b.report.Warnings) != 2 {
 		t.Errorf("%v: %+v", err, b.report)
 	}
 	if err := (&Report{}).excuse([]error{broken}); !errors.Is(err, broken) {

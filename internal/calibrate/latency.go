@@ -56,8 +56,8 @@ const (
 	warmup      = 200 * time.Millisecond
 )
 
-// serve runs a load on a server for the length of time. With stalls the load begins half-way between two of them, or with one of them if
-// it is no longer than that.
+// serve runs a load on a server for the length of time. With stalls the load begins half-way between two of them, or
+// with one of them if it is no longer than that.
 func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall, connections int, server ...string) (s served, err error) {
 	var ready apphttp.Ready
 	app, _, err := b.start(ctx, placement.Limits{Pin: 1}, &ready, append([]string{"app", "http", "--role"}, server...)...)
@@ -105,8 +105,8 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall,
 	return s, nil
 }
 
-// firstRequest is when a window of length d begins that is to begin at some time or later: in the middle of the gap before a stall, or, where
-// the window is no longer than a stall, with a stall.
+// firstRequest is when a window of length d begins that is to begin at some time or later: in the middle of the gap
+// before a stall, or, where the window is no longer than a stall, with a stall.
 func firstRequest(stall apphttp.Stall, from, atLeast int64, d time.Duration) int64 {
 	every := int64(stall.Every)
 	first := from + every
@@ -210,8 +210,9 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 // stalls have the server stand still. Every request that was due in a stall waited for its end, however few connections were there to send
 // it over: a clock that starts at the sending sees one request for each connection.
 //
-// What the machine does within a stall of the server changes nothing: what waits is answered at its end. Where the witness saw the machine
-// disturbed at the end of one, or for long in between, single stalls are weighed until it was not at the end of one.
+// What the machine does within a stall of the server changes nothing: what waits is answered at its end. Where the
+// witness saw the machine disturbed at the end of one, or for long in between, single stalls are weighed until it was
+// not at the end of one.
 func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, error) {
 	d := b.length(10*time.Second, 2*time.Second)
 	s, err := b.stalling(ctx, stall, d)
@@ -252,7 +253,8 @@ func (b *bench) stalling(ctx context.Context, stall apphttp.Stall, d time.Durati
 const (
 	stallConnections = 4
 	mostSingleStalls = 16
-	// leastSpoiling is how long a CPU must have been away to be found in the longest latency, in seconds: half of its tolerance.
+	// leastSpoiling is how long a CPU must have been away to be found in the longest latency, in seconds: half of its
+	// tolerance.
 	leastSpoiling = 0.5e-3
 	// beforeEnd is when the server begins to look out for the end of a stall.
 	beforeEnd = 2 * time.Millisecond
@@ -261,8 +263,8 @@ const (
 // singleStalls bounds the time that one length of stalls takes, one by one.
 func (b *bench) singleStalls() time.Duration { return b.length(30*time.Second, 8*time.Second) }
 
-// oneStall weighs one stall at a time, until the witness saw nothing at the end of one. It is false when that did not happen in n of them. What
-// a stall reads plays no part.
+// oneStall weighs one stall at a time, until the witness saw nothing at the end of one. It is false when that did not
+// happen in n of them. What a stall reads plays no part.
 func (b *bench) oneStall(ctx context.Context, stall apphttp.Stall) (s served, n int, found bool) {
 	for begin := time.Now(); n < mostSingleStalls && time.Since(begin) < b.singleStalls() && ctx.Err() == nil; {
 		n++
@@ -270,15 +272,17 @@ func (b *bench) oneStall(ctx context.Context, stall apphttp.Stall) (s served, n 
 		if err != nil {
 			continue // the first window stands for what can be wrong with all of them
 		}
-		if spans, known := spansOf(s.seen.noise, b.ours, leastSpoiling); known && !spoilt(spans, stall, s.from, s.begin, stall.For) {
+		spans, known := spansOf(s.seen.noise, b.ours, leastSpoiling)
+		if known && !spoilt(spans, stall, s.from, s.begin, stall.For) {
 			return s, n, true
 		}
 	}
 	return served{}, n, false
 }
 
-// spoilt says whether what happened to the machine changes latencies of requests that were due from begin on, for d: near the end of a stall of
-// the server, when those who waited are answered, or so long elsewhere that a request counts as slow for it.
+// spoilt says whether what happened to the machine changes latencies of requests that were due from begin on, for d:
+// near the end of a stall of the server, when those who waited are answered, or so long elsewhere that a request counts
+// as slow for it.
 func spoilt(spans []span, stall apphttp.Stall, from, begin int64, d time.Duration) bool {
 	half := int64(stall.For / 2)
 	catchUp := max(int64(time.Millisecond), int64(stall.For)/40)
@@ -315,19 +319,22 @@ func (b *bench) weighStalls(s served, stall apphttp.Stall, d time.Duration) ([]W
 	}
 	half := stall.For / 2
 	longest, slow := stallTruth(stall, s.from, s.begin, d, half)
-	planted := fmt.Sprintf("server that stands still for %v every %v, %d/s over %d connections; truth: the schedule of both",
+	planted := fmt.Sprintf(
+		"server that stands still for %v every %v, %d/s over %d connections; truth: the schedule of both",
 		stall.For, stall.Every, latencyRate, stallConnections)
 
 	// While the server catches up, those that waited are answered one after the other: some more are slow than were due in the first half.
 	allowed := Tolerance{Absolute: min(3, float64(slow)/3), Part: 0.05}
 	name := fmt.Sprintf("stalls of %v: ", stall.For)
-	count := known(fmt.Sprintf("%srequests slower than %v", name, half), quantity.Count, float64(slow), float64(latency.atLeast(half.Seconds())),
+	count := known(fmt.Sprintf("%srequests slower than %v", name, half), quantity.Count,
+		float64(slow), float64(latency.atLeast(half.Seconds())),
 		allowed, planted).unless(func(off float64, s stood) bool {
 		return s.asLong(half.Seconds()) || s.inEach(float64(d)/float64(stall.Every), latencyRate, off)
 	})
 	closed := float64(service.atLeast(half.Seconds()))
 	count.ClosedLoop = &closed
-	length := known(name+"longest latency", quantity.Seconds, longest, latency.longest(), Tolerance{Absolute: 1e-3, Part: 0.01}, planted).
+	length := known(name+"longest latency", quantity.Seconds, longest, latency.longest(),
+		Tolerance{Absolute: 1e-3, Part: 0.01}, planted).
 		unless(func(off float64, s stood) bool { return s.asLong(off) })
 	closedLongest := service.longest()
 	length.ClosedLoop = &closedLongest

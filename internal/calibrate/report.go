@@ -64,13 +64,15 @@ type Weight struct {
 	Stolen     float64  `json:"stolen"`            // part of the machine that the hypervisor took meanwhile
 	Stood      float64  `json:"stood,omitempty"`   // of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
 	Longest    float64  `json:"longest,omitempty"` // s: the longest of these waits
-	// Cause is who disturbed a weight that was not judged, and Culprits are the other tasks that took most CPU time meanwhile.
+	// Cause is who disturbed a weight that was not judged, and Culprits are the other tasks that took most CPU time
+	// meanwhile.
 	Cause    ledger.Cause `json:"cause,omitempty"`
 	Culprits []Culprit    `json:"culprits,omitempty"`
-	// Witness is what Others and Stolen were read from: steal-clock or steal-ticks, as in a ledger's noise, or proc-stat where no witness looked.
+	// Witness is what Others and Stolen were read from: steal-clock or steal-ticks, as in a ledger's noise, or proc-stat
+	// where no witness looked.
 	Witness string `json:"witness"`
-	// Undisturbed is by how many of the Of things that were planted a weight was judged: those that the witness saw untouched. Parts says
-	// what they are. Of is 0 for weights that are not chosen in that way.
+	// Undisturbed is by how many of the Of things that were planted a weight was judged: those that the witness saw
+	// untouched. Parts says what they are. Of is 0 for weights that are not chosen in that way.
 	Undisturbed int    `json:"undisturbed,omitempty"`
 	Of          int    `json:"of,omitempty"`
 	Parts       string `json:"parts,omitempty"` // starts, windows

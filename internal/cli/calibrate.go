@@ -217,14 +217,14 @@ func remark(x calibrate.Weight) string {
 
 // disturber says who used the machine while a weight was planted, and names the culprits.
 func disturber(x calibrate.Weight) string {
-	stolen := fmt.Sprintf("the hypervisor took %.2g %% of the CPU time", 100*x.Stolen)
+	stolen := fmt.Sprintf("the hypervisor took %.3g %% of the CPU time", 100*x.Stolen)
 	switch others := 100 * max(x.Others-x.Stolen, 0); {
 	case x.Cause == ledger.Hypervisor:
 		return stolen
 	case x.Stolen >= 0.005:
-		return fmt.Sprintf("other tasks took %.2g %% of the CPU time%s, and %s", others, culprits(x), stolen)
+		return fmt.Sprintf("other tasks took %.3g %% of the CPU time%s, and %s", others, culprits(x), stolen)
 	default:
-		return fmt.Sprintf("other tasks took %.2g %% of the CPU time%s", others, culprits(x))
+		return fmt.Sprintf("other tasks took %.3g %% of the CPU time%s", others, culprits(x))
 	}
 }
 
