@@ -181,6 +181,12 @@ const tries = 3
 // tolerance for no reason that is known is always tried again.
 const quickRetries = 8 * time.Second
 
+// quickRepeats is how long after its beginning a quick calibration still repeats anything because it was disturbed.
+const quickRepeats = 75 * time.Second
+
+// late says that there is no time to do again what was disturbed.
+func (b *bench) late() bool { return b.o.Quick && time.Since(b.began) > quickRepeats }
+
 // weigh plants and reads, and does so again while a sensitive weight is out of tolerance.
 func (b *bench) weigh(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) error {
 	b.o.Say(section, what)
@@ -205,7 +211,7 @@ func (b *bench) weigh(ctx context.Context, section, what string, plant func(cont
 		failed := slices.ContainsFunc(stands, func(w Weight) bool { return (w.sensitive || w.chancy) && w.Verdict == Fail })
 		disturbed := slices.ContainsFunc(stands, func(w Weight) bool { return w.Verdict == Disturbed })
 		took := time.Since(start)
-		late := b.o.Quick && b.retried+took > quickRetries
+		late := b.late() || b.o.Quick && b.retried+took > quickRetries
 		if len(all) == tries || !failed && (!disturbed || late) {
 			b.report.add(stands...)
 			return nil

@@ -152,7 +152,7 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 		if !known {
 			break
 		}
-		if clear = append(clear, lagsOf(undisturbed(starts, spans))...); len(clear) >= want {
+		if clear = append(clear, lagsOf(undisturbed(starts, spans))...); len(clear) >= want || b.late() {
 			break
 		}
 	}

@@ -18,7 +18,7 @@ import (
 // newBench is a calibration without control groups, for what is planted in a test.
 func newBench() *bench {
 	return &bench{
-		o: Options{Quick: true, Say: func(string, string) {}}, children: map[int]bool{},
+		o: Options{Quick: true, Say: func(string, string) {}}, children: map[int]bool{}, began: time.Now(),
 		report: &Report{Machine: Machine{CPUs: 2}},
 	}
 }
@@ -146,8 +146,9 @@ func TestUndisturbed(t *testing.T) {
 		{990 * us, 2010 * us},  // touched
 		{1500 * us, 2011 * us}, // touched: due in it
 		{2005 * us, 2012 * us}, // of the backlog
-		{2050 * us, 2080 * us}, // the pacer could not sleep until then: it woke for the backlog
-		{2150 * us, 2151 * us},
+		{2040 * us, 2090 * us}, // its thread was to wake in it
+		{2100 * us, 2101 * us}, // its thread was to wake before the one before it had come
+		{2170 * us, 2171 * us},
 		{3000 * us, 4500 * us}, // late, and nothing touched it
 		{3100 * us, 4501 * us}, // nor the one that waited for it
 		{5150 * us, 5151 * us}, // its thread was to wake in the second span
@@ -156,7 +157,7 @@ func TestUndisturbed(t *testing.T) {
 	for _, s := range undisturbed(starts, spans) {
 		due = append(due, s.due/us)
 	}
-	if want := []int64{500, 930, 2150, 3000, 3100}; !slices.Equal(due, want) {
+	if want := []int64{500, 930, 2170, 3000, 3100}; !slices.Equal(due, want) {
 		t.Errorf("undisturbed are those due at %v us, want %v", due, want)
 	}
 	if got := undisturbed(starts, nil); !slices.Equal(got, starts) {
@@ -382,5 +383,31 @@ func TestClosest(t *testing.T) {
 	calls = math.MinInt
 	if _, _, apart := closest(clock, raw, 100); apart < int64(time.Millisecond) {
 		t.Errorf("a clock that is never close: %d apart", apart)
+	}
+}
+
+// What was stolen in the runs of a program is not held against the count of their time, and what nobody knows of it is
+// not either.
+func TestRan(t *testing.T) {
+	seconds, runs := 1.2, uint64(10000) // of programs that took 100 us
+	program := func(stolen *ledger.Interval) *ledger.Program {
+		return &ledger.Program{RunSeconds: &seconds, RunCount: &runs, StolenSeconds: stolen}
+	}
+	for _, tt := range []struct {
+		name   string
+		stolen *ledger.Interval
+		want   Verdict
+	}{
+		{"no witness", nil, Fail},
+		{"all of it", &ledger.Interval{Value: 0.2, Lo: 0.19, Hi: 0.21}, Pass},
+		{"some of it", &ledger.Interval{Value: 0.1, Lo: 0.09, Hi: 0.11}, Fail},
+		{"nobody knows", &ledger.Interval{Value: 0.1, Lo: 0, Hi: 0.2}, Pass},
+		{"next to nothing, which is not taken out", &ledger.Interval{Value: 0.01, Lo: 0, Hi: 0.9}, Fail},
+	} {
+		allowed := Tolerance{Absolute: 30e-9, Part: 0.05}
+		w := known("run", "s", 100e-6, seconds/float64(runs), allowed, "").ran(program(tt.stolen))
+		if w.judge(stood{}); w.Verdict != tt.want {
+			t.Errorf("%s: %s, want %s: %g", tt.name, w.Verdict, tt.want, *w.Measured)
+		}
 	}
 }

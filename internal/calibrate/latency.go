@@ -225,7 +225,7 @@ func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, erro
 		one, n, found := b.oneStall(ctx, stall)
 		if windows = n; found {
 			s, d, err = one, stall.For, nil
-		} else {
+		} else if n > 0 {
 			note = fmt.Sprintf("at the end of none of %d stalls was the machine undisturbed", n)
 		}
 	}
@@ -266,7 +266,8 @@ func (b *bench) singleStalls() time.Duration { return b.length(30*time.Second, 8
 // oneStall weighs one stall at a time, until the witness saw nothing at the end of one. It is false when that did not
 // happen in n of them. What a stall reads plays no part.
 func (b *bench) oneStall(ctx context.Context, stall apphttp.Stall) (s served, n int, found bool) {
-	for begin := time.Now(); n < mostSingleStalls && time.Since(begin) < b.singleStalls() && ctx.Err() == nil; {
+	begin := time.Now()
+	for n < mostSingleStalls && time.Since(begin) < b.singleStalls() && !b.late() && ctx.Err() == nil {
 		n++
 		s, err := b.stalling(ctx, stall, stall.For)
 		if err != nil {
