@@ -326,7 +326,7 @@ func TestBody(t *testing.T) {
 
 // Sleeps on a machine that runs end late, but not for long; all of them end later than before they began.
 func TestSleeps(t *testing.T) {
-	all, err := sleeps(t.Context(), 2000, 50)
+	all, _, err := sleeps(t.Context(), 2000, 50)
 	if err != nil || len(all) != 50 {
 		t.Fatalf("%d sleeps, %v", len(all), err)
 	}
@@ -340,7 +340,7 @@ func TestSleeps(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := sleeps(ctx, 1000, 50); err == nil {
+	if _, _, err := sleeps(ctx, 1000, 50); err == nil {
 		t.Error("it goes on when it is to end")
 	}
 }

@@ -139,8 +139,9 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	var all, clear []float64
 	for range lagPasses {
 		var starts []start
+		var cpu int
 		seen, err := watched(func() (err error) {
-			starts, err = b.lags(ctx, rate, each*windows)
+			starts, cpu, err = b.lags(ctx, rate, each*windows)
 			return err
 		})
 		if err != nil {
@@ -148,7 +149,7 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 		}
 		b.observe(seen)
 		all = append(all, lagsOf(starts)...)
-		spans, known := spansOf(seen.noise, b.ours, 0)
+		spans, known := spansOf(seen.noise, b.ours, cpu, 0)
 		if !known {
 			break
 		}
@@ -244,14 +245,15 @@ func undisturbed(starts []start, spans []span) (clear []start) {
 // they are enough.
 func (b *bench) slept(ctx context.Context, rate float64, n int, tooLate time.Duration) (part float64, err error) {
 	var all []start
+	var cpu int
 	seen, err := watched(func() (err error) {
-		all, err = sleeps(ctx, rate, n)
+		all, cpu, err = sleeps(ctx, rate, n)
 		return err
 	})
 	if err != nil {
 		return 0, err
 	}
-	if spans, known := spansOf(seen.noise, b.ours, 0); known {
+	if spans, known := spansOf(seen.noise, b.ours, cpu, 0); known {
 		if clear := undisturbed(all, spans); len(clear) >= leastForP50 {
 			all = clear
 		}
@@ -270,14 +272,19 @@ func lateBy(starts []start, tooLate time.Duration) float64 {
 	return float64(late) / float64(len(starts))
 }
 
-// sleeps sleeps n times, each time to the next of that many moments a second.
-func sleeps(ctx context.Context, rate float64, n int) ([]start, error) {
+// sleeps sleeps n times on one CPU, each time to the next of that many moments a second.
+func sleeps(ctx context.Context, rate float64, n int) (out []start, cpu int, err error) {
 	thread, err := pace.LockThread(0) // for its timer slack
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer thread.Close()
-	out := make([]start, n)
+	cpu, release, err := pinAnywhere()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer release()
+	out = make([]start, n)
 	begin := pace.Now()
 	for i := range out {
 		at := begin + int64(float64(i+1)*1e9/rate)
@@ -286,14 +293,14 @@ func sleeps(ctx context.Context, rate float64, n int) ([]start, error) {
 			err = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil)
 		}
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return nil, 0, context.Cause(ctx)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("sleeping: %w", err)
+			return nil, 0, fmt.Errorf("sleeping: %w", err)
 		}
 		out[i] = start{at, pace.Now()}
 	}
-	return out, nil
+	return out, cpu, nil
 }
 
 // missed is the part of the time in which a loop that reads the clock again and again does not get to it for more than 10 us: its CPU does something
@@ -312,22 +319,28 @@ func missed(d time.Duration) (part float64) {
 	return float64(away) / float64(last-begin)
 }
 
-// lags keeps a schedule of n starts and says when each was due, and came.
-func (b *bench) lags(ctx context.Context, rate float64, n int) ([]start, error) {
+// lags keeps a schedule of n starts on one CPU, and says when each was due, and came. Elsewhere others can do what they
+// like.
+func (b *bench) lags(ctx context.Context, rate float64, n int) (out []start, cpu int, err error) {
 	thread, err := pace.LockThread(pace.DefaultSpin)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer thread.Close()
-	out := make([]start, n)
+	cpu, release, err := pinAnywhere()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer release()
+	out = make([]start, n)
 	s := pace.NewSchedule(pace.Now()+int64(10*time.Millisecond), rate, pace.Constant, 0, 0, 1)
 	for i := range out {
 		at, err := thread.Until(ctx, s.Peek())
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		out[i] = start{s.Peek(), at}
 		s.Advance()
 	}
-	return out, nil
+	return out, cpu, nil
 }

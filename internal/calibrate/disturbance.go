@@ -109,20 +109,25 @@ func foreign(s ledger.Stall, ours owner) bool {
 // span is a stretch of time, in ns by CLOCK_MONOTONIC.
 type span struct{ from, to int64 }
 
-// spansOf are the stretches in which some CPU stood still for at least some seconds, or a task of others held it:
-// disjoint and in order. False where that is not known: without a witness, or where it saw more than it keeps.
-func spansOf(n *ledger.Noise, ours owner, least float64) (spans []span, known bool) {
+// anyCPU stands for all of them.
+const anyCPU = -1
+
+// spansOf are the stretches in which a CPU (any of them: anyCPU) stood still for at least some seconds, or a task of
+// others held it: disjoint and in order. False where that is not known: without a witness, or where it saw more than it
+// keeps.
+func spansOf(n *ledger.Noise, ours owner, cpu int, least float64) (spans []span, known bool) {
 	if n == nil || n.StallsOmitted > 0 || n.OccupiedMissed > 0 {
 		return nil, false
 	}
+	on := func(s ledger.Stall) bool { return cpu == anyCPU || s.CPU == cpu }
 	var all []span
 	for _, s := range n.Stalls {
-		if s.Cause == ledger.Hypervisor && s.Seconds >= least {
+		if s.Cause == ledger.Hypervisor && s.Seconds >= least && on(s) {
 			all = append(all, span{s.From, s.To})
 		}
 	}
 	for _, s := range n.Occupied {
-		if foreign(s, ours) && s.Seconds >= least {
+		if foreign(s, ours) && s.Seconds >= least && on(s) {
 			all = append(all, span{s.From, s.To})
 		}
 	}

@@ -117,9 +117,13 @@ func TestSpansOf(t *testing.T) {
 		Occupied: []ledger.Stall{held(5, "x", 15, 30), held(1, "tare", 30, 60),
 			held(6, "kworker/1:0", 30, 60), held(7, "y", 70, 75)},
 	}
-	got, known := spansOf(n, ours, 1e-3)
+	got, known := spansOf(n, ours, anyCPU, 1e-3)
 	if want := []span{{10, 30}, {60, 75}}; !known || !slices.Equal(got, want) {
 		t.Errorf("%v, %v, want %v", got, known, want)
+	}
+	n.Stalls[0].CPU, n.Occupied[3].CPU = 1, 1
+	if on, _ := spansOf(n, ours, 1, 1e-3); !slices.Equal(on, []span{{10, 20}, {70, 75}}) {
+		t.Errorf("on CPU 1: %v", on)
 	}
 	for _, c := range []struct {
 		from, to int64
@@ -130,7 +134,7 @@ func TestSpansOf(t *testing.T) {
 		}
 	}
 	for _, n := range []*ledger.Noise{nil, {StallsOmitted: 1}, {OccupiedMissed: 1}} {
-		if spans, known := spansOf(n, ours, 0); known || spans != nil {
+		if spans, known := spansOf(n, ours, anyCPU, 0); known || spans != nil {
 			t.Errorf("%+v: %v is taken for all there is", n, spans)
 		}
 	}

@@ -221,7 +221,8 @@ func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, erro
 		return nil, err
 	}
 	windows, note := 0, ""
-	if spans, known := spansOf(s.seen.noise, b.ours, leastSpoiling); known && spoilt(spans, stall, s.from, s.begin, d) {
+	spans, known := spansOf(s.seen.noise, b.ours, anyCPU, leastSpoiling)
+	if known && spoilt(spans, stall, s.from, s.begin, d) {
 		one, n, found := b.oneStall(ctx, stall)
 		if windows = n; found {
 			s, d, err = one, stall.For, nil
@@ -273,7 +274,7 @@ func (b *bench) oneStall(ctx context.Context, stall apphttp.Stall) (s served, n 
 		if err != nil {
 			continue // the first window stands for what can be wrong with all of them
 		}
-		spans, known := spansOf(s.seen.noise, b.ours, leastSpoiling)
+		spans, known := spansOf(s.seen.noise, b.ours, anyCPU, leastSpoiling)
 		if known && !spoilt(spans, stall, s.from, s.begin, stall.For) {
 			return s, n, true
 		}

@@ -100,15 +100,14 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 		return nil, err
 	}
 	defer thread.Close()
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	release, err := pinThread(cpu)
+	if err != nil {
+		return nil, err
 	}
-	one.Set(cpu)
-	if unix.SchedSetaffinity(0, &one) != nil {
+	if release == nil {
 		return nil, nil // a CPU that we may not use is not ours to watch
 	}
-	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // what was allowed a moment ago is again
+	defer release()
 	// As in a probe, each wake-up that falls into a stall counts.
 	for at := pace.Now() + wakeEvery; ctx.Err() == nil; at += wakeEvery {
 		now, err := thread.Until(ctx, at)
@@ -118,4 +117,33 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 		delays = append(delays, now-at)
 	}
 	return delays, nil
+}
+
+// pinThread keeps the thread of the caller, who has locked it, on one CPU until it is released. It gives nil where this
+// process may not use the CPU.
+func pinThread(cpu int) (release func(), err error) {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	}
+	one.Set(cpu)
+	if unix.SchedSetaffinity(0, &one) != nil {
+		return nil, nil
+	}
+	return func() { _ = unix.SchedSetaffinity(0, &all) }, nil // what was allowed a moment ago is again
+}
+
+// pinAnywhere is pinThread on the last CPU that this process may use, which it returns.
+func pinAnywhere() (cpu int, release func(), err error) {
+	var all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return 0, nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	}
+	for cpu = len(all)*64 - 1; cpu > 0 && !all.IsSet(cpu); cpu-- {
+	}
+	release, err = pinThread(cpu)
+	if err == nil && release == nil {
+		err = fmt.Errorf("keeping a thread on CPU %d: it is not allowed to", cpu)
+	}
+	return cpu, release, err
 }
