@@ -3,6 +3,7 @@ package calibrate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	apphttp "tare/internal/app/http"
+	"tare/internal/experiment"
 	"tare/internal/fault"
 	"tare/internal/ledger"
 )
@@ -412,6 +414,16 @@ func TestRan(t *testing.T) {
 		w := known("run", "s", 100e-6, seconds/float64(runs), allowed, "").ran(program(tt.stolen))
 		if w.judge(stood{}); w.Verdict != tt.want {
 			t.Errorf("%s: %s, want %s: %g", tt.name, w.Verdict, tt.want, *w.Measured)
+		}
+	}
+}
+
+// The spec of the noise section is one, with and without time to run trials again.
+func TestNoiseSpec(t *testing.T) {
+	for percent, want := range map[int]float64{0: 0, 50: 0.5} {
+		text := fmt.Appendf(nil, noiseSpec, 6, 400*time.Millisecond, percent)
+		if s, err := experiment.Parse("noise.yaml", text, nil); err != nil || s.Repeat != want {
+			t.Errorf("%d %%: %+v, %v", percent, s, err)
 		}
 	}
 }
