@@ -55,14 +55,16 @@ func ParseFault(s string) (Fault, error) {
 
 // bench is a calibration under way: what all sections use. The scale itself is behind its methods, which is where a fault is built in.
 type bench struct {
-	o       Options
-	layout  *cgroup.Layout
-	tree    *placement.Tree
-	began   time.Time
-	epoch   int64 // ns by pace.Now
-	groups  int
-	retried time.Duration // spent on trying again
-	report  *Report
+	o        Options
+	layout   *cgroup.Layout
+	tree     *placement.Tree
+	began    time.Time
+	epoch    int64 // ns by pace.Now
+	groups   int
+	retried  time.Duration // spent on trying again
+	seen     []observed    // while the present weight was planted
+	children map[int]bool  // ids of all processes that were ever planted
+	report   *Report
 }
 
 // Run weighs. The report is complete when the error is nil; whether the scale is in tolerance is for the reader (Verdict).
@@ -70,7 +72,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	b := &bench{o: o, began: time.Now(), epoch: pace.Now()}
+	b := &bench{o: o, began: time.Now(), epoch: pace.Now(), children: map[int]bool{}}
 	if b.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return nil, err
 	}
@@ -86,6 +88,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	sections := map[string]func(context.Context) error{
 		"clock": b.clock, "latency": b.latency, "bpf": b.bpf, "maps": b.maps, "cpu": b.cpu, "memory": b.memory, "noise": b.noise,
 	}
+	var broken []error
 	for _, name := range Sections {
 		if len(o.Only) > 0 && !slices.Contains(o.Only, name) {
 			continue
@@ -94,11 +97,23 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			return nil, fmt.Errorf("calibrating %s: %w", name, err)
+			broken = append(broken, fmt.Errorf("calibrating %s: %w", name, err))
 		}
 	}
 	b.report.Seconds = time.Since(b.began).Seconds()
-	return b.report, nil
+	return b.report, b.report.excuse(broken)
+}
+
+// excuse is the error of sections that could not be weighed. A weight that is out of tolerance says more than that:
+// then they are warnings.
+func (r *Report) excuse(broken []error) error {
+	if r.Failed == 0 {
+		return errors.Join(broken...)
+	}
+	for _, err := range broken {
+		r.Warnings = append(r.Warnings, err.Error())
+	}
+	return nil
 }
 
 func (o *Options) check() error {
@@ -166,6 +181,12 @@ const tries = 3
 // tolerance for no reason that is known is always tried again.
 const quickRetries = 8 * time.Second
 
+// quickRepeats is how long after its beginning a quick calibration still repeats anything because it was disturbed.
+const quickRepeats = 75 * time.Second
+
+// late says that there is no time to do again what was disturbed.
+func (b *bench) late() bool { return b.o.Quick && time.Since(b.began) > quickRepeats }
+
 // weigh plants and reads, and does so again while a sensitive weight is out of tolerance.
 func (b *bench) weigh(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) error {
 	b.o.Say(section, what)
@@ -173,15 +194,24 @@ func (b *bench) weigh(ctx context.Context, section, what string, plant func(cont
 	for {
 		start := time.Now()
 		ws, err := b.try(ctx, section, what, plant)
-		if err != nil {
+		switch {
+		case err != nil && (len(all) == 0 || ctx.Err() != nil):
 			return err
+		case err != nil: // what was weighed before it stands
+			b.report.Warnings = append(b.report.Warnings, fmt.Sprintf("%s was not weighed again: %v", section, err))
+			b.report.add(best(all)...)
+			return nil
 		}
 		all = append(all, ws)
 		stands := best(all)
+		if slices.ContainsFunc(stands, func(w Weight) bool { return w.certain() }) {
+			b.report.add(stands...)
+			return nil
+		}
 		failed := slices.ContainsFunc(stands, func(w Weight) bool { return (w.sensitive || w.chancy) && w.Verdict == Fail })
 		disturbed := slices.ContainsFunc(stands, func(w Weight) bool { return w.Verdict == Disturbed })
 		took := time.Since(start)
-		late := b.o.Quick && b.retried+took > quickRetries
+		late := b.late() || b.o.Quick && b.retried+took > quickRetries
 		if len(all) == tries || !failed && (!disturbed || late) {
 			b.report.add(stands...)
 			return nil
@@ -198,8 +228,9 @@ func (b *bench) try(ctx context.Context, section, what string, plant func(contex
 	}
 	ended := func() (stood, error) { return stood{}, nil }
 	if section == "latency" {
-		ended = witness(ctx)
+		ended = wakeUps(ctx)
 	}
+	b.seen = nil
 	ws, err := plant(ctx)
 	s, seen := ended()
 	if err = errors.Join(err, seen); err != nil {
@@ -213,13 +244,18 @@ func (b *bench) try(ctx context.Context, section, what string, plant func(contex
 	if err != nil {
 		return nil, err
 	}
-	s.stolen, s.stolenSeconds = after.taken(before), max(0, after.stolen-before.stolen)
-	s.away = max(after.others(before), s.stolen)
-	s.awaySeconds = s.away * (after.capacity - before.capacity)
+	d, ok := disturbanceOf(b.seen, b.report.Machine.CPUs, b.ours)
+	if !ok {
+		d = after.disturbance(before)
+	}
+	s.disturbedBy(d)
 	for i := range ws {
 		w := &ws[i]
-		w.Section, w.Others, w.Stolen, w.Stood, w.Longest = section, after.others(before), s.stolen, s.part, s.longest
+		w.Section, w.Witness, w.Others, w.Stolen, w.Stood, w.Longest = section, d.witness, s.away, s.stolen, s.part, s.longest
 		w.judge(s)
+		if w.Verdict == Disturbed {
+			w.Culprits = d.culprits
+		}
 	}
 	return ws, nil
 }
@@ -281,20 +317,12 @@ func usage() (u used, err error) {
 	return u, nil
 }
 
-// others is the part of the machine that others used since.
-func (u used) others(since used) float64 {
-	if u.capacity <= since.capacity {
-		return 0
-	}
-	return max(0, (u.busy-since.busy-(u.ours-since.ours))/(u.capacity-since.capacity))
-}
-
-// taken is the part of the machine that the hypervisor took since.
-func (u used) taken(since used) float64 {
-	if u.capacity <= since.capacity {
-		return 0
-	}
-	return max(0, (u.stolen-since.stolen)/(u.capacity-since.capacity))
+// disturbance is what others took since, by the kernel's counters: what there is where no witness looked. Who they were
+// is not known.
+func (u used) disturbance(since used) disturbance {
+	d := disturbance{witness: counters, capacity: max(0, u.capacity-since.capacity), stolen: max(0, u.stolen-since.stolen)}
+	d.foreign = max(0, u.busy-since.busy-(u.ours-since.ours)-d.stolen)
+	return d
 }
 
 // now is the scale's clock, in ns.
@@ -343,6 +371,7 @@ func (b *bench) ledgerOf(ctx context.Context, hz int, do func() error) (l *ledge
 	if err = errors.Join(done, err); err != nil {
 		return nil, err
 	}
+	b.observe(observed{l.Noise, l.Window.Seconds})
 	b.report.Machine.Sampler = l.Host.Sampler
 	if b.o.Fault == MapsTwice {
 		l.Maps = oncePerProgram(l.Maps)

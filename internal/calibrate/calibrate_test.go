@@ -190,7 +190,9 @@ func TestSeen(t *testing.T) {
 		{"twice as many", 480, false, Pass},
 		{"half", 125, false, Pass},
 		{"none", 0, false, Fail},
-		{"none, for the kernel held them back", 0, true, Disturbed},
+		{"few, for the kernel held them back", 60, true, Disturbed},
+		{"few", 60, false, Fail},
+		{"none, and the kernel held others back", 0, true, Fail},
 	} {
 		r := plantedResult{Times: 4901, Fastest: 50e-6}
 		w := weighed{paths: []string{group, other}, results: []plantedResult{r, r}, hz: 997, withheld: tt.withheld, program: &ledger.Program{
@@ -213,25 +215,6 @@ func TestSeen(t *testing.T) {
 				t.Errorf("%s: weighed by %g samples", tt.name, *ws[0].True)
 			}
 		}
-	}
-}
-
-func TestOthers(t *testing.T) {
-	before := used{busy: 100, capacity: 1000, ours: 10}
-	for _, tt := range []struct {
-		after used
-		want  float64
-	}{
-		{used{busy: 110, capacity: 1020, ours: 15}, 0.25},
-		{used{busy: 104, capacity: 1020, ours: 15}, 0}, // by the grain of the counters
-		{before, 0},
-	} {
-		if got := tt.after.others(before); math.Abs(got-tt.want) > 1e-9 {
-			t.Errorf("others used %g, want %g", got, tt.want)
-		}
-	}
-	if got := (used{capacity: 1020, stolen: 6}).taken(used{capacity: 1000, stolen: 1}); math.Abs(got-0.25) > 1e-9 {
-		t.Errorf("the hypervisor took %g, want 0.25", got)
 	}
 }
 
@@ -342,18 +325,22 @@ func TestBody(t *testing.T) {
 }
 
 // Sleeps on a machine that runs end late, but not for long; all of them end later than before they began.
-func TestSlept(t *testing.T) {
+func TestSleeps(t *testing.T) {
+	all, _, err := sleeps(t.Context(), 2000, 50)
+	if err != nil || len(all) != 50 {
+		t.Fatalf("%d sleeps, %v", len(all), err)
+	}
 	for _, c := range []struct {
 		tooLate  time.Duration
 		from, to float64
 	}{{-time.Second, 1, 1}, {time.Minute, 0, 0}} {
-		if part, err := slept(t.Context(), 2000, 50, c.tooLate); err != nil || part < c.from || part > c.to {
-			t.Errorf("later than %v: %g, %v", c.tooLate, part, err)
+		if part := lateBy(all, c.tooLate); part < c.from || part > c.to {
+			t.Errorf("later than %v: %g", c.tooLate, part)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := slept(ctx, 1000, 50, 0); err == nil {
+	if _, _, err := sleeps(ctx, 1000, 50); err == nil {
 		t.Error("it goes on when it is to end")
 	}
 }
@@ -374,7 +361,7 @@ func TestStood(t *testing.T) {
 	if got := (stood{}).later(0); got != 0 {
 		t.Errorf("of none %g are late", got)
 	}
-	end := witness(t.Context())
+	end := wakeUps(t.Context())
 	time.Sleep(30 * time.Millisecond)
 	if s, err := end(); err != nil || len(s.delays) == 0 || s.later(-1) != 1 {
 		t.Errorf("%d waits were seen, %v", len(s.delays), err)

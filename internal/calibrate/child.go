@@ -52,6 +52,7 @@ func (b *bench) start(ctx context.Context, limits placement.Limits, ready any, a
 		cancel()
 		return nil, nil, fmt.Errorf("starting %s: %w", c.name, err)
 	}
+	b.children[c.cmd.Process.Pid] = true
 	if err := c.expect(role.Ready, ready); err != nil {
 		return nil, nil, errors.Join(err, c.stop())
 	}

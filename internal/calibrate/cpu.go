@@ -80,7 +80,7 @@ func (b *bench) burnShare(ctx context.Context, share float64) ([]Weight, error) 
 	// 1 ms: what the process does for the protocol at the edges of its own count.
 	w := known(name, quantity.Seconds, results[0].CPUSeconds, *g.CPUSeconds, Tolerance{Absolute: 1e-3, Part: 0.01}, planted)
 	// What is stolen just before or after the process's own count is in one of the two.
-	return []Weight{w.only(func(off float64, s stood) bool { return s.stolenSeconds >= off })}, nil
+	return []Weight{w.estimated().only(func(off float64, s stood) bool { return s.stolenSeconds >= off })}, nil
 }
 
 func (b *bench) budget(ctx context.Context) ([]Weight, error) {

@@ -24,6 +24,7 @@ question: What separates two things that are the same?
 blocks: %d
 warmup: 200ms
 duration: %s
+repeat: %d%%
 applications:
   server: {kind: http, limits: {pin: 1}}
 loads:
@@ -36,8 +37,12 @@ func (b *bench) noise(ctx context.Context) error {
 	if b.o.Quick {
 		blocks, d = 6, 400*time.Millisecond
 	}
+	repeat := 50 // % of the plan's time: what a spec has that says nothing
+	if b.late() {
+		repeat = 0
+	}
 	return b.weigh(ctx, "noise", fmt.Sprintf("the baseline against itself, %d blocks", blocks), func(ctx context.Context) (ws []Weight, err error) {
-		s, err := experiment.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d), nil)
+		s, err := experiment.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d, repeat), nil)
 		if err != nil {
 			return nil, err
 		}

@@ -64,8 +64,18 @@ type Weight struct {
 	Stolen     float64  `json:"stolen"`            // part of the machine that the hypervisor took meanwhile
 	Stood      float64  `json:"stood,omitempty"`   // of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
 	Longest    float64  `json:"longest,omitempty"` // s: the longest of these waits
-	// Cause is who disturbed a weight that was not judged.
-	Cause ledger.Cause `json:"cause,omitempty"`
+	// Cause is who disturbed a weight that was not judged, and Culprits are the other tasks that took most CPU time
+	// meanwhile.
+	Cause    ledger.Cause `json:"cause,omitempty"`
+	Culprits []Culprit    `json:"culprits,omitempty"`
+	// Witness is what Others and Stolen were read from: steal-clock or steal-ticks, as in a ledger's noise, or proc-stat
+	// where no witness looked.
+	Witness string `json:"witness"`
+	// Undisturbed is by how many of the Of things that were planted a weight was judged: those that the witness saw
+	// untouched. Parts says what they are. Of is 0 for weights that are not chosen in that way.
+	Undisturbed int    `json:"undisturbed,omitempty"`
+	Of          int    `json:"of,omitempty"`
+	Parts       string `json:"parts,omitempty"` // starts, windows
 
 	sensitive bool // to what else the machine does
 	chancy    bool // an estimate, which chance alone puts out of tolerance now and then: it must be so in most tries
@@ -175,7 +185,17 @@ func missing(name, unit, planted, why string) Weight {
 
 func (w Weight) within(lo, hi float64) Weight { w.Lo, w.Hi = &lo, &hi; return w }
 func (w Weight) noted(note string) Weight     { w.Note = note; return w }
-func (w Weight) fragile() Weight              { w.sensitive = true; return w }
+
+// by is for a weight that was judged by undisturbed parts of what was planted.
+func (w Weight) by(undisturbed, of int, parts string) Weight {
+	w.Undisturbed, w.Of, w.Parts = undisturbed, of, parts
+	return w
+}
+
+// certain is a failure that neither noise nor chance can be the reason of: no other try changes it.
+func (w Weight) certain() bool { return w.Verdict == Fail && !w.sensitive && !w.chancy }
+
+func (w Weight) fragile() Weight { w.sensitive = true; return w }
 
 // estimated is for a reading that chance can put out of tolerance, and that nothing but what only names excuses.
 func (w Weight) estimated() Weight { w.chancy = true; return w }

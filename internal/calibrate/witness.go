@@ -20,10 +20,18 @@ type stood struct {
 	longest float64 // s
 	delays  []int64 // of all wake-ups, ns, in order of size
 
-	// away is the part of the machine that others had meanwhile, the hypervisor among them, by /proc/stat; stolen
-	// is the hypervisor's, and stolenSeconds the same over all CPUs.
+	// away is the part of the machine that others had meanwhile, the hypervisor among them; stolen is the
+	// hypervisor's, and stolenSeconds the same over all CPUs. A disturbance says so, and these threads do not.
 	away, stolen, stolenSeconds float64
 	awaySeconds                 float64
+}
+
+// disturbedBy fills in what others took.
+func (s *stood) disturbedBy(d disturbance) {
+	s.stolenSeconds, s.awaySeconds = d.stolen, d.stolen+d.foreign
+	if d.capacity > 0 {
+		s.stolen, s.away = min(1, s.stolenSeconds/d.capacity), min(1, s.awaySeconds/d.capacity)
+	}
 }
 
 // later is the part of the wake-ups that were late by more than some seconds.
@@ -51,12 +59,12 @@ func (s stood) inEach(stalls, rate, requests float64) bool {
 func (s stood) overQuantile(q float64) bool { return s.away > (1-q)/2 }
 
 const (
-	witnessEvery = int64(1e6) // ns between two wake-ups on one CPU
-	witnessLate  = 1e-3       // s: later than a CPU with little to do ever lets anybody wait
+	wakeEvery = int64(1e6) // ns between two wake-ups on one CPU
+	wakeLate  = 1e-3       // s: later than a CPU with little to do ever lets anybody wait
 )
 
-// witness watches until the function that it returns is called.
-func witness(ctx context.Context) (end func() (stood, error)) {
+// wakeUps watches until the function that it returns is called.
+func wakeUps(ctx context.Context) (end func() (stood, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	collect := debug.SetGCPercent(-1) // a collection of garbage here must not look like the machine's
 	var mu sync.Mutex
@@ -79,7 +87,7 @@ func witness(ctx context.Context) (end func() (stood, error)) {
 		running.Wait()
 		debug.SetGCPercent(collect)
 		slices.Sort(seen.delays)
-		if seen.part = seen.later(witnessLate); seen.part > 0 {
+		if seen.part = seen.later(wakeLate); seen.part > 0 {
 			seen.longest = float64(seen.delays[len(seen.delays)-1]) / 1e9
 		}
 		return seen, failed
@@ -92,17 +100,16 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 		return nil, err
 	}
 	defer thread.Close()
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	release, err := pinThread(cpu)
+	if err != nil {
+		return nil, err
 	}
-	one.Set(cpu)
-	if unix.SchedSetaffinity(0, &one) != nil {
+	if release == nil {
 		return nil, nil // a CPU that we may not use is not ours to watch
 	}
-	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // what was allowed a moment ago is again
+	defer release()
 	// As in a probe, each wake-up that falls into a stall counts.
-	for at := pace.Now() + witnessEvery; ctx.Err() == nil; at += witnessEvery {
+	for at := pace.Now() + wakeEvery; ctx.Err() == nil; at += wakeEvery {
 		now, err := thread.Until(ctx, at)
 		if err != nil {
 			return delays, nil // the end came in a wait
@@ -110,4 +117,33 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 		delays = append(delays, now-at)
 	}
 	return delays, nil
+}
+
+// pinThread keeps the thread of the caller, who has locked it, on one CPU until it is released. It gives nil where this
+// process may not use the CPU.
+func pinThread(cpu int) (release func(), err error) {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	}
+	one.Set(cpu)
+	if unix.SchedSetaffinity(0, &one) != nil {
+		return nil, nil
+	}
+	return func() { _ = unix.SchedSetaffinity(0, &all) }, nil // what was allowed a moment ago is again
+}
+
+// pinAnywhere is pinThread on the last CPU that this process may use, which it returns.
+func pinAnywhere() (cpu int, release func(), err error) {
+	var all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return 0, nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	}
+	for cpu = len(all)*64 - 1; cpu > 0 && !all.IsSet(cpu); cpu-- {
+	}
+	release, err = pinThread(cpu)
+	if err == nil && release == nil {
+		err = fmt.Errorf("keeping a thread on CPU %d: it is not allowed to", cpu)
+	}
+	return cpu, release, err
 }

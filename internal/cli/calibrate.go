@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -198,6 +200,9 @@ func remark(x calibrate.Weight) string {
 	if x.Verdict == calibrate.Missing || (x.Verdict == calibrate.Fail || x.Verdict == calibrate.Disturbed) && x.Note != "" {
 		parts = append(parts, x.Note)
 	}
+	if x.Undisturbed < x.Of && x.Undisturbed > 0 {
+		parts = append(parts, fmt.Sprintf("by the %d of %d %s that nothing disturbed", x.Undisturbed, x.Of, x.Parts))
+	}
 	if x.Verdict == calibrate.Disturbed {
 		parts = append(parts, disturber(x))
 		if x.Longest > 0 {
@@ -210,17 +215,37 @@ func remark(x calibrate.Weight) string {
 	return strings.Join(parts, "; ")
 }
 
-// disturber says who used the machine while a weight was planted.
+// disturber says who used the machine while a weight was planted, and names the culprits.
 func disturber(x calibrate.Weight) string {
-	stolen := fmt.Sprintf("the hypervisor took %.2g %% of the CPU time", 100*x.Stolen)
+	stolen := fmt.Sprintf("the hypervisor took %.3g %% of the CPU time", 100*x.Stolen)
 	switch others := 100 * max(x.Others-x.Stolen, 0); {
 	case x.Cause == ledger.Hypervisor:
 		return stolen
 	case x.Stolen >= 0.005:
-		return fmt.Sprintf("other processes used %.2g %% of the machine and %s", others, stolen)
+		return fmt.Sprintf("other tasks took %.3g %% of the CPU time%s, and %s", others, culprits(x), stolen)
 	default:
-		return fmt.Sprintf("other processes used %.2g %% of the machine", others)
+		return fmt.Sprintf("other tasks took %.3g %% of the CPU time%s", others, culprits(x))
 	}
+}
+
+// culprits are the names of those who disturbed a weight, in brackets; empty where nobody is known.
+func culprits(x calibrate.Weight) string {
+	var names []string
+	for _, c := range x.Culprits {
+		name := strings.Map(func(r rune) rune {
+			if unicode.IsControl(r) { // any process can give itself a name
+				return ' '
+			}
+			return r
+		}, c.Comm)
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(names, ", ") + ")"
 }
 
 // newWeight is the way in which calibrate plants processes. It is not for people.

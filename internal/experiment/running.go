@@ -5,7 +5,6 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strings"
 
 	"tare/internal/ledger"
 	"tare/internal/role"
@@ -57,7 +56,7 @@ func stallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 		}
 	}
 	for _, one := range l.Noise.Occupied {
-		elsewhere := one.Cgroup != "" && !within(one.Cgroup, tree) && !kernelThread(one.Comm)
+		elsewhere := one.Cgroup != "" && !within(one.Cgroup, tree) && !ledger.KernelThread(one.Comm)
 		if one.Cause == ledger.Neighbour && elsewhere && !shared {
 			s.Spans = append(s.Spans, [2]int64{one.From, one.To})
 		}
@@ -74,12 +73,4 @@ func stallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 	}
 	s.Spans = kept
 	return s
-}
-
-// kernelThread says whether a task of a name is a thread of the kernel that works for others: softirq, deferred work,
-// callbacks of RCU.
-func kernelThread(comm string) bool {
-	name, _, _ := strings.Cut(comm, "/")
-	threads := []string{"ksoftirqd", "kworker", "rcu_preempt", "rcu_sched", "rcuc", "rcuog", "rcuos", "migration", "irq"}
-	return slices.Contains(threads, name)
 }

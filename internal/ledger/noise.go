@@ -1,6 +1,9 @@
 package ledger
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Noise is what disturbed the machine during a window, as the witness saw it: when each CPU stood still because the hypervisor ran
 // somebody else, and which tasks held a CPU for long.
@@ -70,6 +73,14 @@ func (n *Noise) Touches(cpus []int, from, to int64) bool {
 		}
 	}
 	return false
+}
+
+// KernelThread says whether a task of a name is a thread of the kernel that works for others: softirq, deferred work,
+// callbacks of RCU.
+func KernelThread(comm string) bool {
+	name, _, _ := strings.Cut(comm, "/")
+	threads := []string{"ksoftirqd", "kworker", "rcu_preempt", "rcu_sched", "rcuc", "rcuog", "rcuos", "migration", "irq"}
+	return slices.Contains(threads, name)
 }
 
 // StolenPart is the part of the CPU time of a window that was stolen; false without a witness.

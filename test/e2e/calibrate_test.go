@@ -39,7 +39,8 @@ func TestCalibrate(t *testing.T) {
 			t.Errorf("%s: %s: true %g, measured %g %s, off by %g", w.Section, w.Name, *w.True, *w.Measured, w.Unit, *w.Error)
 		}
 		if w.Verdict == calibrate.Disturbed {
-			t.Logf("%s: %s was not judged: others used %.0f %% of the machine, the hypervisor %.0f %%", w.Section, w.Name, 100*w.Others, 100*w.Stolen)
+			t.Logf("%s: %s was not judged: others took %.0f %% of the CPU time, the hypervisor %.0f %% of it all, by %s: %+v",
+				w.Section, w.Name, 100*w.Others, 100*w.Stolen, w.Witness, w.Culprits)
 		}
 	}
 	if want := int(fault.CodeOf(r.Verdict())); out.code != want {
@@ -78,7 +79,7 @@ func TestCalibrateFindsFaults(t *testing.T) {
 	leavesNothing(t)
 	for _, tt := range []struct{ fault, only, weight string }{
 		{"clock5", "clock", "length of a second"},
-		{"dropsamples", "bpf", "part in one of two groups"},
+		{"dropsamples", "bpf", "samples of process"},
 		{"mapstwice", "maps", "bytes of a map"},
 	} {
 		t.Run(tt.fault, func(t *testing.T) {
