@@ -113,7 +113,8 @@ func (d disturbance) by() (ledger.Cause, float64) {
 	return ledger.Neighbour, d.foreign
 }
 
-// shortfall is how much of the work was missing, by a gate that counts work; false for others.
+// shortfall is how much of the work was missing, by a gate that counts work; false for others. One copy of many that did nothing is no
+// measure of it: a copy with a small limit gets going slowly, and one that others delay may miss a short window altogether.
 func (t trip) shortfall() (float64, bool) {
 	switch t.gate {
 	case gateRate, gateConnections, gateIdle:

@@ -177,7 +177,7 @@ func TestConnectMetricsAndGates(t *testing.T) {
 	}
 	r.Counts = map[string]float64{generation.Judged: 0}
 	m.loads["client"] = r
-	if reasons := m.judge(); len(reasons) != 1 || reasons[0].Gate != "rate" {
+	if reasons := m.judge(); len(reasons) != 1 || reasons[0].Gate != "idle" {
 		t.Errorf("a load that judged nothing: %+v", reasons)
 	}
 	r.Counts = nil // it was not there to judge: then a failure is one

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // maxCopies bounds the count of a part: each copy is a process.
@@ -22,6 +23,15 @@ func copyName(name string, i, of int) string {
 		return name
 	}
 	return name + "_" + strconv.Itoa(i)
+}
+
+// isCopyOf reports whether two parts of a trial are copies of one part of the spec.
+func isCopyOf(a, b string) bool {
+	base := func(name string) string {
+		base, _, _ := strings.Cut(name, "_")
+		return base
+	}
+	return base(a) == base(b)
 }
 
 // checkCopies checks that what the copies of a part have together is enough for each, and that no copy of an application is idle.

@@ -4,6 +4,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"tare/internal/ledger"
+	"tare/internal/load"
+	"tare/internal/record"
 )
 
 const copiesSpec = `name: many
@@ -73,5 +77,58 @@ func TestQuickArms(t *testing.T) {
 	}
 	if got := s.AllArms(); !slices.Equal(got, []string{"direct", "aa", "heavy"}) {
 		t.Errorf("arms of the short form: %v", got)
+	}
+}
+
+// TestIdleCopy: a trial in which one copy of a load did nothing tells neither what is measured at a rate nor what work cost, for the idle copy used
+// CPU time too. How much others took does not bound what one copy lost, so a trial that they disturbed is worth running again.
+func TestIdleCopy(t *testing.T) {
+	const copies = 4
+	lost := map[string]bool{"latency_p50_seconds": false, "memory_hard_bytes": false, "map_bytes": false}
+	cost := map[string]bool{"latency_p50_seconds": false, "cpu_seconds_per_connection": false}
+	for name, c := range map[string]struct {
+		idle   int
+		stolen float64 // of a capacity of 4 s
+		gates  int
+		cause  ledger.Cause
+		stands map[string]bool
+	}{
+		"all work":                  {0, 0, 0, "", map[string]bool{"latency_p50_seconds": true, "cpu_seconds_per_connection": true, "memory_hard_bytes": true}},
+		"one is idle":               {1, 0, 1, ledger.Subject, cost},
+		"one, beside a stall":       {1, 0.1, 1, ledger.Hypervisor, cost},
+		"all but one are idle":      {3, 0, 3, ledger.Subject, cost},
+		"all are idle":              {4, 0, 4, ledger.Subject, lost},
+		"all, beside a short stall": {4, 0.1, 4, ledger.Subject, lost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := goodMeasurement(t)
+			m.ledger.CPU.Capacity, m.ledger.CPU.Steal = 4, c.stolen
+			m.ledger.CPU.Lines = nil
+			r := m.loads["client"]
+			r.Mode, r.Errors = load.Closed, nil
+			m.loads = map[string]load.Result{}
+			for i := range copies {
+				of := r
+				if i < c.idle {
+					of.Done, of.Opened = 0, 0
+				}
+				m.loads[copyName("client", i+1, copies)] = of
+			}
+			reasons := m.judge()
+			v := record.Validity{Valid: len(reasons) == 0, Reasons: reasons}
+			if len(reasons) != c.gates {
+				t.Fatalf("%d gates were tripped, want %d: %+v", len(reasons), c.gates, reasons)
+			}
+			for _, r := range reasons {
+				if r.Gate != "idle" || r.Cause != c.cause {
+					t.Errorf("%s, by %s, want %s: %s", r.Gate, r.Cause, c.cause, r.Message)
+				}
+			}
+			for metric, want := range c.stands {
+				if got := v.Stands(metric); got != want {
+					t.Errorf("%s stands: %v, want %v (%+v)", metric, got, want, reasons)
+				}
+			}
+		})
 	}
 }

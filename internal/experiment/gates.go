@@ -46,7 +46,8 @@ func (m *measurement) trips() []trip {
 			trips = append(trips, judgeConnect(name, m.loads[name])...)
 			continue
 		}
-		j := judgeLoad{name: name, r: m.loads[name], part: m.spec.Loads[name], gates: m.spec.Gates, stalls: stallsOf(m.ledger, m.tree, m.shared)}
+		j := judgeLoad{name: name, r: m.loads[name], part: m.spec.Loads[name], gates: m.spec.Gates, stalls: stallsOf(m.ledger, m.tree, m.shared),
+			copies: m.otherCopiesWorked(name)}
 		j.rate()
 		j.errors()
 		j.drain()
@@ -67,6 +68,16 @@ func (m *measurement) trips() []trip {
 	return slices.Concat(trips, m.judgeEvents(), m.throttled(), m.held())
 }
 
+// otherCopiesWorked reports whether a copy of the same load, other than the named one, had requests answered.
+func (m *measurement) otherCopiesWorked(name string) bool {
+	for other, r := range m.loads {
+		if other != name && isCopyOf(other, name) && r.Done > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // judgeLoad judges one load.
 type judgeLoad struct {
 	name  string
@@ -75,6 +86,8 @@ type judgeLoad struct {
 	gates Options
 	works bool // it is no load, but the work of a subject
 	trips []trip
+
+	copies bool // other copies of the same load had requests answered
 
 	stalls role.Stalls // of the machine, in the window
 }
@@ -88,8 +101,12 @@ func (j *judgeLoad) trip(g *Gate, seen, allowed float64, format string, args ...
 // rate: an open load must have its requests answered within the window, save those that were naturally under way when it closed.
 func (j *judgeLoad) rate() {
 	if j.r.Mode != load.Open {
-		if j.r.Done == 0 {
-			j.trip(gateIdle, 0, 1, "not one request was answered; see the errors of the trial")
+		switch {
+		case j.r.Done > 0:
+		case j.copies:
+			j.trip(gateIdleCopy, 0, 1, "not one request was answered, and other copies of the load worked; lengthen the duration, or see the errors of the trial")
+		default:
+			j.trip(gateIdle, 0, 1, "not one request was answered; lengthen the duration, or see the errors of the trial")
 		}
 		return
 	}

@@ -192,8 +192,8 @@ func TestGates(t *testing.T) {
 			histogram(t, r, load.Service, 2000, 500_000_000)
 			r.Connections = 1000
 		}), "", ""},
-		{"nothing intended", change(func(r *load.Result) { *r = load.Result{Mode: load.Open} }), "rate", "raise the rate or the duration"},
-		{"closed and dead", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }), "rate", "client: not one request was answered"},
+		{"nothing intended", change(func(r *load.Result) { *r = load.Result{Mode: load.Open} }), "idle", "raise the rate or the duration"},
+		{"closed and dead", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }), "idle", "client: not one request was answered"},
 		{"errors", change(func(r *load.Result) { r.Errors["read"] = 3 }), "errors", "client: 5 of 2000 requests failed (read 3, timeout 2); lower the rate, or see what the application says"},
 		{"drain", change(func(r *load.Result) { r.Unfinished = 5 }), "drain", "client: 5 of 2000 requests were still without an answer after the drain"},
 		{"lag", change(func(r *load.Result) { histogram(t, r, load.OwnLag, 2000, 33_000_000) }), "lag", "late, and 25ms is allowed; lower the rate or give the load a CPU of its own"},

@@ -95,7 +95,7 @@ var (
 
 // Gate is a condition on a trial. What it breaks is decided here, once, and not by what a trial measured.
 type Gate struct {
-	Name   string // as record.Reason.Gate has it; two gates may share a name where one setting governs both
+	Name   string // as record.Reason.Gate has it; two gates may share a name where one setting governs both, or where they are one condition with different causes
 	Breaks []Need
 	Quiet  ledger.Cause // who tripped it when nobody outside the trial disturbed the machine
 	Why    string       // why it breaks these and no others
@@ -103,8 +103,10 @@ type Gate struct {
 
 // The gates.
 var (
-	gateIdle = &Gate{Name: "rate", Breaks: []Need{Worked, Rated}, Quiet: ledger.Subject,
+	gateIdle = &Gate{Name: "idle", Breaks: []Need{Worked, Rated}, Quiet: ledger.Subject,
 		Why: "nothing was done in the window: what is measured under load was not"}
+	gateIdleCopy = &Gate{Name: "idle", Breaks: []Need{Worked, Rated}, Quiet: ledger.Subject,
+		Why: "one copy of a load did nothing, and others worked: less was done than was asked for, and what the idle copy cost was not for it"}
 	gateRate = &Gate{Name: "rate", Breaks: []Need{Rated}, Quiet: ledger.Subject,
 		Why: "the latency at a rate that was not reached is that of a queue, and parts of the machine go with the rate; the cost of what was done is right"}
 	gateErrors = &Gate{Name: "errors", Breaks: []Need{Complete}, Quiet: ledger.Subject,
@@ -141,7 +143,7 @@ var (
 
 // Gates lists them all.
 var Gates = []*Gate{
-	gateIdle, gateRate, gateErrors, gateDrain, gateLag, gateLagRunning, gateGenerator, gateConnections, gateDriftLatency, gateDriftRate, gateThrottled,
+	gateIdle, gateIdleCopy, gateRate, gateErrors, gateDrain, gateLag, gateLagRunning, gateGenerator, gateConnections, gateDriftLatency, gateDriftRate, gateThrottled,
 	gateHeld, gateProbe, gateOutside, gateWindow, gateCounts, gateNodes,
 }
 

@@ -200,7 +200,7 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 		if n == 1 {
 			return fmt.Errorf("the trial failed at its node, %s: %s", t.Nodes[0].Name, t.Nodes[0].Failed)
 		}
-		return fmt.Errorf("the trial failed at all of %d nodes; at %s: %s", n, t.Nodes[0].Name, t.Nodes[0].Failed)
+		return fmt.Errorf("the trial failed at all of %d nodes; at %s", n, failedAt(t, maxFailedNamed))
 	}
 	return nil
 }
@@ -788,12 +788,22 @@ func (a NodeAgent) seed(seed uint64) uint64 {
 }
 
 // FailedNodes says in words at which nodes a trial failed, and why; empty where it did at none.
-func FailedNodes(t *record.Trial) string {
+func FailedNodes(t *record.Trial) string { return failedAt(t, len(t.Nodes)) }
+
+// maxFailedNamed is how many nodes the reason of a trial names that failed at all of them. One would hide that they failed for different
+// reasons.
+const maxFailedNamed = 3
+
+// failedAt is FailedNodes with the first few of the nodes, and how many more there are.
+func failedAt(t *record.Trial, most int) string {
 	var failed []string
 	for _, n := range t.Nodes {
 		if n.Failed != "" {
 			failed = append(failed, n.Name+": "+n.Failed)
 		}
+	}
+	if more := len(failed) - most; more > 0 {
+		failed = append(failed[:most], fmt.Sprintf("and at %d more", more))
 	}
 	return strings.Join(failed, "; ")
 }

@@ -249,11 +249,15 @@ func TestPooled(t *testing.T) {
 	}
 	all := func(os []cluster.Outcome) {
 		for i := range os {
-			os[i].Failed = errors.New("gone")
+			os[i].Failed = fmt.Errorf("gone by way %d", i+1)
 		}
 	}
-	if tr := run(three(all)); !strings.Contains(tr.Validity.Failed, "the trial failed at all of 3 nodes; at a: gone") || len(tr.Nodes) != 3 {
+	if tr := run(three(all)); !strings.Contains(tr.Validity.Failed, "the trial failed at all of 3 nodes; at a: gone by way 1; b: gone by way 2; c: gone by way 3") || len(tr.Nodes) != 3 {
 		t.Errorf("all: %+v", tr.Validity)
+	}
+	many := &record.Trial{Nodes: []record.NodeTrial{{Name: "a", Failed: "gone"}, {Name: "b"}, {Name: "c", Failed: "late"}, {Name: "d", Failed: "gone"}}}
+	if says := failedAt(many, 2); says != "a: gone; c: late; and at 1 more" {
+		t.Errorf("the first two of three: %q", says)
 	}
 	invalid := func(os []cluster.Outcome) {
 		for i, name := range []string{"a", "b", "c"} {

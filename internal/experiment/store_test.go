@@ -121,7 +121,7 @@ func TestStoreMetricsAndGates(t *testing.T) {
 		gate   string
 	}{
 		"good":   {func(*load.Result) {}, ""},
-		"idle":   {func(r *load.Result) { *r = load.Result{Mode: load.Closed, Seconds: 1} }, "rate"},
+		"idle":   {func(r *load.Result) { *r = load.Result{Mode: load.Closed, Seconds: 1} }, "idle"},
 		"drift":  {func(r *load.Result) { r.Slices = halves(100, 1e-6, 300, 1e-6) }, "drift"},
 		"few":    {func(r *load.Result) { r.Done, r.Slices = 2, nil }, ""},
 		"errors": {func(r *load.Result) { r.Errors, r.Done = map[string]int64{"apply": 10}, 1990 }, "errors"},

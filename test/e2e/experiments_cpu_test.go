@@ -3,10 +3,12 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,11 +27,22 @@ func needsTime(t *testing.T) {
 	if os.Getenv("TARE_QUIET") == "" {
 		t.Skip("needs a minute of a machine that nobody else uses: make experiments runs it")
 	}
+	quiet.Wait(t, 3*time.Second, 30*time.Second)
 }
 
 // quickly runs the short form of a built-in experiment, and gives its trials and its summary. A run that is invalid, as on a machine that
 // does something else at the same time, must say why; the test is then skipped, for it could check nothing.
 func quickly(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
+	t.Helper()
+	c, s := quick(t, name)
+	if !s.Valid {
+		t.Skipf("needs a machine that does nothing else meanwhile; the run was invalid: %s", s.InvalidReasons[0])
+	}
+	return c, s
+}
+
+// quick is quickly for tests that hold on any machine: an invalid run is theirs to judge.
+func quick(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "out")
 	o := command{args: []string{"run", name, "--quick", "--out", dir}, timeout: 5 * time.Minute}.start(t).wait(t)
@@ -52,13 +65,13 @@ func quickly(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	for _, a := range s.Answers {
 		t.Log(a.Answer)
 	}
-	if o.code != 0 {
-		if s.Valid || len(s.InvalidReasons) == 0 || !strings.Contains(o.stderr, s.InvalidReasons[0]) {
-			t.Errorf("invalid without a reason: %s", o)
-		}
-		t.Skipf("needs a machine that does nothing else meanwhile; the run was invalid: %s", s.InvalidReasons[0])
+	if s.Valid != (o.code == 0) {
+		t.Fatalf("valid: %v, with the exit code %d: %s", s.Valid, o.code, o)
 	}
-	if !s.Valid || len(s.Answers) == 0 {
+	if !s.Valid && (len(s.InvalidReasons) == 0 || !strings.Contains(o.stderr, s.InvalidReasons[0])) {
+		t.Fatalf("invalid without a reason: %s", o)
+	}
+	if s.Valid && len(s.Answers) == 0 {
 		t.Errorf("no answer: %s", o)
 	}
 	return c, s
@@ -100,85 +113,184 @@ func runCounts(t *testing.T, c *record.Contents) {
 	}
 }
 
-// TestCPULimit: the experiment says that the limit is shared, and what it says of the limited groups is what their own files say. Where others
-// take the CPU, the groups do not come up to their limit, and there is nothing to see.
+// TestCPULimit holds on any machine: what the experiment says that the limited groups used is what their own files say; of each heavy program
+// it either resolves what the groups are charged for a connection, or says how many trials were lost and why; and it says that the limit is
+// shared wherever it has what that rests on. What a noisy machine may withhold is a part of this, never all of it.
 func TestCPULimit(t *testing.T) {
 	needsRoot(t)
-	quiet.Wait(t, 3*time.Second, 30*time.Second)
 	leavesNothing(t)
 	files := watchUsage(t, "client")
-	c, s := quickly(t, "ebpf-cpu-limit")
-	seen := files()
+	c, s := quick(t, "ebpf-cpu-limit")
+	compareUsage(t, c, files())
 	runCounts(t, c)
-	var ratios []float64
-	for _, tr := range c.Trials {
-		got, ok := tr.Metrics["limited_cpus"]
-		if !ok || !tr.Validity.Valid || tr.Attempt > 0 {
-			continue
+	if !s.Valid {
+		t.Fatalf("nothing can be told: %q", s.InvalidReasons)
+	}
+	resolved := 0
+	for _, count := range []string{"1", "4"} {
+		at := map[string]string{"client.count": count}
+		for _, arm := range []string{"sockops-10000", "steps-65535"} {
+			if chargeResolved(t, s, arm, at) {
+				resolved++
+			}
 		}
-		if want, watched := seen[tr.Index].cpus(tr.Ledger.Window.Start, tr.Ledger.Window.End); watched {
-			ratios = append(ratios, got/want)
-		}
+		sharesLimit(t, s, "sockops-10000", at)
 	}
-	if first := len(firstAttempts(c)); len(ratios) < first/2 {
-		t.Fatalf("only %d of %d trials could be compared with the files", len(ratios), first)
-	}
-	slices.Sort(ratios)
-	t.Logf("CPU of the limited groups, ledger to files: %.3f at the median of %d trials, %.3f to %.3f", ratios[len(ratios)/2], len(ratios), ratios[0], ratios[len(ratios)-1])
-	if m := ratios[len(ratios)/2]; m < 0.95 || m > 1.05 {
-		t.Errorf("the ledger has %.3f of the CPU time that the files have of the limited groups", m)
-	}
-	if s == nil {
-		return
-	}
-	for _, a := range s.Answers {
-		if !strings.Contains(a.Answer, "Yes: with sockops-10000, at a limit of 0.25 CPU") {
-			t.Errorf("answer: %s", a.Answer)
-		}
-	}
-	for _, e := range s.Estimates {
-		if e.Metric == "limited_cpu_seconds_per_connection" && e.Arm != "kernelmesh" && e.Arm != record.AA && e.Arm != record.Direct && (e.Difference == nil || !e.Difference.Resolved) {
-			t.Errorf("%s is not resolved at %v: %+v", e.Arm, e.Factors, e.Difference)
-		}
+	if resolved == 0 {
+		t.Error("not one program's charge is resolved")
 	}
 }
 
-// usagePoint is the CPU time that groups had used, in seconds, at an instant.
+// chargeResolved reports whether what an arm adds to the CPU time of a connection is resolved. It is tens of times what the noise of any machine
+// comes to, so if it is not, trials must have been lost, and the summary must say how many and why.
+func chargeResolved(t *testing.T, s *analysis.Summary, arm string, at map[string]string) bool {
+	t.Helper()
+	const metric = "limited_cpu_seconds_per_connection"
+	i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool {
+		return e.Metric == metric && e.Arm == arm && maps.Equal(e.Factors, at)
+	})
+	if i >= 0 && s.Estimates[i].Withheld == "" {
+		e := s.Estimates[i]
+		if e.Difference != nil && e.Difference.Resolved {
+			if e.Difference.Value <= 0 {
+				t.Errorf("%s at %v: connections are charged %g s less with the program", arm, at, -e.Difference.Value)
+			}
+			return true
+		}
+		lost := e.Planned - e.Blocks
+		for _, l := range s.Losses {
+			if slices.Contains(l.Metrics, metric) && maps.Equal(l.Factors, at) {
+				lost += l.Lost
+			}
+		}
+		if lost == 0 || e.Difference == nil || e.Difference.Unresolved == "" {
+			t.Errorf("%s is not resolved at %v, and no trial was lost: %+v", arm, at, e.Difference)
+		}
+		return false
+	}
+	m := slices.IndexFunc(s.Missing, func(m analysis.Missing) bool {
+		return m.Metric == metric && m.Arm == arm && maps.Equal(m.Factors, at)
+	})
+	if m < 0 {
+		t.Errorf("%s at %v: neither measured nor among what is missing", arm, at)
+		return false
+	}
+	if m := s.Missing[m]; m.Lost == 0 || m.Lost > m.Trials || m.Message == "" || m.Cause == "" {
+		t.Errorf("%s at %v is withheld without a cause: %+v", arm, at, m)
+	}
+	return false
+}
+
+// sharesLimit checks that an answer says that the limit is shared, where the summary has all that this rests on.
+func sharesLimit(t *testing.T, s *analysis.Summary, arm string, at map[string]string) {
+	t.Helper()
+	for _, metric := range []string{"bpf_seconds_per_connection", "limit_cpus", "limited_share", "limited_throttled_share", "limited_cpu_seconds_per_connection", "throughput_per_second"} {
+		if e := s.Find(metric, arm, at); e == nil || e.Lo == nil && metric != "limit_cpus" {
+			t.Logf("%s at %v: there is no answer to hold against, for %s is not told", arm, at, metric)
+			return
+		}
+	}
+	if e := s.Find("limited_cpu_seconds_per_connection", arm, at); e.Difference == nil || !e.Difference.Resolved {
+		return // chargeResolved has judged that
+	}
+	// The gate held voids what the groups used of their limit where they were not throttled, and not how often they were.
+	if e := s.Find("limited_throttled_share", arm, at); *e.Lo < 0.5 {
+		t.Logf("%s at %v: something else kept the groups from their limit: %+v", arm, at, e)
+		return
+	}
+	want := "Yes: with " + arm + ", at a limit of 0.25 CPU"
+	if !slices.ContainsFunc(s.Answers, func(a analysis.Answer) bool {
+		return strings.Contains(a.Answer, "client.count "+at["client.count"]) && strings.Contains(a.Answer, want)
+	}) {
+		t.Errorf("no answer at %v says %q", at, want)
+	}
+}
+
+// compareUsage holds what the ledgers say that the limited groups used against their files. A reading before an edge of the window and one after it
+// bound what was charged at the edge, however far apart they are.
+func compareUsage(t *testing.T, c *record.Contents, seen map[int]usage) {
+	t.Helper()
+	first, compared, tight, outside := 0, 0, 0, 0
+	for _, tr := range firstAttempts(c) {
+		got, ok := tr.Metrics["limited_cpus"]
+		if tr.Validity.Failed != "" || !ok {
+			continue
+		}
+		first++
+		w := tr.Ledger.Window
+		lo, hi, watched := seen[tr.Index].within(w.Start, w.End)
+		if !watched {
+			continue
+		}
+		compared++
+		used := got * w.Seconds
+		if hi-lo < 0.1*used {
+			tight++
+		}
+		if used < lo-1e-6 || used > hi+1e-6 {
+			outside++
+			t.Logf("trial %d, %s: the groups used %.4f s by the ledger, %.4f to %.4f s by their files", tr.Index, tr.Arm, used, lo, hi)
+		}
+	}
+	t.Logf("%d of %d trials were compared with the files, %d of them to within 10 %%; %d lie outside", compared, first, tight, outside)
+	if compared < first/2 || tight < 3 {
+		t.Errorf("only %d of %d trials could be compared with the files, and %d to within 10 %%", compared, first, tight)
+	}
+	// Counters are read within 8 ms of the edge, unless the scale is held up each of four times that it tries.
+	if outside > compared/10 {
+		t.Errorf("in %d of %d trials the ledger has another CPU time of the limited groups than the files", outside, compared)
+	}
+}
+
+// usagePoint is the CPU time that groups had used, in seconds, by files that were read between two instants.
 type usagePoint struct {
-	at   time.Time
-	used float64
+	from, to time.Time
+	used     float64
 }
 
 // usage is what the files of the groups of one trial said, in order of time.
 type usage []usagePoint
 
-// at gives the CPU time used until an instant, from the readings on either side of it, which must be near.
-func (u usage) at(when time.Time) (float64, bool) {
-	i, _ := slices.BinarySearchFunc(u, when, func(p usagePoint, t time.Time) int { return p.at.Compare(t) })
-	if i == 0 || i == len(u) || u[i].at.Sub(u[i-1].at) > 40*time.Millisecond {
+// edgeTime is how long after an edge of its window the meter may read counters.
+const edgeTime = 8 * time.Millisecond
+
+// before is what had been used at least at an instant, and after what had been at most.
+func (u usage) before(when time.Time) (float64, bool) {
+	i := sort.Search(len(u), func(i int) bool { return u[i].to.After(when) })
+	if i == 0 {
 		return 0, false
 	}
-	before, after := u[i-1], u[i]
-	part := when.Sub(before.at).Seconds() / after.at.Sub(before.at).Seconds()
-	return before.used + part*(after.used-before.used), true
+	return u[i-1].used, true
 }
 
-// cpus gives the CPUs used on average between two instants.
-func (u usage) cpus(from, to time.Time) (float64, bool) {
-	a, early := u.at(from)
-	b, late := u.at(to)
-	return (b - a) / to.Sub(from).Seconds(), early && late
+func (u usage) after(when time.Time) (float64, bool) {
+	i := sort.Search(len(u), func(i int) bool { return !u[i].from.Before(when) })
+	if i == len(u) {
+		return 0, false
+	}
+	return u[i].used, true
+}
+
+// within bounds the CPU time that was charged between two edges of a window.
+func (u usage) within(start, end time.Time) (lo, hi float64, ok bool) {
+	least, a := u.before(start)
+	most, b := u.after(start.Add(edgeTime))
+	last, c := u.before(end)
+	end2, d := u.after(end.Add(edgeTime))
+	return last - most, end2 - least, a && b && c && d
 }
 
 // watchUsage follows the CPU time of the groups of a part, by their own files, until the function that it returns is called. That gives what
 // was read, by trial.
 func watchUsage(t *testing.T, part string) func() map[int]usage {
 	t.Helper()
-	points := map[int]usage{}
+	points, most := map[int]usage{}, map[int]int{}
 	stop, done := make(chan struct{}), make(chan struct{})
 	trial := regexp.MustCompile(`/tare-trial-([0-9]+)-p`)
 	look := func() {
-		sum := map[int]float64{}
+		// A group that is not there yet, or no longer, would make a sum smaller, which none that is used up does: only the files of as many
+		// groups as at the last reading, or more, are taken.
+		sum, groups := map[int]float64{}, map[int]int{}
 		from := time.Now()
 		for _, pattern := range []string{"/sys/fs/cgroup/cpuacct/tare-trial-*/work/" + part + "*/cpuacct.usage", "/sys/fs/cgroup/tare-trial-*/work/" + part + "*/cpu.stat"} {
 			found, _ := filepath.Glob(pattern)
@@ -193,14 +305,15 @@ func watchUsage(t *testing.T, part string) func() map[int]usage {
 				}
 				index, _ := strconv.Atoi(m[1])
 				sum[index] += usageSeconds(string(text))
+				groups[index]++
 			}
 		}
-		took := time.Since(from)
-		if took > 5*time.Millisecond {
-			return // held up between the files: they do not belong together
-		}
+		to := time.Now()
 		for index, used := range sum {
-			points[index] = append(points[index], usagePoint{from.Add(took / 2), used})
+			if groups[index] >= most[index] {
+				most[index] = groups[index]
+				points[index] = append(points[index], usagePoint{from, to, used})
+			}
 		}
 	}
 	go func() {

@@ -236,7 +236,8 @@ func TestNodeFailures(t *testing.T) {
 					t.Errorf("trial 0 at n02: %q, want %q; a sum over the nodes: %v", tr.Nodes[1].Failed, c.want, sum)
 				}
 			}
-			if !strings.Contains(o.stderr, "failed at nodes: ") || !strings.Contains(o.stderr, "n02: ") {
+			failed := strings.Contains(o.stderr, "failed at nodes: ") || strings.Contains(o.stderr, "failed at all of 3 nodes; at ")
+			if !failed || !strings.Contains(o.stderr, "n02: ") {
 				t.Errorf("progress does not name the node: %s", o)
 			}
 		})

@@ -3,6 +3,7 @@ package witness
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" -output-suffix _test spin bpf/spin.bpf.c
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -13,7 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/host/proc"
 	"tare/internal/ledger"
+	"tare/test/quiet"
 )
 
 // hold keeps one CPU at real-time priority for a time, several times, and says when it truly had it.
@@ -50,8 +53,12 @@ func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int
 		}
 		done <- nil
 	}()
-	if err := <-done; err != nil {
+	err := <-done
+	if errors.Is(err, unix.EPERM) {
 		t.Skipf("needs real-time threads: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	return held
 }
@@ -60,24 +67,69 @@ func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int
 // edges, one and a half periods; none is taken for the one before or after it. What a stall of the CPU itself does to the looks at an edge
 // comes on top, and is known; a look that comes late because the CPU went idle costs an edge more.
 func TestAHogIsSeen(t *testing.T) {
-	const length, pause, times = 20 * time.Millisecond, 15 * time.Millisecond, 20
+	const (
+		length, pause = 20 * time.Millisecond, 15 * time.Millisecond
+		times, rounds = 20, 5
+	)
 	cpu := runtime.NumCPU() - 1
-	r := start(t, Options{})
-	held := hold(t, cpu, length, pause, times)
-	n, err := r.Stop()
-	if err != nil {
-		t.Fatal(err)
+	var h hog
+	for round := 0; round < rounds && h.checked < times/2 && !t.Failed(); round++ {
+		before := kernelSteal(t)
+		r := start(t, Options{})
+		held := hold(t, cpu, length, pause, times)
+		n, err := r.Stop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(n.Busiest) == 0 {
+			t.Error("nobody was seen running")
+		}
+		h.judge(t, n, cpu, held, pause)
+		// Which stretches are not checked is the witness's own word, so the kernel's counter must bear it out. It counts in ticks of 10 ms at
+		// most, on every CPU.
+		if stolen := kernelSteal(t) - before; h.stolen > stolen+0.01*float64(runtime.NumCPU()) {
+			t.Errorf("the witness saw %.3f s stolen from CPU %d around the stretches, and the kernel counted %.3f s from all", h.stolen, cpu, stolen)
+		}
 	}
-	checked, near := 0, 0
+	t.Logf("%d of %d stretches of at least 5 ms were seen to within 3 ms", h.near, h.checked)
+	if 4*h.near < 3*h.checked && !testing.Short() { // the looks of an emulated processor come late
+		t.Errorf("only %d of %d stretches were seen to within 3 ms", h.near, h.checked)
+	}
+	if h.checked < times/2 && !t.Failed() {
+		t.Skipf("%s: in %d rounds of %d stretches the hypervisor disturbed %d, other tasks cut %d short, and %d are left",
+			quiet.Reason, rounds, times, h.disturbed, h.short, h.checked)
+	}
+}
+
+// hog counts what the witness saw of stretches in which a task held a CPU.
+type hog struct {
+	checked, near    int
+	short, disturbed int     // left out: cut short by others, and with a stall near an edge
+	stolen           float64 // by the witness around the latter, in the last round
+}
+
+// judge holds what the witness saw of one CPU against the stretches in which a task of this process held it.
+func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pause time.Duration) {
+	t.Helper()
+	const within = int64(3 * time.Millisecond)
+	g.stolen = 0
+	counted := map[int]bool{} // stalls, by their index
 	for _, h := range held {
 		if h[1]-h[0] < int64(5*time.Millisecond) {
-			continue // cut short
-		}
-		const within = int64(3 * time.Millisecond)
-		if n.Touches([]int{cpu}, h[0]-2*within, h[1]+2*within) {
+			g.short++
 			continue
 		}
-		checked++
+		if from, to := h[0]-2*within, h[1]+2*within; n.Touches([]int{cpu}, from, to) {
+			g.disturbed++
+			for i, s := range n.Stalls {
+				if s.CPU == cpu && s.From < to && from < s.To && !counted[i] {
+					counted[i] = true
+					g.stolen += s.Seconds
+				}
+			}
+			continue
+		}
+		g.checked++
 		var seen *ledger.Stall // who preempts it for a moment cuts it into several
 		for _, o := range n.Occupied {
 			if o.CPU != cpu || o.PID != os.Getpid() || o.From >= h[1] || h[0] >= o.To {
@@ -97,7 +149,7 @@ func TestAHogIsSeen(t *testing.T) {
 		}
 		off := max(seen.From-h[0], h[0]-seen.From, seen.To-h[1], h[1]-seen.To)
 		if off <= within {
-			near++
+			g.near++
 			continue
 		}
 		t.Logf("seen %.2f ms after its begin and until %.2f ms after its end", float64(seen.From-h[0])/1e6, float64(seen.To-h[1])/1e6)
@@ -105,16 +157,16 @@ func TestAHogIsSeen(t *testing.T) {
 			t.Errorf("it is taken for another")
 		}
 	}
-	t.Logf("%d of %d stretches of at least 5 ms were seen to within 3 ms", near, checked)
-	if 4*near < 3*checked && !testing.Short() { // the looks of an emulated processor come late
-		t.Errorf("only %d of %d stretches were seen to within 3 ms", near, checked)
+}
+
+// kernelSteal is the CPU time that the kernel has counted as stolen since it started, in seconds.
+func kernelSteal(t *testing.T) float64 {
+	t.Helper()
+	s, err := (proc.FS{}).Stat()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if checked < times/2 {
-		t.Skipf("other tasks cut short or the hypervisor disturbed all but %d of %d stretches", checked, len(held))
-	}
-	if len(n.Busiest) == 0 {
-		t.Error("nobody was seen running")
-	}
+	return s.Steal
 }
 
 // spinner is a program that runs in the timer interrupt of one CPU, with interrupts off, for a time.
