@@ -8,8 +8,8 @@ import (
 	"tare/internal/experiment"
 	"tare/internal/quantity"
 	"tare/internal/record"
-	"tare/internal/store"
-	_ "tare/internal/store/designs"
+	"tare/internal/subject/mesh/store"
+	_ "tare/internal/subject/mesh/store/designs"
 )
 
 // TestPromises: the answers say of each design what it promises.

@@ -15,8 +15,8 @@ import (
 	"tare/internal/host/proc"
 	"tare/internal/ledger"
 	"tare/internal/load"
-	"tare/internal/load/pace"
 	"tare/internal/meter"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/version"
 )

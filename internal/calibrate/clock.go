@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/quantity"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	apphttp "tare/internal/app/http"
 	"tare/internal/load"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/quantity"
 	"tare/internal/role"

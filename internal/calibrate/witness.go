@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 )
 
 // stood is how the machine stood still while a weight was planted, as a task saw it that asked every millisecond on every CPU to be woken.

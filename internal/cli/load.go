@@ -17,7 +17,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/load"
 	loadhttp "tare/internal/load/http"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/role"
 	"tare/internal/stats"
 )

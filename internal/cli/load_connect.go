@@ -16,7 +16,7 @@ import (
 	"tare/internal/load"
 	"tare/internal/load/connect"
 	"tare/internal/load/connect/generation"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/role"
 	"tare/internal/stats"
 )

@@ -14,7 +14,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/load"
 	"tare/internal/load/exec"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/role"
 	"tare/internal/stats"
 )

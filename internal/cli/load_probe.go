@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/internal/load"
-	"tare/internal/load/pace"
 	"tare/internal/load/probe"
+	"tare/internal/pace"
 	"tare/internal/role"
 	"tare/internal/stats"
 )

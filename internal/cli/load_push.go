@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/internal/load"
-	"tare/internal/load/pace"
 	"tare/internal/load/push"
+	"tare/internal/pace"
 	"tare/internal/quantity"
 	"tare/internal/role"
 	"tare/internal/stats"

@@ -11,11 +11,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/internal/load"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/quantity"
 	"tare/internal/role"
 	"tare/internal/stats"
-	"tare/internal/subject/storebench"
+	"tare/internal/subject/mesh/storebench"
 )
 
 func newStoreSubject() *cobra.Command {

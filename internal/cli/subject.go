@@ -20,7 +20,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/role"
 	"tare/internal/subject"
-	"tare/internal/subject/kernelmesh"
+	"tare/internal/subject/mesh/kernelmesh"
 	"tare/internal/subject/tracer"
 )
 

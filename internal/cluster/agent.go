@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"tare/internal/fault"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 )
 
 // Agent is what an agent is told at its start. Times that are 0 have the values that are named.

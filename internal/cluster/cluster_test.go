@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"tare/internal/fault"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 )
 
 const build = "1.0 (test)"

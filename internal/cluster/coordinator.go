@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"tare/internal/fault"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 )
 
 // Options of a coordinator. Times that are 0 have the values that are named.

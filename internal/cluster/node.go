@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 )
 
 // node is an agent as the coordinator sees it.

@@ -11,7 +11,7 @@ import (
 	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/stats"
-	"tare/internal/subject/kernelmesh"
+	"tare/internal/subject/mesh/kernelmesh"
 )
 
 // connectLoad is the load that connects and sends nothing.

@@ -12,7 +12,7 @@ import (
 	"tare/internal/load"
 	"tare/internal/load/connect"
 	"tare/internal/load/connect/generation"
-	"tare/internal/subject/kernelmesh"
+	"tare/internal/subject/mesh/kernelmesh"
 )
 
 const connectSpec = `name: connections

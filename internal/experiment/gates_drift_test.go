@@ -11,7 +11,7 @@ import (
 
 	"tare/internal/load"
 	loadhttp "tare/internal/load/http"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/role"
 )
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strconv"
 
-	"tare/internal/subject/kernelmesh"
+	"tare/internal/subject/mesh/kernelmesh"
 	"tare/internal/subject/tracer"
 )
 

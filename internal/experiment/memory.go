@@ -18,7 +18,7 @@ import (
 	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
-	"tare/internal/store"
+	"tare/internal/subject/mesh/store"
 )
 
 // The knobs of arms whose subject serves services. They are the engine's: the subject sees them only as the services file and the sizes of

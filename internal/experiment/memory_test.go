@@ -12,7 +12,7 @@ import (
 	"tare/internal/load"
 	"tare/internal/load/probe"
 	"tare/internal/record"
-	"tare/internal/subject/kernelmesh"
+	"tare/internal/subject/mesh/kernelmesh"
 )
 
 // memorySpec is an experiment with one arm, whose settings are given.

@@ -21,12 +21,12 @@ import (
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/load/connect/generation"
-	"tare/internal/load/pace"
 	"tare/internal/load/probe"
 	"tare/internal/load/push"
 	"tare/internal/metric"
+	"tare/internal/pace"
 	"tare/internal/record"
-	"tare/internal/subject/storebench"
+	"tare/internal/subject/mesh/storebench"
 )
 
 // nodesSpec is an experiment on nodes.

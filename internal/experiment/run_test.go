@@ -18,7 +18,7 @@ import (
 	"tare/internal/ledger"
 	"tare/internal/placement"
 	"tare/internal/record"
-	_ "tare/internal/subject/kernelmesh"
+	_ "tare/internal/subject/mesh/kernelmesh"
 )
 
 // TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.

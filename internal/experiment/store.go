@@ -8,8 +8,8 @@ import (
 	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/stats"
-	"tare/internal/store"
-	"tare/internal/subject/storebench"
+	"tare/internal/subject/mesh/store"
+	"tare/internal/subject/mesh/storebench"
 )
 
 // storeSubject is the subject that is a store: it flushes by itself, and needs no load.

@@ -10,7 +10,7 @@ import (
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/record"
-	"tare/internal/subject/storebench"
+	"tare/internal/subject/mesh/storebench"
 )
 
 const storeSpec = `name: stores

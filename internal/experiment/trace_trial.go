@@ -21,7 +21,7 @@ import (
 	"tare/internal/host/proc"
 	"tare/internal/ledger"
 	"tare/internal/load/exec"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/record"
 	"tare/internal/subject/tracer"

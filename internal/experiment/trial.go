@@ -22,7 +22,7 @@ import (
 	"tare/internal/host/cgroup"
 	"tare/internal/ledger"
 	"tare/internal/load"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/record"
 	"tare/internal/role"

@@ -7,7 +7,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/subject"
-	_ "tare/internal/subject/kernelmesh"
+	_ "tare/internal/subject/mesh/kernelmesh"
 )
 
 func TestCommand(t *testing.T) {

@@ -25,7 +25,7 @@ var kernelPackages = map[string][]string{
 	"subjects": {"./internal/subject/..."},
 	"others": {
 		"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/...",
-		"./internal/store/mapinmap", "./internal/store/sized", "./internal/store/snapshot", "./internal/store/value",
+		"./internal/subject/mesh/store/mapinmap", "./internal/subject/mesh/store/sized", "./internal/subject/mesh/store/snapshot", "./internal/subject/mesh/store/value",
 	},
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"tare/internal/fault"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 )
 
 // Distribution is a delay whose quantiles are known beforehand. Its text is its parameters: "constant:5ms", "uniform:2ms:10ms", and

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/role"
 )
 

@@ -18,9 +18,9 @@ import (
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 
 	"tare/internal/fault"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/role"
-	"tare/internal/xds/controlplane"
+	"tare/internal/subject/mesh/xds/controlplane"
 )
 
 // Options is what the mesh is made of, and where its control plane is.

@@ -19,13 +19,13 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"tare/internal/load/pace"
-	"tare/internal/mesh"
-	"tare/internal/store"
-	"tare/internal/store/snapshot"
-	"tare/internal/store/storeload"
-	"tare/internal/xds"
-	"tare/internal/xds/controlplane"
+	"tare/internal/pace"
+	"tare/internal/subject/mesh"
+	"tare/internal/subject/mesh/store"
+	"tare/internal/subject/mesh/store/snapshot"
+	"tare/internal/subject/mesh/store/storeload"
+	"tare/internal/subject/mesh/xds"
+	"tare/internal/subject/mesh/xds/controlplane"
 )
 
 // TestMain lets the test binary be the mesh of BenchmarkChange, so that what one process collects does not stop the other.

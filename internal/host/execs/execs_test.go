@@ -22,7 +22,7 @@ import (
 	"tare/internal/host/cgroup"
 	"tare/internal/host/execs"
 	loadexec "tare/internal/load/exec"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/role"
 )

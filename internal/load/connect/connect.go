@@ -22,7 +22,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/load"
 	"tare/internal/load/connect/generation"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/role"
 )
 

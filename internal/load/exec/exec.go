@@ -32,7 +32,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/load"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/role"
 )
 

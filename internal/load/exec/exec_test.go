@@ -28,7 +28,7 @@ import (
 	"tare/internal/host/cgroup"
 	"tare/internal/host/execs"
 	"tare/internal/load"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/role"
 )

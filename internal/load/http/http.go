@@ -40,8 +40,8 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/load"
-	"tare/internal/load/pace"
 	"tare/internal/load/running"
+	"tare/internal/pace"
 	"tare/internal/role"
 )
 

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/load"
-	"tare/internal/load/pace"
 	"tare/internal/load/running"
+	"tare/internal/pace"
 	"tare/internal/role"
 )
 

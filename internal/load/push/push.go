@@ -24,8 +24,8 @@ import (
 	"tare/internal/app/mesh"
 	"tare/internal/fault"
 	"tare/internal/load"
-	"tare/internal/load/pace"
 	"tare/internal/near"
+	"tare/internal/pace"
 	"tare/internal/role"
 )
 

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 )
 
 // TestJudge: every endpoint that there was is known for what it is, at the ends of all its bits.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
-	"tare/internal/load/pace"
+	"tare/internal/pace"
 )
 
 // memfdName is what the kernel calls the page's file: a file in memory, gone with the last process that has it, however that ends.

@@ -1,0 +1,591 @@
+package xds
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"tare/internal/fault"
+	"tare/internal/pace"
+	"tare/internal/subject/mesh"
+)
+
+// Options are what a client needs to know. Only Address and Apply must be given.
+type Options struct {
+	Address string // host:port, or unix:PATH
+	Node    string // the id by which the control plane knows the data plane; default "tare"
+	Cluster string // of the node; default "tare"
+
+	StateOfTheWorld bool     // ask for everything each time; the default is deltas
+	ClusterNames    []string // the clusters that are asked for; none: all that there are
+	ListenerNames   []string // the same for listeners
+
+	// Apply makes a change. It is called by one goroutine. An error refuses what was new in it, by name if it is a *fault.Error whose Where is a
+	// resource; then nothing of the change may have been made.
+	Apply func(context.Context, mesh.Change) error
+	// OnEvent hears of every response, once its acknowledgement has been handed to the transport; OnState of every change of state. Both are called
+	// by the client's own goroutines, one call at a time each, and must return soon.
+	OnEvent func(Event)
+	OnState func(State)
+
+	Resolver Resolver // for clusters of host names; default SystemResolver
+	Limits   Limits
+	Timeouts Timeouts
+	Dial     []grpc.DialOption // more options; without credentials among them, the connection is not encrypted
+}
+
+// Limits bound what a control plane can make the client keep. The zero value has the defaults.
+type Limits struct {
+	Message   int // bytes of one response; default 64 MiB. A longer one ends the stream
+	Resource  int // bytes of one resource; default 8 MiB. Decoding can take many times that for a moment
+	Resources int // of each kind; default 131072
+	Bytes     int // of all resources, as they came; default 256 MiB
+}
+
+// Timeouts are how long the client waits. The zero value has the defaults.
+type Timeouts struct {
+	Connect time.Duration // until a stream is open; default 10 s
+	Answer  time.Duration // until the first response, where nothing was ever received; default 30 s
+	Send    time.Duration // until the control plane takes a request; default 10 s
+	// Reconnect is the time before the second attempt, twice as long each time up to ReconnectMax, less a random part of up to half of it;
+	// defaults 200 ms and 30 s.
+	Reconnect, ReconnectMax time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	number := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	wait := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	if o.Node == "" {
+		o.Node = "tare"
+	}
+	if o.Cluster == "" {
+		o.Cluster = "tare"
+	}
+	if o.Resolver == nil {
+		o.Resolver = SystemResolver{}
+	}
+	number(&o.Limits.Message, 64<<20)
+	number(&o.Limits.Resource, 8<<20)
+	number(&o.Limits.Resources, 1<<17)
+	number(&o.Limits.Bytes, 256<<20)
+	wait(&o.Timeouts.Connect, 10*time.Second)
+	wait(&o.Timeouts.Answer, 30*time.Second)
+	wait(&o.Timeouts.Send, 10*time.Second)
+	wait(&o.Timeouts.Reconnect, 200*time.Millisecond)
+	wait(&o.Timeouts.ReconnectMax, 30*time.Second)
+	return o
+}
+
+// Phase is how the client stands with its control plane.
+type Phase uint8
+
+// The phases. What a data plane does with connections while there is no configuration, or an old one, is for it to decide.
+const (
+	Never     Phase = iota // nothing was ever received
+	Connected              // a stream is open, and what was received came by it or by one before it
+	Stale                  // something was received, but no stream is open
+)
+
+func (p Phase) String() string { return [...]string{"never connected", "connected", "stale"}[p] }
+
+// State is the phase, since when, and for Never and Stale why.
+type State struct {
+	Phase Phase
+	Since time.Time
+	Err   error // why the last stream ended, or could not be opened; nil while it is open
+}
+
+// Event is one response. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
+type Event struct {
+	Kind           Kind
+	Version, Nonce string
+	Resources      int // in the response
+	Changed        int // of these, new or not as before
+	Unchanged      int // byte for byte as before
+	Ignored        int // not asked for
+	Removed        int // taken away by it
+	Bytes          int
+	Refused        []error // why it was not acknowledged, or not all of it, the first 10,000; none: it was
+	Received       int64   // the whole response was there
+	Decoded        int64   // it was read and checked
+	Applied        int64   // Apply had made what it could change
+	Acked          int64   // its acknowledgement, or refusal, was handed to the transport
+}
+
+// Metrics are counters since the client began, and what there is now.
+type Metrics struct {
+	Streams         uint64 // that were opened
+	StreamErrors    uint64 // that ended, or could not be opened
+	Responses       [kinds]uint64
+	Acks, Nacks     [kinds]uint64
+	BytesReceived   uint64 // of responses
+	Refused         uint64 // resources
+	Unchanged       uint64 // resources that came again
+	Ignored         uint64 // resources that nobody asked for
+	Applied         uint64 // changes that Apply made
+	ApplyErrors     uint64
+	Lookups         uint64 // of host names
+	LookupErrors    uint64
+	Resources       [kinds]int // now
+	WaitingClusters int        // now, for their first endpoints
+	Waiting         int        // now, of listeners for clusters or for their address
+}
+
+// Client keeps a store at what a control plane says. Make it with New.
+type Client struct {
+	o     Options
+	state *state
+	conn  *conn // nil between streams
+	names resolving
+
+	versions [kinds]string // the last that were taken whole; state of the world
+	services []string      // the endpoints that are asked for, in order; state of the world
+	failures int           // streams since the last that brought something
+	begun    map[string]time.Time
+
+	mu      sync.Mutex
+	status  State
+	metrics Metrics
+	events  sync.Mutex // one OnEvent at a time
+}
+
+// New makes a client; Run has it work.
+func New(o Options) (*Client, error) {
+	if o.Address == "" {
+		return nil, fault.New(fault.Usage, "address", "name the control plane as host:port or unix:PATH", "there is no address of a control plane")
+	}
+	if o.Apply == nil {
+		return nil, fault.New(fault.Internal, "xds", "", "there is nothing to apply changes with")
+	}
+	o = o.withDefaults()
+	return &Client{o: o, state: newState(o.Limits), names: newResolving(o.Resolver), begun: map[string]time.Time{}, status: State{Phase: Never, Since: time.Now()}}, nil
+}
+
+// State is how the client stands now.
+func (c *Client) State() State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status
+}
+
+// Metrics are the counters now.
+func (c *Client) Metrics() Metrics {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.metrics
+}
+
+// maxQueue is how many requests may wait to be sent before the client reads no more responses.
+const maxQueue = 64
+
+// tick is how often the client looks at its clocks while there is something to wait for.
+const tick = 50 * time.Millisecond
+
+// Run keeps the store at what the control plane says until ctx ends, and then returns nil. Whatever the control plane does is no reason
+// for it to end. All its goroutines have ended when it returns, but for look-ups of host names under way, which end with ctx.
+func (c *Client) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer c.leave()
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	clock := time.NewTicker(tick)
+	defer clock.Stop()
+	ticking := true
+	for {
+		if want := c.waits(); want != ticking {
+			if ticking = want; want {
+				clock.Reset(tick)
+			} else {
+				clock.Stop()
+			}
+		}
+		var in <-chan *response
+		var out chan<- *request
+		var ended <-chan error
+		var opened <-chan struct{}
+		var head *request
+		if c.conn != nil {
+			ended = c.conn.ended
+			if !c.conn.open {
+				opened = c.conn.opened
+			}
+			if len(c.conn.queue) < maxQueue {
+				in = c.conn.in
+			}
+			if len(c.conn.queue) > 0 {
+				out, head = c.conn.out, c.conn.queue[0]
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-retry.C:
+			c.connect(ctx)
+		case r := <-in:
+			if err := c.handle(ctx, r); err != nil {
+				return c.end(ctx, err)
+			}
+		case <-opened:
+			c.conn.open = true
+			if c.State().Phase == Stale { // a control plane that has nothing new need not answer
+				c.setState(Connected, nil)
+			}
+		case out <- head:
+			c.conn.queue = c.conn.queue[1:]
+		case err := <-ended:
+			retry.Reset(c.lost(err))
+		case a := <-c.names.answers:
+			if err := c.resolved(ctx, a); err != nil {
+				return c.end(ctx, err)
+			}
+		case <-clock.C:
+			if err := c.look(ctx); err != nil {
+				return c.end(ctx, err)
+			}
+		}
+	}
+}
+
+// end is nil where an error is only that the client is to end.
+func (c *Client) end(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// leave ends the stream and waits for it.
+func (c *Client) leave() {
+	if c.conn != nil {
+		c.conn.cancel()
+		<-c.conn.ended
+		c.conn = nil
+	}
+}
+
+func (c *Client) setState(p Phase, err error) {
+	c.mu.Lock()
+	if c.status.Phase != p {
+		c.status.Since = time.Now()
+	} else if err == nil && c.status.Err == nil {
+		c.mu.Unlock()
+		return
+	}
+	c.status.Phase, c.status.Err = p, err
+	s := c.status
+	c.mu.Unlock()
+	if c.o.OnState != nil {
+		c.o.OnState(s)
+	}
+}
+
+func (c *Client) count(f func(*Metrics)) {
+	c.mu.Lock()
+	f(&c.metrics)
+	c.mu.Unlock()
+}
+
+// connect begins a stream with what has to be asked.
+func (c *Client) connect(ctx context.Context) {
+	c.conn = open(ctx, &c.o, c.sent)
+	c.count(func(m *Metrics) { m.Streams++ })
+	for k := range Kind(kinds) {
+		c.subscribe(k)
+	}
+}
+
+// subscribe asks for a kind on a new stream.
+func (c *Client) subscribe(k Kind) {
+	names := [kinds][]string{Clusters: c.o.ClusterNames, Listeners: c.o.ListenerNames}[k]
+	if k == Endpoints {
+		if c.services = c.state.serviceNames(); len(c.services) == 0 {
+			return // asking for no endpoints would be asking for all
+		}
+		names = c.services
+	}
+	c.conn.asked[k] = true
+	r := &request{kind: k, version: c.versions[k], names: names}
+	if !c.o.StateOfTheWorld {
+		r = &request{kind: k, subscribe: names, versions: c.state.versions(k)}
+		if k == Endpoints {
+			for _, name := range names {
+				c.conn.subscribed[name] = true
+			}
+		}
+	}
+	c.conn.queue = append(c.conn.queue, r)
+}
+
+// lost takes note that the stream has ended, and says when to try again.
+func (c *Client) lost(err error) time.Duration {
+	if c.conn.answered {
+		c.failures = 0
+	}
+	c.conn = nil
+	c.count(func(m *Metrics) { m.StreamErrors++ })
+	if c.State().Phase == Never {
+		c.setState(Never, err)
+	} else {
+		c.setState(Stale, err)
+	}
+	wait := c.o.Timeouts.ReconnectMax
+	if c.failures < 16 {
+		wait = min(wait, c.o.Timeouts.Reconnect<<c.failures)
+	}
+	c.failures++
+	return wait - rand.N(wait/2+1)
+}
+
+// handle takes a response in: what is good becomes active, what is not is refused, and the control plane is told.
+func (c *Client) handle(ctx context.Context, r *response) error {
+	k, known := kindOf(r.typeURL)
+	if !known || !c.conn.asked[k] {
+		c.count(func(m *Metrics) { m.Ignored += uint64(len(r.items)) })
+		return nil
+	}
+	c.conn.answered = true
+	o := c.state.take(k, r, c.o.StateOfTheWorld)
+	c.state.conflicts(o)
+	event := &Event{Kind: k, Version: r.version, Nonce: r.nonce, Resources: len(r.items), Unchanged: o.unchanged, Ignored: o.ignored,
+		Removed: o.removed, Bytes: r.bytes, Received: r.received, Decoded: pace.Now()}
+	if err := c.settle(ctx, o); err != nil {
+		return err
+	}
+	event.Applied, event.Changed = pace.Now(), o.changed
+	slices.SortFunc(o.refused, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) }) // the same refusals make the same text
+	event.Refused = o.refused
+	c.answer(k, r, event, o.more)
+	c.follow()
+	c.setState(Connected, nil)
+	c.count(func(m *Metrics) {
+		m.Responses[k]++
+		m.BytesReceived += uint64(r.bytes)
+		m.Refused += uint64(len(o.refused) + o.more)
+		m.Unchanged += uint64(o.unchanged)
+		m.Ignored += uint64(o.ignored)
+	})
+	return nil
+}
+
+func (c *Client) settle(ctx context.Context, o *outcome) error {
+	err := c.state.settle(func(change mesh.Change) error {
+		err := c.o.Apply(ctx, change)
+		if ctx.Err() != nil {
+			return errEnds
+		}
+		c.count(func(m *Metrics) {
+			if m.Applied++; err != nil {
+				m.Applied--
+				m.ApplyErrors++
+			}
+		})
+		return err
+	}, o)
+	if err != nil {
+		return err
+	}
+	waiting := 0
+	for name := range c.state.dirtyListeners {
+		if c.state.listeners[name] != nil {
+			waiting++
+		}
+	}
+	hungry := c.state.hungry()
+	for name := range hungry {
+		if _, known := c.begun[name]; !known {
+			c.begun[name] = time.Now()
+		}
+	}
+	for name := range c.begun {
+		if !hungry[name] {
+			delete(c.begun, name)
+		}
+	}
+	c.count(func(m *Metrics) {
+		for k := range m.Resources {
+			m.Resources[k] = len(c.state.taken[k])
+		}
+		m.Waiting, m.WaitingClusters = waiting, len(hungry)
+	})
+	return nil
+}
+
+// How long the refusal of the same thing is held back, first and at most: a control plane that answers a refusal by sending the same again
+// would otherwise keep both busy.
+const (
+	firstHold = 50 * time.Millisecond
+	maxHold   = time.Second
+)
+
+// answer acknowledges or refuses a response.
+func (c *Client) answer(k Kind, r *response, event *Event, more int) {
+	q := &request{kind: k, nonce: r.nonce, event: event, wrong: reason(event.Refused, more)}
+	if q.wrong == "" {
+		c.versions[k] = r.version
+	}
+	c.conn.nonces[k] = r.nonce
+	if c.o.StateOfTheWorld {
+		q.version, q.names = c.versions[k], c.wanted(k)
+	}
+	h := &c.conn.holds[k]
+	if q.wrong == "" || q.wrong != h.wrong {
+		*h = hold{wrong: q.wrong}
+		c.conn.queue = append(c.conn.queue, q)
+		return
+	}
+	h.wait = min(max(2*h.wait, firstHold), maxHold)
+	h.request, h.due = q, time.Now().Add(h.wait)
+}
+
+// wanted are the names of a request of the state of the world.
+func (c *Client) wanted(k Kind) []string {
+	switch k {
+	case Clusters:
+		return c.o.ClusterNames
+	case Listeners:
+		return c.o.ListenerNames
+	}
+	return c.services
+}
+
+// follow asks for the endpoints of clusters that came, no longer for those of clusters that went, and the same for host names.
+func (c *Client) follow() {
+	services, hosts := c.state.sweep()
+	c.names.follow(hosts, c.state)
+	if len(services) == 0 || c.conn == nil {
+		return
+	}
+	if !c.conn.asked[Endpoints] {
+		c.subscribe(Endpoints)
+		return
+	}
+	if c.o.StateOfTheWorld {
+		c.services = c.state.serviceNames()
+		if h := &c.conn.holds[Endpoints]; h.request != nil { // it says what is asked for now
+			h.request.names = c.services
+			return
+		}
+		c.conn.queue = append(c.conn.queue, &request{kind: Endpoints, version: c.versions[Endpoints], nonce: c.conn.nonces[Endpoints], names: c.services})
+		return
+	}
+	q := &request{kind: Endpoints}
+	slices.Sort(services)
+	for _, name := range services {
+		switch want := c.state.services[name] != nil; {
+		case want && !c.conn.subscribed[name]:
+			q.subscribe = append(q.subscribe, name)
+			c.conn.subscribed[name] = true
+		case !want && c.conn.subscribed[name]:
+			q.unsubscribe = append(q.unsubscribe, name)
+			delete(c.conn.subscribed, name)
+		}
+	}
+	if len(q.subscribe)+len(q.unsubscribe) > 0 {
+		c.conn.queue = append(c.conn.queue, q)
+	}
+}
+
+// sent is called by the stream's own goroutine when a request was handed to the transport.
+func (c *Client) sent(q *request) {
+	if q.event == nil {
+		return
+	}
+	q.event.Acked = pace.Now()
+	c.count(func(m *Metrics) {
+		if q.wrong == "" {
+			m.Acks[q.kind]++
+		} else {
+			m.Nacks[q.kind]++
+		}
+	})
+	if c.o.OnEvent != nil {
+		c.events.Lock()
+		defer c.events.Unlock()
+		c.o.OnEvent(*q.event)
+	}
+}
+
+// waits says whether there is anything that time alone brings.
+func (c *Client) waits() bool {
+	if len(c.begun) > 0 || c.names.waits() {
+		return true
+	}
+	if c.conn == nil {
+		return false
+	}
+	for k := range c.conn.holds {
+		if c.conn.holds[k].request != nil {
+			return true
+		}
+	}
+	return !c.conn.answered || len(c.conn.queue) > 0 || c.conn.busy.Load() != 0
+}
+
+// look does what time has come for.
+func (c *Client) look(ctx context.Context) error {
+	now := time.Now()
+	if c.conn != nil {
+		c.patience(now)
+	}
+	c.names.look(ctx, now)
+	if n := c.names.taken(); n > 0 {
+		c.count(func(m *Metrics) { m.Lookups += n })
+	}
+	starved := false
+	for name, since := range c.begun {
+		if w := c.state.clusters[name]; w != nil && w.Wait > 0 && now.Sub(since) > w.Wait {
+			c.state.starve(name)
+			starved = true
+		}
+	}
+	if !starved {
+		return nil
+	}
+	return c.unasked(ctx)
+}
+
+// unasked settles what changed without a response: there is nobody to refuse it to.
+func (c *Client) unasked(ctx context.Context) error {
+	o := &outcome{}
+	if err := c.settle(ctx, o); err != nil {
+		return err
+	}
+	c.count(func(m *Metrics) { m.Refused += uint64(len(o.refused) + o.more) })
+	c.follow()
+	return nil
+}
+
+// patience sends what was held back, and gives a stream up that has stood still for too long.
+func (c *Client) patience(now time.Time) {
+	for k := range c.conn.holds {
+		if h := &c.conn.holds[k]; h.request != nil && !now.Before(h.due) {
+			c.conn.queue = append(c.conn.queue, h.request)
+			h.request = nil
+		}
+	}
+	c.conn.patience(now, &c.o, c.State().Phase == Never)
+}
+
+func (c *Client) resolved(ctx context.Context, a answer) error {
+	if a.err != nil {
+		c.count(func(m *Metrics) { m.LookupErrors++ })
+	}
+	if !c.names.done(a, c.state) {
+		return nil
+	}
+	return c.unasked(ctx)
+}

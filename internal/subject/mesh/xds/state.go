@@ -1,0 +1,952 @@
+package xds
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"tare/internal/fault"
+	"tare/internal/subject/mesh"
+	"tare/internal/subject/mesh/xds/translate"
+)
+
+// state is what the control plane wants and what the store has. It is pure: time, network and store are the caller's.
+//
+// What is wanted becomes active in steps: a cluster when its endpoints are known, a listener when all of its clusters are active and its
+// address is free. A cluster that is no longer wanted goes when no active listener names it. So order between the kinds of resources, which
+// the protocol leaves to the control plane, does not matter to whoever connects.
+type state struct {
+	limits Limits
+	seeds  [2]maphash.Seed
+	taken  [kinds]map[string]taken // what was accepted of each kind, by name
+	bytes  int                     // of all that was taken
+
+	clusters  map[string]*translate.Cluster
+	assigned  map[string]translate.Assignment // by service
+	services  map[string]map[string]bool      // clusters by the service that they name
+	hosts     map[string]map[string]bool      // clusters by the host names that they have
+	addresses map[string][]netip.Addr         // of host names that were looked up; there without any: the look-up failed
+	late      map[string]bool                 // clusters that have waited long enough for endpoints
+	listeners map[string]*mesh.Listener
+	places    map[place]map[string]bool // wanted listeners by address
+
+	active mesh.Config
+	users  map[string]int   // active listeners that name a cluster
+	used   map[place]string // active listeners by address
+
+	dirtyClusters, dirtyListeners map[string]bool // those whose active form may not be the wanted one
+
+	serviceChanges, hostChanges map[string]bool // names of which the last cluster went, or the first came, since they were cleared
+}
+
+// taken is what is kept of a resource as it came, to know it when it comes again.
+type taken struct {
+	sum     digest
+	size    int // bytes
+	version string
+}
+
+// digest stands for the bytes of a resource. Nobody outside the process knows by what seeds it is made, so that two resources of one digest come by
+// chance alone: once in 10^38.
+type digest [2]uint64
+
+func (s *state) digest(b []byte) digest {
+	return digest{maphash.Bytes(s.seeds[0], b), maphash.Bytes(s.seeds[1], b)}
+}
+
+type place struct {
+	address  netip.AddrPort
+	protocol mesh.Protocol
+}
+
+func newState(l Limits) *state {
+	s := &state{
+		limits: l, clusters: map[string]*translate.Cluster{}, assigned: map[string]translate.Assignment{}, services: map[string]map[string]bool{},
+		hosts: map[string]map[string]bool{}, addresses: map[string][]netip.Addr{}, late: map[string]bool{}, listeners: map[string]*mesh.Listener{},
+		places: map[place]map[string]bool{}, active: *mesh.NewConfig(), users: map[string]int{}, used: map[place]string{},
+		dirtyClusters: map[string]bool{}, dirtyListeners: map[string]bool{}, serviceChanges: map[string]bool{}, hostChanges: map[string]bool{},
+	}
+	for k := range s.taken {
+		s.taken[k] = map[string]taken{}
+	}
+	for i := range s.seeds {
+		s.seeds[i] = maphash.MakeSeed()
+	}
+	return s
+}
+
+// hungry are the clusters that wait for their first endpoints.
+func (s *state) hungry() map[string]bool {
+	var names map[string]bool
+	for name := range s.dirtyClusters {
+		c := s.clusters[name]
+		if c == nil || c.Discovery != translate.EDS || s.late[name] {
+			continue
+		}
+		if _, ok := s.assigned[c.Service]; !ok {
+			if names == nil {
+				names = map[string]bool{}
+			}
+			names[name] = true
+		}
+	}
+	return names
+}
+
+// starve lets a cluster be without the endpoints that it has waited for.
+func (s *state) starve(name string) {
+	s.late[name] = true
+	s.dirtyClusters[name] = true
+}
+
+// resolve takes note of the addresses of a host name, and says whether that changes anything.
+func (s *state) resolve(host string, addresses []netip.Addr) bool {
+	old, known := s.addresses[host]
+	if s.hosts[host] == nil || known && slices.Equal(old, addresses) {
+		return false
+	}
+	s.addresses[host] = addresses
+	s.touch(s.hosts[host])
+	return true
+}
+
+// outcome is what became of a response.
+type outcome struct {
+	refused   []error
+	more      int // refusals beyond those kept
+	unchanged int
+	ignored   int
+	changed   int
+	removed   int
+	undo      []func() // of what was staged, by resource; see reject
+	staged    map[resource]int
+}
+
+type resource struct {
+	kind Kind
+	name string
+}
+
+// maxRefused is how many refusals of one response are kept by name; a message of 64 MiB can hold millions.
+const maxRefused = 10000
+
+func (o *outcome) refuse(err error) {
+	if len(o.refused) < maxRefused {
+		o.refused = append(o.refused, err)
+	} else {
+		o.more++
+	}
+}
+
+// expect makes room for what will be staged of resources that were read, if more of the rest is of their kind.
+func (o *outcome) expect(read []item, rest int) {
+	if o.staged != nil {
+		return
+	}
+	n := 0
+	for i := range read {
+		if !read[i].read.same {
+			n++
+		}
+	}
+	if n = n * rest / len(read); n > 0 {
+		o.staged, o.undo = make(map[resource]int, n), make([]func(), 0, n)
+	}
+}
+
+// take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (clusters and listeners of the
+// state of the world).
+func (s *state) take(k Kind, r *response, full bool) *outcome {
+	fresh := max(0, len(r.items)-len(s.taken[k]))
+	if len(s.taken[k]) == 0 { // growing maps one by one would take a tenth of the time
+		s.taken[k] = make(map[string]taken, fresh)
+	}
+	if len(s.dirtyClusters) < fresh && k == Clusters {
+		dirty := make(map[string]bool, len(s.dirtyClusters)+fresh)
+		maps.Copy(dirty, s.dirtyClusters)
+		s.dirtyClusters = dirty
+	}
+	o := &outcome{}
+	seen := make(map[string]bool, len(r.items))
+	nameless := false // what has no name could be any: then nothing counts as gone
+	for from := 0; from < len(r.items); from += readAhead {
+		some := r.items[from:min(from+readAhead, len(r.items))]
+		s.readAll(k, some)
+		o.expect(some, len(r.items)-from)
+		for i := range some {
+			it := &some[i]
+			if err := s.stage(k, it, seen, o); err != nil {
+				if it.read.name == "" {
+					nameless = true
+					err = fmt.Errorf("resources[%d]: %w", from+i, err)
+				}
+				o.refuse(err)
+			}
+			it.read = parsed{} // it may be far larger than the resource
+		}
+	}
+	if full && k != Endpoints && !nameless {
+		for name := range s.taken[k] {
+			if !seen[name] {
+				s.remove(k, name, o)
+			}
+		}
+	}
+	for _, name := range r.removed {
+		if _, ok := s.taken[k][name]; ok && !seen[name] {
+			s.remove(k, name, o)
+		}
+	}
+	return o
+}
+
+// readAhead is how many resources are decoded before the first of them is staged, and readAlone below how many of them one CPU does it as soon
+// as several.
+const (
+	readAhead = 1024
+	readAlone = 32
+)
+
+// readAll reads resources, on several CPUs where that is worth it.
+func (s *state) readAll(k Kind, items []item) {
+	if len(items) < readAlone {
+		for i := range items {
+			s.read(k, &items[i])
+		}
+		return
+	}
+	var next atomic.Int64
+	var all sync.WaitGroup
+	work := func() {
+		for {
+			to := int(next.Add(readAlone / 2))
+			from := to - readAlone/2
+			if from >= len(items) {
+				return
+			}
+			for i := range items[from:min(to, len(items))] {
+				s.read(k, &items[from+i])
+			}
+		}
+	}
+	for range min(runtime.GOMAXPROCS(0), len(items)/readAlone) - 1 {
+		all.Go(work)
+	}
+	work()
+	all.Wait()
+}
+
+// read decodes a resource, unless it is as it came before or would be refused or ignored in any case. It changes nothing of the state.
+func (s *state) read(k Kind, it *item) {
+	p := &it.read
+	if p.name = translate.Name(it.value); it.name != "" {
+		p.name = it.name
+	}
+	if it.typeURL != typeURLs[k] || it.ttl || len(it.value) > s.limits.Resource || k == Endpoints && s.services[p.name] == nil && p.name != "" {
+		return
+	}
+	p.sum = s.digest(it.value)
+	old, had := s.taken[k][p.name]
+	if p.same = had && old.sum == p.sum && old.size == len(it.value); p.same {
+		return
+	}
+	switch k {
+	case Clusters:
+		p.made, p.err = made(translate.ParseCluster(it.value))
+	case Endpoints:
+		p.made, p.err = made(translate.ParseAssignment(it.value))
+	case Listeners:
+		p.made, p.err = made(translate.ParseListener(it.value))
+	}
+}
+
+func made[T any](v T, err error) (any, error) { return v, err }
+
+// stage makes one resource wanted.
+func (s *state) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err error) {
+	name := it.read.name
+	before := len(seen)
+	seen[name] = true
+	switch {
+	case name != "" && len(seen) == before:
+		return refused(k, name, "it is given twice")
+	case it.typeURL != typeURLs[k]:
+		return refused(k, name, "it is of type %.200q, not %s", it.typeURL, typeURLs[k])
+	case it.ttl:
+		return refused(k, name, "a time to live is not supported")
+	case len(it.value) > s.limits.Resource:
+		return refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
+	case k == Endpoints && s.services[name] == nil && name != "":
+		o.ignored++ // nobody asked for it, or it was on its way when the last cluster went
+		return nil
+	}
+	old, had := s.taken[k][name]
+	if it.read.same {
+		o.unchanged++
+		if old.version != it.version {
+			old.version = it.version
+			s.taken[k][name] = old
+		}
+		return nil
+	}
+	if !had && len(s.taken[k]) >= s.limits.Resources {
+		return refused(k, name, "there are %d %s already, which is the most that the client keeps", len(s.taken[k]), k)
+	}
+	if size := s.bytes - old.size + len(it.value); size > s.limits.Bytes {
+		return refused(k, name, "with it there would be %d bytes of resources; the client keeps %d", size, s.limits.Bytes)
+	}
+	if it.read.err != nil {
+		return it.read.err
+	}
+	var undo func()
+	switch made := it.read.made.(type) {
+	case *translate.Cluster:
+		undo, err = s.stageCluster(name, made)
+	case translate.Assignment:
+		undo, err = s.stageAssignment(name, made)
+	case *mesh.Listener:
+		undo, err = s.stageListener(name, made)
+	}
+	if err != nil {
+		return err
+	}
+	s.bytes += len(it.value) - old.size
+	s.taken[k][name] = taken{it.read.sum, len(it.value), it.version}
+	o.changed++
+	o.staged[resource{k, name}] = len(o.undo)
+	o.undo = append(o.undo, func() {
+		undo()
+		s.forget(k, name)
+		if had {
+			s.bytes += old.size
+			s.taken[k][name] = old
+		}
+	})
+	return nil
+}
+
+func (s *state) forget(k Kind, name string) {
+	s.bytes -= s.taken[k][name].size
+	delete(s.taken[k], name)
+}
+
+func (s *state) stageCluster(name string, c *translate.Cluster) (undo func(), err error) {
+	if c.Name != name {
+		return nil, refused(Clusters, name, "name: it is %.200q", c.Name)
+	}
+	old := s.clusters[name]
+	late := s.late[name]
+	s.want(name, c)
+	return func() {
+		s.want(name, old)
+		if late {
+			s.late[name] = true
+		}
+	}, nil
+}
+
+// want makes c the wanted form of a cluster; nil for none.
+func (s *state) want(name string, c *translate.Cluster) {
+	s.dirtyClusters[name] = true
+	var service string // whose endpoints the cluster still needs
+	if c != nil && c.Discovery == translate.EDS {
+		service = c.Service
+		if link(s.services, service, name) {
+			s.serviceChanges[service] = true
+		}
+	}
+	if c != nil {
+		for _, h := range c.Hosts {
+			if link(s.hosts, h, name) {
+				s.hostChanges[h] = true
+			}
+		}
+	}
+	if old := s.clusters[name]; old != nil {
+		if old.Discovery == translate.EDS && old.Service != service && unlink(s.services, old.Service, name) {
+			s.serviceChanges[old.Service] = true
+		}
+		for _, h := range old.Hosts {
+			if (c == nil || !slices.Contains(c.Hosts, h)) && unlink(s.hosts, h, name) {
+				s.hostChanges[h] = true
+			}
+		}
+		if c == nil || old.Service != service {
+			delete(s.late, name)
+		}
+	}
+	if c == nil {
+		delete(s.clusters, name)
+	} else {
+		s.clusters[name] = c
+	}
+}
+
+// link says whether it is the first under key.
+func link[K comparable](m map[K]map[string]bool, key K, name string) bool {
+	first := m[key] == nil
+	if first {
+		m[key] = map[string]bool{}
+	}
+	m[key][name] = true
+	return first
+}
+
+// unlink says whether nothing is left under key.
+func unlink[K comparable](m map[K]map[string]bool, key K, name string) bool {
+	delete(m[key], name)
+	if len(m[key]) > 0 {
+		return false
+	}
+	delete(m, key)
+	return true
+}
+
+func (s *state) stageAssignment(name string, a translate.Assignment) (undo func(), err error) {
+	if a.Name != name {
+		return nil, refused(Endpoints, name, "cluster_name: it is %.200q", a.Name)
+	}
+	old, had := s.assigned[name]
+	s.assigned[name] = a
+	s.touchService(name)
+	return func() {
+		if had {
+			s.assigned[name] = old
+		} else {
+			delete(s.assigned, name)
+		}
+		s.touchService(name)
+	}, nil
+}
+
+func (s *state) touch(clusters map[string]bool) {
+	for name := range clusters {
+		s.dirtyClusters[name] = true
+	}
+}
+
+// touchService is touch for the clusters that name a service: most often the one of its name, which is found sooner than one looks what there is.
+func (s *state) touchService(service string) {
+	if of := s.services[service]; len(of) != 1 || !of[service] {
+		s.touch(of)
+		return
+	}
+	s.dirtyClusters[service] = true
+}
+
+func (s *state) stageListener(name string, l *mesh.Listener) (undo func(), err error) {
+	if l.Name != name {
+		return nil, refused(Listeners, name, "name: it is %.200q", l.Name)
+	}
+	old := s.listeners[name]
+	s.wantListener(name, l)
+	return func() { s.wantListener(name, old) }, nil
+}
+
+func (s *state) wantListener(name string, l *mesh.Listener) {
+	s.dirtyListeners[name] = true
+	if old := s.listeners[name]; old != nil {
+		unlink(s.places, placeOf(old), name)
+	}
+	if l == nil {
+		delete(s.listeners, name)
+	} else {
+		s.listeners[name] = l
+		link(s.places, placeOf(l), name)
+	}
+}
+
+// remove makes a resource unwanted. Endpoints stay as long as a cluster is there that has them.
+func (s *state) remove(k Kind, name string, o *outcome) {
+	s.forget(k, name)
+	o.removed++
+	switch k {
+	case Clusters:
+		s.want(name, nil)
+	case Listeners:
+		s.wantListener(name, nil)
+	}
+}
+
+// conflicts refuses, of the listeners that a response brought, those that want an address that another one wants: what was there before
+// stays.
+func (s *state) conflicts(o *outcome) {
+	for again := true; again; {
+		again = false
+		var staged []string
+		for r := range o.staged {
+			if r.kind == Listeners {
+				staged = append(staged, r.name)
+			}
+		}
+		slices.Sort(staged)
+		for _, name := range slices.Backward(staged) { // of two that are new, the first by name stays
+			at := placeOf(s.listeners[name])
+			if len(s.places[at]) < 2 {
+				continue
+			}
+			others := maps.Clone(s.places[at])
+			delete(others, name)
+			o.refuse(&translate.Refusal{Kind: "listener", Name: name, Field: "address",
+				What: fmt.Sprintf("listener %.200q has %s %s", slices.Sorted(maps.Keys(others))[0], at.protocol, at.address)})
+			s.reject(resource{Listeners, name}, o) // its old form may now stand in another's way, which is then seen in the next round
+			again = true
+		}
+	}
+}
+
+func placeOf(l *mesh.Listener) place {
+	return place{netip.AddrPortFrom(l.Address.Addr().Unmap(), l.Address.Port()), l.Protocol}
+}
+
+// reject takes back what a response staged of a resource, and says whether it was staged.
+func (s *state) reject(r resource, o *outcome) bool {
+	i, ok := o.staged[r]
+	if !ok {
+		return false
+	}
+	o.undo[i]()
+	delete(o.staged, r)
+	o.changed--
+	return true
+}
+
+// form is a cluster as the store is to have it; ok is false as long as its endpoints are not known.
+func (s *state) form(c *translate.Cluster) (*mesh.Cluster, bool) {
+	switch c.Discovery {
+	case translate.EDS:
+		a, ok := s.assigned[c.Service]
+		if !ok && !s.late[c.Name] {
+			return nil, false
+		}
+		return c.With(a.Localities), true
+	case translate.DNS:
+		for _, h := range c.Hosts {
+			if _, ok := s.addresses[h]; !ok {
+				return nil, false
+			}
+		}
+		return c.At(func(host string) []netip.Addr { return s.addresses[host] }), true
+	}
+	return c.Known(), true
+}
+
+// plan is the change that brings the store as near to what is wanted as can be now.
+func (s *state) plan() mesh.Change {
+	var change mesh.Change
+	var unwanted []string // clusters
+	if n := len(s.dirtyClusters); n > 0 {
+		change.Clusters = make([]*mesh.Cluster, 0, n)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.dirtyClusters)) {
+		c := s.clusters[name]
+		if c == nil {
+			unwanted = append(unwanted, name)
+			continue
+		}
+		if made, ok := s.form(c); ok {
+			change.Clusters = append(change.Clusters, made)
+		}
+	}
+	if len(s.dirtyListeners) > 0 {
+		s.planListeners(&change)
+	}
+	// Who names which cluster, after this change.
+	more := map[string]int{}
+	for _, l := range change.Listeners {
+		count(more, s.active.Listeners[l.Name], -1)
+		count(more, l, 1)
+	}
+	for _, name := range change.RemovedListeners {
+		count(more, s.active.Listeners[name], -1)
+	}
+	gone := func(name string) {
+		if _, there := s.active.Clusters[name]; there && s.clusters[name] == nil && s.users[name]+more[name] == 0 {
+			change.RemovedClusters = append(change.RemovedClusters, name)
+		}
+	}
+	for _, name := range unwanted {
+		gone(name)
+	}
+	for name := range more {
+		if !s.dirtyClusters[name] {
+			gone(name)
+		}
+	}
+	slices.Sort(change.RemovedClusters)
+	return change
+}
+
+// planListeners adds the listeners that can become active, and those that go.
+func (s *state) planListeners(change *mesh.Change) {
+	fresh := make(map[string]bool, len(change.Clusters))
+	for _, c := range change.Clusters {
+		fresh[c.Name] = true
+	}
+	moving := map[string]bool{} // that leave the place they have
+	var ready []*mesh.Listener
+	for _, name := range slices.Sorted(maps.Keys(s.dirtyListeners)) {
+		l := s.listeners[name]
+		switch {
+		case l == nil:
+			if s.active.Listeners[name] != nil {
+				change.RemovedListeners = append(change.RemovedListeners, name)
+				moving[name] = true
+			}
+		case s.served(l, fresh):
+			ready = append(ready, l)
+			moving[name] = true
+		}
+	}
+	// A place that another listener has is free once that one leaves it, which it may not be able to either.
+	for again := true; again; {
+		again = false
+		ready = slices.DeleteFunc(ready, func(l *mesh.Listener) bool {
+			if holder, held := s.used[placeOf(l)]; held && holder != l.Name && !moving[holder] {
+				delete(moving, l.Name)
+				again = true
+				return true
+			}
+			return false
+		})
+	}
+	change.Listeners = ready
+}
+
+// served says whether all clusters of a listener are there.
+func (s *state) served(l *mesh.Listener, fresh map[string]bool) bool {
+	return !slices.ContainsFunc(named(l), func(name string) bool { return s.active.Clusters[name] == nil && !fresh[name] })
+}
+
+// named are the clusters that a listener names, each once.
+func named(l *mesh.Listener) (names []string) {
+	add := func(c *mesh.Chain) {
+		for _, w := range c.Proxy.Clusters {
+			if !slices.Contains(names, w.Name) {
+				names = append(names, w.Name)
+			}
+		}
+	}
+	for i := range l.Chains {
+		add(&l.Chains[i])
+	}
+	if l.Default != nil {
+		add(l.Default)
+	}
+	return names
+}
+
+func count(users map[string]int, l *mesh.Listener, by int) {
+	if l == nil {
+		return
+	}
+	for _, name := range named(l) {
+		users[name] += by
+	}
+}
+
+// commit takes note that the store has made a change.
+func (s *state) commit(change mesh.Change) {
+	for _, l := range change.Listeners {
+		s.leave(l.Name)
+	}
+	for _, name := range change.RemovedListeners {
+		s.leave(name)
+	}
+	for _, l := range change.Listeners {
+		count(s.users, l, 1)
+		s.used[placeOf(l)] = l.Name
+		if s.listeners[l.Name] == l {
+			delete(s.dirtyListeners, l.Name)
+		}
+	}
+	if len(change.Clusters) == len(s.dirtyClusters) { // they are dirty, all of them
+		clear(s.dirtyClusters)
+	}
+	for _, c := range change.Clusters {
+		delete(s.dirtyClusters, c.Name)
+	}
+	s.active.Apply(change)
+	for _, name := range change.RemovedListeners {
+		delete(s.dirtyListeners, name)
+	}
+	for _, name := range change.RemovedClusters {
+		delete(s.dirtyClusters, name)
+		delete(s.users, name)
+	}
+	// What is neither wanted nor there needs no thought any more.
+	for name := range s.dirtyListeners {
+		if s.listeners[name] == nil && s.active.Listeners[name] == nil {
+			delete(s.dirtyListeners, name)
+		}
+	}
+}
+
+// leave takes note that an active listener goes, or is replaced.
+func (s *state) leave(name string) {
+	l := s.active.Listeners[name]
+	if l == nil {
+		return
+	}
+	count(s.users, l, -1)
+	if at := placeOf(l); s.used[at] == name {
+		delete(s.used, at)
+	}
+}
+
+func empty(c mesh.Change) bool {
+	return len(c.Clusters)+len(c.Listeners)+len(c.RemovedClusters)+len(c.RemovedListeners) == 0
+}
+
+// namedTries is how many resources the store may refuse by name, one after the other, before the change is halved to find the others.
+const namedTries = 8
+
+// settle has the store make what can be made. What it refuses is taken back, and the rest made without it.
+func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
+	for try := 0; try < 8*namedTries; try++ {
+		change := s.plan()
+		if empty(change) {
+			break
+		}
+		err := apply(change)
+		if err == nil {
+			s.commit(change)
+			break
+		}
+		if fatal(err) {
+			return err
+		}
+		var bad []failure
+		if r, ok := blamed(change, err); ok && try < namedTries {
+			bad = []failure{{r, err}}
+		} else if bad, err = s.halve(change, apply); err != nil {
+			return err
+		}
+		progress := len(bad) == 0 // made in parts, without a refusal
+		for _, f := range bad {
+			progress = s.unwant(f.resource, o) || progress
+			o.refuse(storeRefusal(f.resource, f.err))
+		}
+		if !progress { // only removals are left, which cannot be taken back: they are tried again with what comes next
+			break
+		}
+	}
+	for name := range s.dirtyClusters {
+		if s.clusters[name] == nil && s.active.Clusters[name] == nil {
+			delete(s.dirtyClusters, name)
+		}
+	}
+	return nil
+}
+
+// sweep forgets the endpoints and addresses that no cluster has any more, and tells the names that came and went.
+func (s *state) sweep() (services, hosts []string) {
+	for name := range s.serviceChanges {
+		if s.services[name] == nil {
+			delete(s.assigned, name)
+			s.forget(Endpoints, name)
+		}
+		services = append(services, name)
+	}
+	for name := range s.hostChanges {
+		if s.hosts[name] == nil {
+			delete(s.addresses, name)
+		}
+		hosts = append(hosts, name)
+	}
+	clear(s.serviceChanges)
+	clear(s.hostChanges)
+	return services, hosts
+}
+
+// errEnds is for Apply where the client is to end; it is not about the change.
+var errEnds = errors.New("the client ends")
+
+func fatal(err error) bool { return errors.Is(err, errEnds) }
+
+// failure is a resource that the store does not take.
+type failure struct {
+	resource
+	err error
+}
+
+func storeRefusal(r resource, err error) error {
+	var f *fault.Error
+	if errors.As(err, &f) && f.Where == r.name {
+		text := f.What
+		if f.Err != nil {
+			text += ": " + f.Err.Error()
+		}
+		err = errors.New(text)
+	}
+	return refused(r.kind, r.name, "the data plane cannot hold it: %s", err)
+}
+
+// blamed is the resource of a change that an error is about, if it says so and there is one such.
+func blamed(change mesh.Change, err error) (r resource, ok bool) {
+	var f *fault.Error
+	if !errors.As(err, &f) || f.Where == "" {
+		return r, false
+	}
+	n := 0
+	for _, c := range change.Clusters {
+		if c.Name == f.Where {
+			r, n = resource{Clusters, c.Name}, n+1
+		}
+	}
+	for _, l := range change.Listeners {
+		if l.Name == f.Where {
+			r, n = resource{Listeners, l.Name}, n+1
+		}
+	}
+	return r, n == 1
+}
+
+// halve makes a change in parts, ever smaller where the store refuses one, until what it refuses stands alone. Clusters come first; if any
+// is refused, what depends on them is for the next plan.
+func (s *state) halve(change mesh.Change, apply func(mesh.Change) error) (bad []failure, err error) {
+	try := func(part mesh.Change) error {
+		err := apply(part)
+		if err == nil {
+			s.commit(part)
+		}
+		return err
+	}
+	if bad, err = halves(change.Clusters, func(c []*mesh.Cluster) error { return try(mesh.Change{Clusters: c}) },
+		func(c *mesh.Cluster) resource { return resource{Clusters, c.Name} }); err != nil || len(bad) > 0 {
+		return bad, err
+	}
+	// Listeners that leave come before those that take their places.
+	if len(change.RemovedListeners) > 0 {
+		if err := try(mesh.Change{RemovedListeners: change.RemovedListeners}); err != nil {
+			return []failure{{resource{Listeners, change.RemovedListeners[0]}, err}}, onlyFatal(err)
+		}
+	}
+	if bad, err = halves(change.Listeners, func(l []*mesh.Listener) error { return try(mesh.Change{Listeners: l}) },
+		func(l *mesh.Listener) resource { return resource{Listeners, l.Name} }); err != nil || len(bad) > 0 {
+		return bad, err
+	}
+	if len(change.RemovedClusters) > 0 {
+		if err := try(mesh.Change{RemovedClusters: change.RemovedClusters}); err != nil {
+			return []failure{{resource{Clusters, change.RemovedClusters[0]}, err}}, onlyFatal(err)
+		}
+	}
+	return nil, nil
+}
+
+func onlyFatal(err error) error {
+	if fatal(err) {
+		return err
+	}
+	return nil
+}
+
+func halves[T any](list []T, try func([]T) error, name func(T) resource) (bad []failure, err error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	if err = try(list); err == nil {
+		return nil, nil
+	}
+	if fatal(err) {
+		return nil, err
+	}
+	if len(list) == 1 {
+		return []failure{{name(list[0]), err}}, nil
+	}
+	for _, half := range [][]T{list[:len(list)/2], list[len(list)/2:]} {
+		more, err := halves(half, try, name)
+		if bad = append(bad, more...); err != nil {
+			return bad, err
+		}
+	}
+	return bad, nil
+}
+
+// unwant takes back what the store refused: the form from before this response, or from before it was waiting. It says whether anything changed.
+func (s *state) unwant(r resource, o *outcome) bool {
+	switch r.kind {
+	case Listeners:
+		if s.reject(r, o) {
+			return true
+		}
+		l := s.listeners[r.name]
+		if l == nil {
+			return false
+		}
+		s.forget(Listeners, r.name) // so that it is tried again when it comes again
+		s.wantListener(r.name, s.active.Listeners[r.name])
+		delete(s.dirtyListeners, r.name)
+		return true
+	case Clusters:
+		c := s.clusters[r.name]
+		if c == nil {
+			return false
+		}
+		if c.Discovery == translate.EDS && s.reject(resource{Endpoints, c.Service}, o) {
+			return true
+		}
+		if s.reject(r, o) {
+			return true
+		}
+		// It waited for what came now, or an address changed. What the store has of it stays until the cluster comes again.
+		s.forget(Clusters, r.name)
+		if s.active.Clusters[r.name] == nil {
+			s.want(r.name, nil)
+		}
+		delete(s.dirtyClusters, r.name)
+		return true
+	}
+	return false
+}
+
+// serviceNames are the endpoints that are asked for, in order.
+func (s *state) serviceNames() []string { return slices.Sorted(maps.Keys(s.services)) }
+
+// versions are what the client has of a kind, for the first request of a stream of deltas.
+func (s *state) versions(k Kind) map[string]string {
+	if len(s.taken[k]) == 0 {
+		return nil
+	}
+	out := make(map[string]string, len(s.taken[k]))
+	for name, t := range s.taken[k] {
+		out[name] = t.version
+	}
+	return out
+}
+
+// maxReason bounds the text of a refusal, and maxReasons that of all of a response: a control plane takes messages of 4 MiB.
+const (
+	maxReason  = 2 << 10
+	maxReasons = 1 << 20
+)
+
+// reason is the text of refusals, one a line, and how many more there are.
+func reason(errs []error, more int) string {
+	var b strings.Builder
+	for i, err := range errs {
+		text := err.Error()
+		if len(text) > maxReason {
+			text = text[:maxReason] + "..."
+		}
+		if b.Len()+len(text) > maxReasons {
+			more += len(errs) - i
+			break
+		}
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString(text)
+	}
+	if more > 0 {
+		fmt.Fprintf(&b, "\nand %d more", more)
+	}
+	return strings.ToValidUTF8(b.String(), "?")
+}
