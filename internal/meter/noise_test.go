@@ -69,6 +69,9 @@ func eachCPU(t *testing.T, f func(rng *rand.Rand, stop *atomic.Bool)) {
 // every CPU. TARE_WINDOWS sets how many windows of 3 s there are of each.
 func TestBudgetClosesUnderNoise(t *testing.T) {
 	windows := 2
+	if testing.Short() {
+		windows = 1
+	}
 	if n, err := strconv.Atoi(os.Getenv("TARE_WINDOWS")); err == nil {
 		windows = n
 	}
@@ -80,6 +83,9 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 		name  string
 		noise func(*testing.T)
 	}{{"idle", func(*testing.T) {}}, {"busy", burners}, {"neighbour", neighbours}} {
+		if testing.Short() && c.name != "idle" {
+			break // how near it comes to closing, which noise is to disturb, an emulated processor cannot show
+		}
 		t.Run(c.name, func(t *testing.T) {
 			c.noise(t)
 			worst, most := 0.0, 0.0
@@ -129,7 +135,7 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 	// Noise can only make a calibration too high, so the lowest of a few counts.
 	lowest := *l.Self.WitnessSeconds / l.Window.Seconds
 	limit := 0.002 * float64(max(l.Host.CPUs, 2)) / 2
-	for try := 0; try < 4 && lowest > limit; try++ {
+	for try := 0; try < 4 && lowest > limit && !testing.Short(); try++ {
 		cost, err := m.witness.MeasureCost()
 		if err != nil {
 			t.Fatal(err)

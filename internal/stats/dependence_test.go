@@ -22,6 +22,7 @@ func autoregressive(r *rand.Rand, n int, rho float64) []float64 {
 // the widened one. A run has several series of differences of one metric: two arms (the twin and the subject, which
 // share their baseline) at each level.
 func TestDependentBlocksBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| levels | blocks | rho | signed-rank covers % | widened covers % | width | lag-1 seen |")
 	for _, shape := range []struct{ levels, blocks int }{{1, 6}, {1, 12}, {1, 18}, {1, 30}, {3, 6}, {6, 6}, {6, 12}} {
 		for _, rho := range []float64{0, 0.2, 0.5, 0.76, 0.8} {

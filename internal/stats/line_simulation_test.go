@@ -47,6 +47,7 @@ func together(observations []Observation) []Observation {
 
 // Coverage of slopes and fixed parts under noise of 5 % of the value: least squares on all trials, and block by block.
 func TestLinesBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| levels of | noise | slope before % | fixed before % | slope % | fixed % | lines called bent % |")
 	for _, d := range designs {
 		for _, noise := range []struct {
@@ -94,6 +95,7 @@ func TestLinesBySimulation(t *testing.T) {
 
 // Curves must not pass as lines.
 func TestCurvesBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| curve | noise of a block | called a line before % | % |")
 	memory := map[float64]float64{1: 23.6, 1000: 35.5, 10000: 69.6} // MB: kernel memory in ebpf-memory
 	for _, c := range []struct {

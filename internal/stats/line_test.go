@@ -75,6 +75,7 @@ func TestPublishedTables(t *testing.T) {
 // A known cost, with noise, is found within its interval as often as the interval says; a bend is flagged, a line
 // seldom is.
 func TestFitLineBySimulation(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 7))
 	const runs = 250
 	var covered, flaggedLine, flaggedBend int

@@ -10,6 +10,7 @@ import (
 // The rule by which a run of its own length ends, with the engine's loop: a look at FirstLook blocks and then at
 // NextLook, until the interval of the difference is within 5 % of the baseline, or 100 blocks have run.
 func TestStoppingBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| noise | of a trial, % | covers % | false alarms % | blocks | precise % | value covers % | before: covers % |")
 	const base, target, most = 100.0, 0.05, 100
 	more := append(noises[:len(noises):len(noises)], struct {

@@ -37,6 +37,7 @@ func TestRankSum(t *testing.T) {
 
 // On noise of one kind the test speaks as often as it says, whatever the noise.
 func TestRankSumBySimulation(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(9, 9))
 	for _, noise := range noises {
 		const runs, level = 2000, 0.05

@@ -13,6 +13,7 @@ import (
 // baseline's trials, 18 % of the subject's, and those are the slow ones. What is left is compared; then the lost pairs
 // are taken at infinity.
 func TestLossesBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| stalls of the baseline, subject | blocks | bias of what is left % | covers before % | worst case covers % | resolved before % | after % |")
 	for _, c := range []struct {
 		base, subject float64 // chance of a stall
@@ -272,6 +273,7 @@ func TestMoreOften(t *testing.T) {
 
 // The generator's lag makes up a part of a difference of 1. More than a tenth must not pass.
 func TestLagShareBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| true share of the lag | noise of a difference in lag | passes by the value % | passes by the far end % |")
 	for _, c := range []struct{ share, noise float64 }{{0, 0.05}, {0.02, 0.05}, {0.2, 0.05}, {0.2, 0.3}} {
 		share := c.share
@@ -321,6 +323,7 @@ func TestQuantileRank(t *testing.T) {
 
 // What a rank too low costs, with a tail as latencies have it: the mean p99 of n samples beside that of very many.
 func TestQuantileRankBySimulation(t *testing.T) {
+	t.Parallel()
 	runs := repetitions(200)
 	r := rand.New(rand.NewPCG(6, 6))
 	const n = 1060
@@ -344,6 +347,7 @@ func TestQuantileRankBySimulation(t *testing.T) {
 
 // In a closed loop a slow trial has few samples and loses its p99: what is left is fast.
 func TestWithheldQuantilesBySimulation(t *testing.T) {
+	t.Parallel()
 	runs := repetitions(500)
 	r := rand.New(rand.NewPCG(7, 7))
 	const blocks = 18

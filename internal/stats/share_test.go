@@ -22,6 +22,7 @@ func binomial(r *rand.Rand, n int, p float64) int {
 // Samples of one trial are not independent: the true share differs from trial to trial. Coverage of Wilson's interval
 // on the sum, and of the clustered one, by design effect.
 func TestSharesBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| design effect | trials | Wilson on the sum covers % | clustered covers % | width of the clustered |")
 	const n, p = 10_000, 0.3
 	for _, effect := range []float64{1, 2.2, 5.6, 11, 33, 320} {
@@ -60,6 +61,7 @@ func TestSharesBySimulation(t *testing.T) {
 // Losses come in bursts: a Poisson number of them in each trial, each of a geometric size. Coverage by the expected
 // number of bursts in a trial and their mean size. Old: Wilson on the sum, and 3/n where nothing was lost.
 func TestBurstsBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| bursts per trial | mean size | trials | before covers % | after covers % | none lost % | before covers of these % | after % | without others % |")
 	const n = 100_000
 	for _, trials := range []int{6, 18} {

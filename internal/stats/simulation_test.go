@@ -133,6 +133,7 @@ func runMany(noise func(*rand.Rand) float64, louder float64, blocks, runs int) t
 
 // The table of docs/statistics.md: coverage of the paired interval, false alarms and power.
 func TestPairedBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| noise | blocks | covers % | twins differ % | false alarms % | finds 2x % | finds 2x typical % |")
 	for _, blocks := range []int{6, 8, 10, 20, 40, 60} {
 		runs := repetitions(500)
@@ -152,6 +153,7 @@ func TestPairedBySimulation(t *testing.T) {
 
 // A subject three times as noisy as its baseline: what the twins show is not what can be seen of it.
 func TestNoisySubjectBySimulation(t *testing.T) {
+	t.Parallel()
 	t.Log("| noise | blocks | found before % | found % | false alarms before % | false alarms % |")
 	for _, blocks := range []int{6, 10, 20} {
 		for _, noise := range noises[:1] {
@@ -168,6 +170,7 @@ func TestNoisySubjectBySimulation(t *testing.T) {
 // A family of four quantiles, independent here, which is the worst case: a false alarm in any of them. This is why no
 // correction for multiple comparisons is made.
 func TestFamilyOfFourBySimulation(t *testing.T) {
+	t.Parallel()
 	for _, blocks := range []int{6, 10, 20} {
 		for _, noise := range noises {
 			runs := repetitions(500)
@@ -182,6 +185,7 @@ func TestFamilyOfFourBySimulation(t *testing.T) {
 // When what is weighed brings a noise of its own the differences are skewed, and only the pseudo-median is what is
 // estimated. The interval is no longer exact; it must stay close.
 func TestSkewedDifferencesBySimulation(t *testing.T) {
+	t.Parallel()
 	draw := func(r *rand.Rand) float64 { return 3*math.Exp(r.NormFloat64()) - math.Exp(r.NormFloat64()) }
 	r := rand.New(rand.NewPCG(3, 3))
 	averages := make([]float64, 400_000)
@@ -212,6 +216,7 @@ func TestSkewedDifferencesBySimulation(t *testing.T) {
 
 // The interval of the median of one arm is exact for any noise: at least 95 %, and what it says.
 func TestMedianBySimulation(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(5, 5))
 	for _, blocks := range []int{6, 8, 10, 20} {
 		const runs = 4000

@@ -37,7 +37,8 @@ var steps = []step{
 	{"generated", "generated files are those that their sources make", check("generated", generated)},
 	{"unit", "unit and kernel tests", packages(func(p string) bool { return !outside(p) })},
 	{"browser", "the report in a browser", packages(func(p string) bool { return p == "tare/test/browser" })},
-	{"vm", "virtual machine tests", packages(func(p string) bool { return p == "tare/test/vm" })},
+	// Three machines at a time: they wait as often as they work, and two of the three have one processor.
+	{"vm", "virtual machine tests", packages(func(p string) bool { return p == "tare/test/vm" }, "-parallel", "3")},
 	{"e2e", "end-to-end tests", packages(func(p string) bool { return p == "tare/test/e2e" })},
 }
 
@@ -142,8 +143,8 @@ func gofmt(ctx context.Context) error {
 	return nil
 }
 
-// packages makes a step of the tests of some packages.
-func packages(in func(importPath string) bool) func(context.Context, *tally) error {
+// packages makes a step of the tests of some packages, with more flags of go test.
+func packages(in func(importPath string) bool, flags ...string) func(context.Context, *tally) error {
 	return func(ctx context.Context, t *tally) error {
 		out, err := exec.CommandContext(ctx, "go", "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "./...").Output()
 		if err != nil {
@@ -159,11 +160,11 @@ func packages(in func(importPath string) bool) func(context.Context, *tally) err
 			t.skip("go test", "there are no such packages")
 			return nil
 		}
-		return gotest(ctx, t, chosen)
+		return gotest(ctx, t, slices.Concat(flags, chosen))
 	}
 }
 
-// gotest runs the tests of packages and adds them to the tally as they end.
+// gotest runs tests, of which packages are the arguments (flags first), and adds them to the tally as they end.
 func gotest(ctx context.Context, t *tally, packages []string) error {
 	// Many tests measure the machine or count what is left on it, so no two packages run at once (-p 1), and no result is
 	// taken from an earlier run (-count=1). Vet is a step of its own. The time limit is for a test that hangs; no test passes or fails by it

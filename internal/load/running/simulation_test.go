@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"tare/internal/load"
@@ -186,67 +187,74 @@ func (s system) look(t *testing.T, log *Log, stalls *role.Stalls, seconds float6
 // TestRecoversTheQuietMachine: under stalls, the weighted quantiles are those that the same system shows without any,
 // over windows as long, within the error of the simulation. Without weights they are too low.
 func TestRecoversTheQuietMachine(t *testing.T) {
+	t.Parallel()
 	const runs, seconds = 24, 4.0
-	biased := 0
-	for _, s := range []system{
-		{name: "M/M/1 at 30 %", servers: 1, rate: 1000, service: exponential(300e-6)},
-		{name: "M/G/1 lognormal at 40 %", servers: 1, rate: 1000, service: lognormal(250e-6, 1)},
-		{name: "M/G/2 two-point at 49 %", servers: 2, rate: 2000, service: twoPoint(200e-6, 6e-3, 0.05)},
-		{name: "D/G/2 lognormal at 49 %", servers: 2, rate: 2000, even: true, service: lognormal(300e-6, 1)},
-		{name: "closed, 8 on 2", servers: 2, clients: 8, service: lognormal(300e-6, 1)},
-	} {
-		rng := rand.New(rand.NewPCG(1, 2))
-		var quiet [3]sums
-		for range 2 * runs {
-			for i, q := range s.look(t, s.run(rng, seconds, nil), &role.Stalls{To: ns(seconds)}, seconds).weighted {
-				quiet[i].add(q)
-			}
-		}
-		for _, part := range []float64{0.1, 0.3, 0.5} {
-			var weighted, plain [3]sums
-			var share, withheld [3]float64
-			for range runs {
-				stalls := stallsOf(rng, part, seconds)
-				got := s.look(t, s.run(rng, seconds, stalls), told(rng, stalls, seconds), seconds)
-				for i, q := range tails {
-					of, _ := got.run.Share()
-					share[i] += of / runs
-					if ok, _ := got.run.Tells(load.LatencyRunning, []string{"p50", "p90", "p99"}[i], q, 10); !ok {
-						withheld[i]++
+	var biased atomic.Int64
+	t.Run("systems", func(t *testing.T) { // which ends when all have
+		for _, s := range []system{
+			{name: "M/M/1 at 30 %", servers: 1, rate: 1000, service: exponential(300e-6)},
+			{name: "M/G/1 lognormal at 40 %", servers: 1, rate: 1000, service: lognormal(250e-6, 1)},
+			{name: "M/G/2 two-point at 49 %", servers: 2, rate: 2000, service: twoPoint(200e-6, 6e-3, 0.05)},
+			{name: "D/G/2 lognormal at 49 %", servers: 2, rate: 2000, even: true, service: lognormal(300e-6, 1)},
+			{name: "closed, 8 on 2", servers: 2, clients: 8, service: lognormal(300e-6, 1)},
+		} {
+			t.Run(s.name, func(t *testing.T) {
+				t.Parallel()
+				rng := rand.New(rand.NewPCG(1, 2))
+				var quiet [3]sums
+				for range 2 * runs {
+					for i, q := range s.look(t, s.run(rng, seconds, nil), &role.Stalls{To: ns(seconds)}, seconds).weighted {
+						quiet[i].add(q)
 					}
-					weighted[i].add(got.weighted[i])
-					plain[i].add(got.plain[i])
 				}
-			}
-			for i, q := range tails {
-				truth := quiet[i].mean()
-				off, unweighted := weighted[i].mean()/truth-1, plain[i].mean()/truth-1
-				noise := math.Hypot(weighted[i].err(), quiet[i].err()) / truth
-				t.Logf("%s, stalls take %.0f %%, p%g: %.0f us in quiet; %+.1f %% +- %.1f weighted, %+.1f %% unweighted; "+
-					"%.0f %% disturbed, withheld in %g of %d",
-					s.name, 100*part, 100*q, truth/1e3, 100*off, 100*noise, 100*unweighted, 100*share[i], withheld[i], runs)
-				if withheld[i] > runs/4 {
-					continue // it is not claimed there
+				for _, part := range []float64{0.1, 0.3, 0.5} {
+					var weighted, plain [3]sums
+					var share, withheld [3]float64
+					for range runs {
+						stalls := stallsOf(rng, part, seconds)
+						got := s.look(t, s.run(rng, seconds, stalls), told(rng, stalls, seconds), seconds)
+						for i, q := range tails {
+							of, _ := got.run.Share()
+							share[i] += of / runs
+							if ok, _ := got.run.Tells(load.LatencyRunning, []string{"p50", "p90", "p99"}[i], q, 10); !ok {
+								withheld[i]++
+							}
+							weighted[i].add(got.weighted[i])
+							plain[i].add(got.plain[i])
+						}
+					}
+					for i, q := range tails {
+						truth := quiet[i].mean()
+						off, unweighted := weighted[i].mean()/truth-1, plain[i].mean()/truth-1
+						noise := math.Hypot(weighted[i].err(), quiet[i].err()) / truth
+						t.Logf("%s, stalls take %.0f %%, p%g: %.0f us in quiet; %+.1f %% +- %.1f weighted, %+.1f %% unweighted; "+
+							"%.0f %% disturbed, withheld in %g of %d",
+							s.name, 100*part, 100*q, truth/1e3, 100*off, 100*noise, 100*unweighted, 100*share[i], withheld[i], runs)
+						if withheld[i] > runs/4 {
+							continue // it is not claimed there
+						}
+						// 45 comparisons: in one of fifty runs by chance, were the seed not fixed.
+						if math.Abs(off) > 0.01+3.5*noise {
+							t.Errorf("%s, stalls take %.0f %%: p%g is %+.1f %% off, and the error of the simulation is %.1f %%",
+								s.name, 100*part, 100*q, 100*off, 100*noise)
+						}
+						if unweighted < -3.5*noise && unweighted < off {
+							biased.Add(1)
+						}
+					}
 				}
-				// 45 comparisons: in one of fifty runs by chance, were the seed not fixed.
-				if math.Abs(off) > 0.01+3.5*noise {
-					t.Errorf("%s, stalls take %.0f %%: p%g is %+.1f %% off, and the error of the simulation is %.1f %%",
-						s.name, 100*part, 100*q, 100*off, 100*noise)
-				}
-				if unweighted < -3.5*noise && unweighted < off {
-					biased++
-				}
-			}
+			})
 		}
-	}
-	if biased < 3 {
-		t.Errorf("without weights only %d quantiles are too low: it would not be seen that weights are missing", biased)
+	})
+	if biased.Load() < 3 {
+		t.Errorf("without weights only %d quantiles are too low: it would not be seen that weights are missing", biased.Load())
 	}
 }
 
 // TestStallsOfABusyMachine: stalls that come only while the machine is busy, as those of a hypervisor that takes back
 // CPU time, bias nothing either.
 func TestStallsOfABusyMachine(t *testing.T) {
+	t.Parallel()
 	const runs, seconds, rate = 40, 4.0, 1000.0
 	s := system{name: "M/G/1", servers: 1, rate: rate, service: twoPoint(200e-6, 4e-3, 0.05)}
 	rng := rand.New(rand.NewPCG(3, 4))

@@ -9,9 +9,12 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"tare/test/vm/guest"
 )
 
 func TestMatcher(t *testing.T) {
+	guest.KernelFree(t)
 	for _, c := range []struct {
 		pattern string
 		cheap   bool // decided without the regular expression
@@ -43,6 +46,7 @@ func TestMatcher(t *testing.T) {
 }
 
 func TestFeed(t *testing.T) {
+	guest.KernelFree(t)
 	lines := func(pattern string) *tally { return newTally(Source{Lines: mustCompile(pattern)}) }
 	sum := func() *tally { return newTally(Source{Sum: mustCompile(`^Lost ([0-9]+) events`)}) }
 	total := func(path ...string) *tally { return newTally(Source{JSON: path}) }
@@ -88,6 +92,7 @@ func TestFeed(t *testing.T) {
 
 // TestFeedIsBounded: whatever a tracer writes, no more than a line and its last words is kept of it.
 func TestFeedIsBounded(t *testing.T) {
+	guest.KernelFree(t)
 	f := feed{tallies: []*tally{newTally(Source{JSON: []string{"a"}}), newTally(Source{Lines: mustCompile("a+b")})}}
 	garbage := bytes.Repeat([]byte{0, 0xff, '{', '"', '\\', 'a'}, 10_000)
 	for range 2000 { // 120 MB without the end of a line

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"tare/test/vm/guest"
 )
 
 func begin(c *exec.Cmd) error { return c.Start() }
@@ -148,6 +150,7 @@ func TestChildrenAreToldToo(t *testing.T) {
 
 // TestFlood: a tracer that writes without end, on both streams, is read and can be ended.
 func TestFlood(t *testing.T) {
+	guest.KernelFree(t)
 	r := start(t, shell(`echo ready; cat /dev/zero >&2 & exec yes event`), Place{}, unasked(t))
 	ready(t, r)
 	var before int64

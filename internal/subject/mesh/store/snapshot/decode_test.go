@@ -16,6 +16,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/subject/mesh"
 	"tare/internal/subject/mesh/store"
+	"tare/test/vm/guest"
 )
 
 // instant is a waiter for memory that no program sees.
@@ -218,6 +219,7 @@ func TestSound(t *testing.T) {
 
 // TestFull has each change fail at every allocation that it makes. Nothing of it may be left, in the map or in what the store knows.
 func TestFull(t *testing.T) {
+	guest.KernelFree(t)
 	changes := map[string]mesh.Change{
 		"clusters":  {Clusters: []*mesh.Cluster{testCluster("new", at(7)), testCluster("a", at(8), at(9)), testCluster("absent", at(1))}},
 		"listeners": {Listeners: []*mesh.Listener{testListener("new", at(5000), "x", "y"), testListener("l1", at(5001), "z", "a"), testListener("rules", at(2000), "a")}},
@@ -326,6 +328,7 @@ func mended(m words, c *contents) {
 
 // FuzzDecode damages a configuration, in whole words, and has it taken over. It may be refused, but what is taken over must be sound.
 func FuzzDecode(f *testing.F) {
+	guest.KernelFree(f)
 	s := inMemory(f, crowded(), 2600)
 	mustApply(f, s, everything())
 	good, err := decode(s.m, &s.g)
