@@ -232,7 +232,7 @@ func undisturbed(starts []start, spans []span) (clear []start) {
 	queued, last := false, int64(0)
 	for _, s := range starts {
 		wakes := s.due - int64(pace.DefaultSpin)
-		queued = touched(spans, wakes, s.at) || queued && last > wakes
+		queued = touched(spans, wakes, s.at) || queued && last > s.due
 		if last = s.at; !queued {
 			clear = append(clear, s)
 		}

@@ -153,7 +153,9 @@ func TestUndisturbed(t *testing.T) {
 		{1500 * us, 2011 * us}, // touched: due in it
 		{2005 * us, 2012 * us}, // of the backlog
 		{2040 * us, 2090 * us}, // its thread was to wake in it
-		{2100 * us, 2101 * us}, // its thread was to wake before the one before it had come
+		{2080 * us, 2091 * us}, // it was due before the one before it had come
+		{2100 * us, 2101 * us},
+		{2120 * us, 2121 * us}, // sooner after it than the pacer spins
 		{2170 * us, 2171 * us},
 		{3000 * us, 4500 * us}, // late, and nothing touched it
 		{3100 * us, 4501 * us}, // nor the one that waited for it
@@ -163,7 +165,7 @@ func TestUndisturbed(t *testing.T) {
 	for _, s := range undisturbed(starts, spans) {
 		due = append(due, s.due/us)
 	}
-	if want := []int64{500, 930, 2170, 3000, 3100}; !slices.Equal(due, want) {
+	if want := []int64{500, 930, 2100, 2120, 2170, 3000, 3100}; !slices.Equal(due, want) {
 		t.Errorf("undisturbed are those due at %v us, want %v", due, want)
 	}
 	if got := undisturbed(starts, nil); !slices.Equal(got, starts) {
