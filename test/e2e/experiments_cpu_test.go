@@ -383,3 +383,34 @@ func TestSaturation(t *testing.T) {
 		}
 	}
 }
+
+// TestUsageBounds: readings of the files bound what was charged between two edges, the further apart the looser, and never beside the truth.
+func TestUsageBounds(t *testing.T) {
+	zero := time.Unix(1000, 0)
+	at := func(ms int) time.Time { return zero.Add(time.Duration(ms) * time.Millisecond) }
+	// The group uses 1 ms of CPU time in each 4 ms, and a reading takes 1 ms, in which the counter stands where it stood at its start.
+	read := func(every, until int) (u usage) {
+		for ms := 0; ms <= until; ms += every {
+			u = append(u, usagePoint{at(ms), at(ms + 1), float64(ms) / 4000})
+		}
+		return u
+	}
+	const truth = 0.1 // of 400 ms
+	for _, c := range []struct {
+		name   string
+		u      usage
+		ok     bool
+		widest float64
+	}{
+		{"every 10 ms", read(10, 700), true, 0.02},
+		{"every 100 ms", read(100, 700), true, 0.08},
+		{"ends in the window", read(10, 400), false, 0},
+		{"nothing", nil, false, 0},
+		{"begins in the window", read(10, 700)[20:], false, 0},
+	} {
+		lo, hi, ok := c.u.within(at(105), at(505))
+		if ok != c.ok || ok && (lo > truth || hi < truth || hi-lo > c.widest) {
+			t.Errorf("%s: %.4f to %.4f s, %v; want %g within, at most %g wide: %v", c.name, lo, hi, ok, truth, c.widest, c.ok)
+		}
+	}
+}
