@@ -92,7 +92,7 @@ func TestRepeatingBySimulation(t *testing.T) {
 					m.now = func() time.Time { return clock }
 					m.trial = func(_ context.Context, tr *record.Trial) error {
 						if rule == "all" {
-							m.vain = 0
+							clear(m.vain)
 						}
 						tr.Started, tr.Ended = clock, clock.Add(time.Second)
 						clock = tr.Ended

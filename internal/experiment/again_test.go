@@ -189,9 +189,9 @@ func TestBudgetOfFurtherAttempts(t *testing.T) {
 // first attempt at a trial comes through. All that is said, and recorded.
 func TestFutileAttempts(t *testing.T) {
 	const (
-		stops   = "6 further attempts in a row were spoiled as well; trials are not repeated until one comes through"
+		stops   = "6 further attempts in a row lost the same as well; trials are not repeated for it until one comes through"
 		resumes = "a trial came through; spoiled trials are repeated again"
-		rest    = " not run again, for 6 further attempts in a row had been spoiled as well"
+		rest    = " not run again, for 6 further attempts in a row had lost the same as well"
 	)
 	always := func(record.Trial) record.Validity { return spoiledBy(ledger.Neighbour) }
 	for _, c := range []struct {
@@ -228,6 +228,13 @@ func TestFutileAttempts(t *testing.T) {
 			}
 			return spoiledBy(ledger.Hypervisor)
 		}, 12, []string{stops, resumes, stops}, ""},
+		{"one metric is always lost, another in every fourth block", 8, func(tr record.Trial) record.Validity {
+			v := spoiledBy(ledger.Neighbour)
+			if tr.Block%4 == 3 && tr.Attempt == 0 && tr.Arm == "kernelmesh" {
+				v.Reasons = append(v.Reasons, record.Reason{Gate: "errors", Message: "failed", Cause: ledger.Neighbour, Voids: []string{"bpf_seconds_per_connection"}})
+			}
+			return v
+		}, 8, []string{stops}, "21 spoiled trials were" + rest}, // six in vain in block 0, then one for the other metric in blocks 3 and 7
 		{"a failure is no success", 10, func(tr record.Trial) record.Validity {
 			if tr.Block == 4 {
 				return record.Validity{Failed: "it died"}

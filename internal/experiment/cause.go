@@ -179,15 +179,34 @@ func failedBy(l *ledger.Ledger, tree string) ledger.Cause {
 	return ""
 }
 
-// spoiled reports whether a trial is worth running again: a gate was tripped by somebody other than the subject and took something from
-// the trial, or the trial failed while others had a part of the machine. It never looks at what was measured.
-func spoiled(t *record.Trial) bool {
+// everything is what lostToOthers says of a trial that can tell nothing.
+const everything = "everything"
+
+// lostToOthers are the metrics for whose sake a trial is worth running again: what a gate that somebody other than the
+// subject tripped took from it, or everything, where it failed while others had a part of the machine. It never looks at
+// what was measured.
+func lostToOthers(t *record.Trial) (lost []string) {
 	if t.Validity.Failed != "" {
-		return t.Validity.Failed != record.Interrupted && t.Validity.Cause != ""
+		if t.Validity.Failed != record.Interrupted && t.Validity.Cause != "" {
+			return []string{everything}
+		}
+		return nil
 	}
-	return slices.ContainsFunc(t.Validity.Reasons, func(r record.Reason) bool {
-		return r.Cause != ledger.Subject && (r.Voids == nil || slices.ContainsFunc(r.Voids, func(name string) bool { return !instead(t, name) }))
-	})
+	for _, r := range t.Validity.Reasons {
+		if r.Cause == ledger.Subject {
+			continue
+		}
+		if r.Voids == nil {
+			return []string{everything}
+		}
+		for _, name := range r.Voids {
+			if !instead(t, name) {
+				lost = append(lost, name)
+			}
+		}
+	}
+	slices.Sort(lost)
+	return slices.Compact(lost)
 }
 
 // instead reports whether a trial tells what answers in the place of a metric that it cannot tell.

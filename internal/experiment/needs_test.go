@@ -169,7 +169,7 @@ func TestReasons(t *testing.T) {
 		t.Errorf("%+v", rs[0])
 	}
 	rs = reasonsOf([]trip{tripped(gateRate, 0.9, 0.99, "slow")}, quiet, values, counts)
-	if rs[0].Cause != ledger.Subject || !slices.Equal(rs[0].Voids, []string{"latency_p50_seconds"}) || spoiled(&record.Trial{Validity: record.Validity{Reasons: rs}}) {
+	if rs[0].Cause != ledger.Subject || !slices.Equal(rs[0].Voids, []string{"latency_p50_seconds"}) || lostToOthers(&record.Trial{Validity: record.Validity{Reasons: rs}}) != nil {
 		t.Errorf("%+v: a subject that is too slow is a result, and is not run again", rs[0])
 	}
 	loud := disturbanceOf(noisy(func(l *ledger.Ledger) { l.CPU.Steal = 0.96 }), "/trial", 99)
@@ -200,7 +200,7 @@ func TestSpoiled(t *testing.T) {
 		{"failed, disturbed", record.Validity{Failed: "it died", Cause: ledger.Hypervisor}, true},
 		{"interrupted", record.Validity{Failed: record.Interrupted, Cause: ledger.Hypervisor}, false},
 	} {
-		if got := spoiled(&record.Trial{Validity: c.v, Metrics: maps.Clone(map[string]float64{"latency_p50_seconds": 1})}); got != c.want {
+		if got := len(lostToOthers(&record.Trial{Validity: c.v, Metrics: maps.Clone(map[string]float64{"latency_p50_seconds": 1})})) > 0; got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
 	}

@@ -69,26 +69,45 @@ type Runner struct {
 // MostAttempts is how often a trial is run at most: once, and twice again where it was spoiled.
 const MostAttempts = 3
 
-// futile is how many further attempts in a row must have been spoiled as well for no more to be made.
+// futile is how many further attempts in a row must have lost a metric as well for none to be made for its sake.
 const futile = 6
 
-// vain counts the further attempts in a row, over the whole run, that were spoiled as well. Beside a neighbour that
-// never rests nearly all are, and a run that makes them takes longer and learns nothing. It goes by gates and never
-// by what was measured.
-type vain int
+// vain counts, for each metric, the further attempts in a row, over the whole run, that lost it as well. Beside a
+// neighbour that never rests nearly all lose the same, and a run that makes them takes longer and learns nothing; what is
+// lost now and then is worth another. It goes by gates and never by what was measured.
+type vain map[string]int
 
-// enough reports whether more further attempts are futile.
-func (v vain) enough() bool { return v >= futile }
+// worth reports whether a further attempt at a trial that lost these metrics is not futile: for one of them at least.
+func (v vain) worth(lost []string) bool {
+	return slices.ContainsFunc(lost, func(name string) bool { return v[name] < futile })
+}
 
-// saw counts an attempt that ended. Once it was enough, only the first attempt at another trial shows that trials
-// come through again.
-func (v *vain) saw(t *record.Trial) {
-	through := t.Validity.Failed == "" && !spoiled(t)
-	switch {
-	case through && (t.Attempt > 0 || v.enough()):
-		*v = 0
-	case !through && t.Attempt > 0:
-		*v++
+// gaveUp reports whether there is a metric for whose sake no trial is run again.
+func (v vain) gaveUp() bool {
+	for _, n := range v {
+		if n >= futile {
+			return true
+		}
+	}
+	return false
+}
+
+// saw counts an attempt that ended. Once it was futile for a metric, only the first attempt at another trial shows that
+// trials can tell it again.
+func (v vain) saw(t *record.Trial) {
+	lost := lostToOthers(t)
+	if t.Attempt > 0 {
+		for _, name := range lost {
+			v[name]++
+		}
+	}
+	if t.Validity.Failed != "" || slices.Contains(lost, everything) {
+		return // it shows nothing that can be told
+	}
+	for name, n := range v {
+		if !slices.Contains(lost, name) && (t.Attempt > 0) != (n >= futile) {
+			v[name] = 0
+		}
 	}
 }
 
@@ -122,7 +141,7 @@ func (r *Runner) Run(ctx context.Context) ([]record.Trial, error) {
 		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, dir, t) }
 	}
 	r.left = timer{each: startLead + r.Spec.Warmup + r.Spec.Duration + typicalOverhead}
-	r.began = r.now()
+	r.began, r.vain = r.now(), vain{}
 	if r.Spec.Precision != nil {
 		r.look = stats.NextLook(0)
 	}
@@ -204,18 +223,18 @@ func together(plan []record.PlannedTrial) int {
 // level runs the trials of one level in one block, and those again that were spoiled. The order of further attempts is that of the first
 // ones, so it stays random; the arms of a level stay close together in time.
 func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error {
+	lost := map[int][]string{} // by index of the trial, in its last attempt
 	for attempt := 0; attempt < MostAttempts && len(planned) > 0; attempt++ {
 		var again []record.PlannedTrial
-		for i, p := range planned {
+		for _, p := range planned {
 			if attempt > 0 && !r.affords() {
 				return nil
 			}
-			if attempt > 0 && r.vain.enough() {
-				left := len(planned) - i
-				if attempt+1 < MostAttempts {
-					left += len(again)
+			if attempt > 0 && !r.vain.worth(lost[p.Index]) {
+				if err := r.rest(); err != nil {
+					return err
 				}
-				return r.rest(left)
+				continue
 			}
 			t, err := r.one(ctx, p, attempt)
 			if err != nil {
@@ -224,7 +243,7 @@ func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error
 			if attempt > 0 {
 				r.again += t.Ended.Sub(t.Started)
 			}
-			if spoiled(t) {
+			if lost[p.Index] = lostToOthers(t); len(lost[p.Index]) > 0 {
 				again = append(again, p)
 			}
 		}
@@ -233,19 +252,18 @@ func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error
 	return nil
 }
 
-// rest records that so many more spoiled trials are not run again because it would be futile, and says so the first
-// time in a row.
-func (r *Runner) rest(trials int) error {
+// rest records that a spoiled trial is not run again because it would be futile, and says so the first time in a row.
+func (r *Runner) rest() error {
 	if !r.resting {
 		r.resting = true
-		r.note = fmt.Sprintf("%d further attempts in a row were spoiled as well; trials are not repeated until one comes through", futile)
+		r.note = fmt.Sprintf("%d further attempts in a row lost the same as well; trials are not repeated for it until one comes through", futile)
 	}
-	r.kept += trials
+	r.kept++
 	text := fmt.Sprintf("%d spoiled trials were not run again", r.kept)
 	if r.kept == 1 {
 		text = "1 spoiled trial was not run again"
 	}
-	r.Record.NotRepeated = fmt.Sprintf("%s, for %d further attempts in a row had been spoiled as well", text, futile)
+	r.Record.NotRepeated = fmt.Sprintf("%s, for %d further attempts in a row had lost the same as well", text, futile)
 	return r.Writer.UpdateRun(*r.Record)
 }
 
@@ -273,7 +291,7 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 	}
 	r.trials = append(r.trials, t)
 	r.vain.saw(&t)
-	if r.resting && !r.vain.enough() {
+	if r.resting && !r.vain.gaveUp() {
 		r.resting, r.note = false, "a trial came through; spoiled trials are repeated again"
 	}
 	if attempt == 0 {
@@ -323,7 +341,7 @@ func (r *Runner) estimate() time.Duration {
 		}
 		return rest
 	}
-	if r.ended == 0 || r.vain.enough() {
+	if r.ended == 0 || r.vain.gaveUp() {
 		return rest
 	}
 	budget := time.Duration(r.Spec.Repeat*float64(r.left.of(len(r.Record.Plan)))) - r.again
