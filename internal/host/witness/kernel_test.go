@@ -22,6 +22,12 @@ import (
 // hold keeps one CPU at real-time priority for a time, several times, and says when it truly had it.
 func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int) (held [][2]int64) {
 	t.Helper()
+	return holdBy(t, unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 50}, cpu, d, pause, times)
+}
+
+// holdBy is hold by any policy of the scheduler.
+func holdBy(t *testing.T, attr unix.SchedAttr, cpu int, d time.Duration, pause time.Duration, times int) (held [][2]int64) {
+	t.Helper()
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its priority
@@ -31,9 +37,8 @@ func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int
 			done <- fmt.Errorf("pinning to CPU %d: %w", cpu, err)
 			return
 		}
-		attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 50}
 		if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
-			done <- fmt.Errorf("becoming a real-time thread: %w", err)
+			done <- fmt.Errorf("taking another policy of the scheduler: %w", err)
 			return
 		}
 		for range times {
@@ -98,6 +103,25 @@ func TestAHogIsSeen(t *testing.T) {
 	if h.checked < times/2 && !t.Failed() {
 		t.Skipf("%s: in %d rounds of %d stretches the hypervisor disturbed %d, other tasks cut %d short, and %d are left",
 			quiet.Reason, rounds, times, h.disturbed, h.short, h.checked)
+	}
+}
+
+// TestIdlePriorityHoldsNobodyUp: a task at idle priority gives way to everybody at once, so it is no occupant, however long it runs.
+func TestIdlePriorityHoldsNobodyUp(t *testing.T) {
+	cpu := runtime.NumCPU() - 1
+	r := start(t, Options{})
+	held := holdBy(t, unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, cpu, 20*time.Millisecond, 5*time.Millisecond, 20)
+	n, err := r.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(held) == 0 {
+		t.Fatal("it never ran")
+	}
+	for _, o := range n.Occupied {
+		if o.CPU == cpu && o.PID == os.Getpid() {
+			t.Errorf("an idle-priority task is said to have held CPU %d for %.3f ms", cpu, float64(o.To-o.From)/1e6)
+		}
 	}
 }
 

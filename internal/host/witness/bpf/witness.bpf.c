@@ -61,12 +61,14 @@ struct task_struct {
 	struct sched_entity se;
 	int pid;
 	int tgid;
+	unsigned int policy;
 	unsigned long nvcsw;
 	unsigned long nivcsw;
 	struct sched_info sched_info;
 };
 #pragma clang attribute pop
 
+#define SCHED_IDLE 5    /* include/uapi/linux/sched.h */
 #define CPUTIME_STEAL 7 /* enum cpu_usage_stat in include/linux/kernel_stat.h */
 
 /* Where the stolen time is read from: set by the loader, see Source in witness.go. */
@@ -317,7 +319,8 @@ static __always_inline int look(struct state *s, __u32 cpu, __u64 now, int beat)
 	s->idle = idle;
 	s->looks++;
 
-	if (pid) {
+	/* Who runs at idle priority gives way to everybody at once, and so holds nobody up: the CPU is as good as idle. */
+	if (pid && t->policy != SCHED_IDLE) {
 		if (s->pid == pid && s->slept == t->nvcsw && waited(t) - s->waited < period / 4) {
 			s->held++;
 			s->held_stolen += stolen;
