@@ -68,7 +68,7 @@ func TestAHogIsSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checked, near := 0, 0
+	checked, found, near := 0, 0, 0
 	for _, h := range held {
 		if h[1]-h[0] < int64(5*time.Millisecond) {
 			continue // cut short
@@ -92,9 +92,12 @@ func TestAHogIsSeen(t *testing.T) {
 			seen.From, seen.To = min(seen.From, o.From), max(seen.To, o.To)
 		}
 		if seen == nil {
-			t.Errorf("nobody was seen on CPU %d from %d to %d", cpu, h[0], h[1])
+			if !testing.Short() {
+				t.Errorf("nobody was seen on CPU %d from %d to %d", cpu, h[0], h[1])
+			}
 			continue
 		}
+		found++
 		off := max(seen.From-h[0], h[0]-seen.From, seen.To-h[1], h[1]-seen.To)
 		if off <= within {
 			near++
@@ -108,6 +111,9 @@ func TestAHogIsSeen(t *testing.T) {
 	t.Logf("%d of %d stretches of at least 5 ms were seen to within 3 ms", near, checked)
 	if 4*near < 3*checked && !testing.Short() { // the looks of an emulated processor come late
 		t.Errorf("only %d of %d stretches were seen to within 3 ms", near, checked)
+	}
+	if checked > 0 && found == 0 { // an emulated processor is looked at too late for some
+		t.Error("none of them was seen")
 	}
 	if checked < times/2 {
 		t.Skipf("other tasks cut short or the hypervisor disturbed all but %d of %d stretches", checked, len(held))
