@@ -25,7 +25,8 @@ import (
 //
 // Two emulated processors are worth little more than one, for they wait for each other: the kernel stops all to change its code, and where
 // the host takes one away that holds a lock, the other spins. (Beside a neighbour that took half of every CPU, machines of two took three
-// times as long as alone.) What counts by processor, or is placed on one, gets two all the same.
+// times as long as alone.) What counts by processor, is placed on one, or has programs stand still on one while another works, gets two all
+// the same.
 var kernelPackages = []struct {
 	name     string
 	cpus     int
@@ -33,7 +34,7 @@ var kernelPackages = []struct {
 }{
 	{"subjects", 1, []string{"./internal/subject/..."}},
 	{"host", 2, []string{"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/..."}},
-	{"stores", 1, []string{"./internal/store/mapinmap", "./internal/store/sized", "./internal/store/snapshot", "./internal/store/value"}},
+	{"stores", 2, []string{"./internal/store/mapinmap", "./internal/store/sized", "./internal/store/snapshot", "./internal/store/value"}},
 }
 
 // The tests of those packages run again inside, where the kernel is older and control groups are v2. They run as `go test -short`:
