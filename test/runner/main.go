@@ -37,7 +37,7 @@ var steps = []step{
 	{"generated", "generated files are those that their sources make", check("generated", generated)},
 	{"unit", "unit and kernel tests", packages(func(p string) bool { return !outside(p) })},
 	{"browser", "the report in a browser", packages(func(p string) bool { return p == "tare/test/browser" })},
-	// Three machines at a time: they wait as often as they work, and two of the three have one processor.
+	// Three machines at a time: they wait as often as they work, and not all have two processors.
 	{"vm", "virtual machine tests", packages(func(p string) bool { return p == "tare/test/vm" }, "-parallel", "3")},
 	{"e2e", "end-to-end tests", packages(func(p string) bool { return p == "tare/test/e2e" })},
 }

@@ -25,7 +25,8 @@ import (
 //
 // Two emulated processors are worth little more than one, for they wait for each other: the kernel stops all to change its code, and where
 // the host takes one away that holds a lock, the other spins. (Beside a neighbour that took half of every CPU, machines of two took three
-// times as long as alone.) What counts by processor, or is placed on one, gets two all the same.
+// times as long as alone.) What counts by processor, is placed on one, or has programs stand still on one while another works, gets two all
+// the same.
 var kernelPackages = []struct {
 	name     string
 	cpus     int
@@ -35,7 +36,7 @@ var kernelPackages = []struct {
 		"./internal/subject/exectrace/...", "./internal/subject/tracer/...", "./internal/subject/mesh/kernelmesh/...", "./internal/subject/mesh/storebench/...",
 	}},
 	{"host", 2, []string{"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/..."}},
-	{"stores", 1, []string{
+	{"stores", 2, []string{
 		"./internal/subject/mesh/store/mapinmap", "./internal/subject/mesh/store/sized", "./internal/subject/mesh/store/snapshot",
 		"./internal/subject/mesh/store/value",
 	}},

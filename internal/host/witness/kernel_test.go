@@ -100,6 +100,9 @@ func TestAHogIsSeen(t *testing.T) {
 	if 4*h.near < 3*h.checked && !testing.Short() { // the looks of an emulated processor come late
 		t.Errorf("only %d of %d stretches were seen to within 3 ms", h.near, h.checked)
 	}
+	if h.checked > 0 && h.found == 0 { // an emulated processor is looked at too late for some
+		t.Error("none of them was seen")
+	}
 	if h.checked < times/2 && !t.Failed() {
 		t.Skipf("%s: in %d rounds of %d stretches the hypervisor disturbed %d, other tasks cut %d short, and %d are left",
 			quiet.Reason, rounds, times, h.disturbed, h.short, h.checked)
@@ -127,7 +130,8 @@ func TestIdlePriorityHoldsNobodyUp(t *testing.T) {
 
 // hog counts what the witness saw of stretches in which a task held a CPU.
 type hog struct {
-	checked, near    int
+	checked          int // stretches
+	found, near      int // of them: seen at all, and to within 3 ms
 	short, disturbed int     // left out: cut short by others, and with a stall near an edge
 	stolen           float64 // by the witness around the latter, in the last round
 }
@@ -168,9 +172,12 @@ func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pau
 			seen.From, seen.To = min(seen.From, o.From), max(seen.To, o.To)
 		}
 		if seen == nil {
-			t.Errorf("nobody was seen on CPU %d from %d to %d", cpu, h[0], h[1])
+			if !testing.Short() {
+				t.Errorf("nobody was seen on CPU %d from %d to %d", cpu, h[0], h[1])
+			}
 			continue
 		}
+		g.found++
 		off := max(seen.From-h[0], h[0]-seen.From, seen.To-h[1], h[1]-seen.To)
 		if off <= within {
 			g.near++

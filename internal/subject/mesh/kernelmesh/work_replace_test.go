@@ -83,7 +83,11 @@ func testWorkReplace(t *testing.T, name string) {
 	if err := conn.Expect(role.Ready, &ready, nil); err != nil || !ready.Judges {
 		t.Fatalf("%+v, %v", ready, err)
 	}
-	s := role.Schedule{Begin: pace.Now() + int64(20*time.Millisecond), Warmup: int64(20 * time.Millisecond), Duration: int64(400 * time.Millisecond)}
+	window, least := 400*time.Millisecond, 100.0
+	if testing.Short() { // the load may share its one, emulated, processor with the replacer
+		window, least = 3*time.Second, 1
+	}
+	s := role.Schedule{Begin: pace.Now() + int64(20*time.Millisecond), Warmup: int64(20 * time.Millisecond), Duration: int64(window)}
 	if err := conn.Send(role.Start, s); err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +113,7 @@ func testWorkReplace(t *testing.T, name string) {
 	c := r.Counts
 	text, _ := json.Marshal(c)
 	t.Logf("%g replacements; %s", n, text)
-	if c[generation.Judged] < 100 || int64(c[generation.Judged]-c[generation.FailedCount]) != r.Done {
+	if c[generation.Judged] < least || int64(c[generation.Judged]-c[generation.FailedCount]) != r.Done {
 		t.Errorf("%d of %g connections were made", r.Done, c[generation.Judged])
 	}
 	wrong := c[generation.StaleCount] + c[generation.TornCount] + c[generation.MissedCount]
