@@ -130,8 +130,8 @@ func TestIdlePriorityHoldsNobodyUp(t *testing.T) {
 
 // hog counts what the witness saw of stretches in which a task held a CPU.
 type hog struct {
-	checked          int // stretches
-	found, near      int // of them: seen at all, and to within 3 ms
+	checked          int     // stretches
+	found, near      int     // of them: seen at all, and to within 3 ms
 	short, disturbed int     // left out: cut short by others, and with a stall near an edge
 	stolen           float64 // by the witness around the latter, in the last round
 }
