@@ -42,6 +42,10 @@ type Window struct {
 	Start   time.Time `json:"start"`
 	End     time.Time `json:"end"`
 	Seconds float64   `json:"seconds"` // by CLOCK_MONOTONIC
+
+	// EdgeSeconds is how long it took to read the counters of an edge, of the slower one: they are of times that far apart, so what is
+	// unexplained may be off by it on every CPU. 0 in ledgers that do not say.
+	EdgeSeconds float64 `json:"edge_seconds,omitempty"`
 }
 
 // CPU is the budget. Two views of the same capacity:

@@ -45,7 +45,7 @@ func (a *account) ledger() *ledger.Ledger {
 	l := &ledger.Ledger{
 		Schema: ledger.Schema,
 		Host:   a.m.host,
-		Window: ledger.Window{Start: a.w.first.wall, End: a.last.wall, Seconds: a.seconds()},
+		Window: ledger.Window{Start: a.w.first.wall, End: a.last.wall, Seconds: a.seconds(), EdgeSeconds: max(a.w.first.took, a.last.took).Seconds()},
 	}
 	l.Host.CPUs = a.last.stat.CPUs
 	if a.last.stat.CPUs != a.w.first.stat.CPUs {

@@ -65,7 +65,7 @@ func eachCPU(t *testing.T, f func(rng *rand.Rand, stop *atomic.Bool)) {
 	t.Cleanup(func() { stop.Store(true); all.Wait() })
 }
 
-// Whatever is stolen, the CPU budget closes within 2 % of the capacity: on an idle machine, on a busy one, and next to a neighbour that takes half of
+// Whatever is stolen, the CPU budget closes within 2 % of the capacity, and the time that reading an edge takes: on an idle machine, on a busy one, and next to a neighbour that takes half of
 // every CPU. TARE_WINDOWS sets how many windows of 3 s there are of each.
 func TestBudgetClosesUnderNoise(t *testing.T) {
 	windows := 2
@@ -88,20 +88,28 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 		}
 		t.Run(c.name, func(t *testing.T) {
 			c.noise(t)
-			worst, most := 0.0, 0.0
+			worst, most, edges := 0.0, 0.0, 0.0
 			for range windows {
 				l := ledgerOf(t, m, func() { time.Sleep(3 * time.Second) })
 				if !l.CPU.Closes() || l.Noise == nil || l.CPU.IdleStolen == nil {
 					t.Fatalf("%+v", l.CPU)
 				}
 				part := l.CPU.Unexplained / l.CPU.Capacity
-				worst, most = max(worst, math.Abs(part)), max(most, l.CPU.Steal/l.CPU.Capacity)
+				edges = max(edges, l.Window.EdgeSeconds)
+				worst = max(worst, math.Abs(part))
 				// On an emulated processor (-short) an interrupt above an idle CPU, which no counter holds, takes a hundred times as long.
-				if math.Abs(part) > 0.02 && !testing.Short() {
+				// Where the scale itself is held up while it reads an edge, its counters are of times as far apart. And where a CPU was idle
+				// for a part of the time between two looks and stolen for another, nobody knows how much of the two is the same.
+				unsure := l.Window.EdgeSeconds/l.Window.Seconds + *l.CPU.IdleStolenError/l.CPU.Capacity
+				most = max(most, l.CPU.Steal/l.CPU.Capacity)
+				if math.Abs(part) > 0.02 {
+					t.Logf("%.2f %% is unexplained, edges within %.1f ms, idle and stolen %.3f s, at most %.3f s off", 100*part, 1e3*l.Window.EdgeSeconds, *l.CPU.IdleStolen, *l.CPU.IdleStolenError)
+				}
+				if math.Abs(part) > 0.02+unsure && !testing.Short() {
 					t.Errorf("%.2f %% is unexplained, %.1f %% stolen: %+v", 100*part, 100*l.CPU.Steal/l.CPU.Capacity, l.CPU)
 				}
 			}
-			t.Logf("%d windows: at most %.2f %% unexplained, at most %.1f %% stolen", windows, 100*worst, 100*most)
+			t.Logf("%d windows: at most %.2f %% unexplained, at most %.1f %% stolen, edges within %.1f ms", windows, 100*worst, 100*most, 1e3*edges)
 		})
 	}
 }

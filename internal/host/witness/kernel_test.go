@@ -268,38 +268,46 @@ func keepBusy(t *testing.T, cpu int) {
 	t.Cleanup(func() { stop.Store(true); <-done })
 }
 
-// Interrupts that are off for long make looks late, and are not taken for stolen time.
+// Interrupts that are off for long make looks late, and are not taken for stolen time. A spin that the hypervisor interrupts makes its look late for both
+// reasons, so the rounds go on until one did not.
 func TestInterruptsOffAreNotStolen(t *testing.T) {
-	const length, every = 12 * time.Millisecond, 50 * time.Millisecond
+	const length, every, rounds = 12 * time.Millisecond, 50 * time.Millisecond, 5
 	cpu := runtime.NumCPU() - 1
 	spinner := plantSpinner(t, cpu, length, every)
 	keepBusy(t, cpu)
-	r := start(t, Options{})
-	runs := spinner.spin(t, 20*every)
-	n, err := r.Stop()
-	if err != nil {
-		t.Fatal(err)
-	}
-	disturbed, stolen := 0, 0.0 // a spin in which a stall fell: its look is late for both reasons
-	for _, s := range n.Stalls {
-		if s.CPU == cpu {
-			disturbed++
-			stolen += s.Seconds
+	clear := false // a look was seen to be late by a whole spin
+	for round := 0; round < rounds && !clear; round++ {
+		r := start(t, Options{})
+		runs := spinner.spin(t, 20*every)
+		n, err := r.Stop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		disturbed, stolen := 0, 0.0
+		for _, s := range n.Stalls {
+			if s.CPU == cpu {
+				disturbed++
+				stolen += s.Seconds
+			}
+		}
+		off := float64(runs) * length.Seconds()
+		t.Logf("%d spins of %v: %d late looks, the latest by %.1f ms; %d stalls of that CPU, %.4f s stolen", runs, length, n.Late, 1e3*n.LongestLate, disturbed, stolen)
+		if runs < 5 {
+			t.Fatalf("the program ran %d times", runs)
+		}
+		if n.Late+disturbed < int(runs) {
+			t.Errorf("%d late looks and %d stalls, interrupts were off %d times", n.Late, disturbed, runs)
+		}
+		// The hypervisor's own count is the truth: what the witness calls stolen is in it, however long interrupts were off.
+		if stolen > off && stolen > n.StolenSeconds {
+			t.Errorf("%v s stolen of that CPU, %v s of all", stolen, n.StolenSeconds)
+		}
+		clear = n.LongestLate >= length.Seconds()-n.PeriodSeconds
+		if !clear && disturbed < int(runs) {
+			t.Fatalf("the latest look was late by %.4f s, interrupts were off for %v at a time, and not every time disturbed", n.LongestLate, length)
 		}
 	}
-	off := float64(runs) * length.Seconds()
-	t.Logf("%d spins of %v: %d late looks, the latest by %.1f ms; %d stalls of that CPU, %.4f s stolen", runs, length, n.Late, 1e3*n.LongestLate, disturbed, stolen)
-	if runs < 5 {
-		t.Fatalf("the program ran %d times", runs)
-	}
-	if n.Late+disturbed < int(runs) {
-		t.Errorf("%d late looks and %d stalls, interrupts were off %d times", n.Late, disturbed, runs)
-	}
-	if n.LongestLate < length.Seconds()-n.PeriodSeconds {
-		t.Errorf("the latest look was late by %.4f s, interrupts were off for %v at a time", n.LongestLate, length)
-	}
-	// The hypervisor's own count is the truth: what the witness calls stolen is in it, however long interrupts were off.
-	if stolen > off && stolen > n.StolenSeconds {
-		t.Errorf("%v s stolen of that CPU, %v s of all", stolen, n.StolenSeconds)
+	if !clear && !t.Failed() {
+		t.Skipf("%s: the hypervisor disturbed every spin of %d rounds", quiet.Reason, rounds)
 	}
 }
