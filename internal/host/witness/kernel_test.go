@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -22,12 +26,6 @@ import (
 // hold keeps one CPU at real-time priority for a time, several times, and says when it truly had it.
 func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int) (held [][2]int64) {
 	t.Helper()
-	return holdBy(t, unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 50}, cpu, d, pause, times)
-}
-
-// holdBy is hold by any policy of the scheduler.
-func holdBy(t *testing.T, attr unix.SchedAttr, cpu int, d time.Duration, pause time.Duration, times int) (held [][2]int64) {
-	t.Helper()
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its priority
@@ -37,8 +35,9 @@ func holdBy(t *testing.T, attr unix.SchedAttr, cpu int, d time.Duration, pause t
 			done <- fmt.Errorf("pinning to CPU %d: %w", cpu, err)
 			return
 		}
+		attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 50}
 		if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
-			done <- fmt.Errorf("taking another policy of the scheduler: %w", err)
+			done <- fmt.Errorf("becoming a real-time thread: %w", err)
 			return
 		}
 		for range times {
@@ -109,23 +108,78 @@ func TestAHogIsSeen(t *testing.T) {
 	}
 }
 
-// TestIdlePriorityHoldsNobodyUp: a task at idle priority gives way to everybody at once, so it is no occupant, however long it runs.
-func TestIdlePriorityHoldsNobodyUp(t *testing.T) {
+// TestIdleGroupsHoldNobodyUp: what runs in a control group that is idle gives way to everybody at once, so it is no occupant, however long it runs;
+// the same process in an ordinary group is one.
+func TestIdleGroupsHoldNobodyUp(t *testing.T) {
 	cpu := runtime.NumCPU() - 1
-	r := start(t, Options{})
-	held := holdBy(t, unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, cpu, 20*time.Millisecond, 5*time.Millisecond, 20)
-	n, err := r.Stop()
-	if err != nil {
+	group := cpuGroup(t)
+	busy := exec.Command("sh", "-c", "while :; do :; done")
+	busy.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := busy.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if len(held) == 0 {
-		t.Fatal("it never ran")
+	pid := busy.Process.Pid
+	t.Cleanup(func() { _ = busy.Process.Kill(); _ = busy.Wait() })
+	var set unix.CPUSet
+	set.Set(cpu)
+	if err := unix.SchedSetaffinity(pid, &set); err != nil {
+		t.Fatal(err)
 	}
-	for _, o := range n.Occupied {
-		if o.CPU == cpu && o.PID == os.Getpid() {
-			t.Errorf("an idle-priority task is said to have held CPU %d for %.3f ms", cpu, float64(o.To-o.From)/1e6)
+	seen := func() (n int) {
+		t.Helper()
+		r := start(t, Options{})
+		time.Sleep(500 * time.Millisecond)
+		noise, err := r.Stop()
+		if err != nil {
+			t.Fatal(err)
 		}
+		for _, o := range noise.Occupied {
+			if o.PID == pid {
+				n++
+			}
+		}
+		return n
 	}
+	if seen() == 0 {
+		t.Fatal("a process in an ordinary group that always runs was not seen")
+	}
+	if err := os.WriteFile(filepath.Join(group, "cpu.idle"), []byte("1"), 0); err != nil {
+		t.Skipf("needs Linux 5.15, which brought idle groups: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+	if n := seen(); n > 1 { // once where the witness saw it before it was moved
+		t.Errorf("a process in an idle group is said to have held its CPU %d times", n)
+	}
+}
+
+// cpuGroup makes a control group with the cpu controller, at the top of its hierarchy.
+func cpuGroup(t *testing.T) string {
+	t.Helper()
+	root := "/sys/fs/cgroup/cpu"
+	if _, err := os.Stat(root); err != nil {
+		root = "/sys/fs/cgroup"
+		_ = os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+cpu"), 0) // making the group tells
+	}
+	dir, err := os.MkdirTemp(root, "tare-test-idle-")
+	if err != nil {
+		t.Skipf("needs the right to make control groups: %v", err)
+	}
+	t.Cleanup(func() {
+		for try := 0; ; try++ { // a process that was killed stays in its group for a moment
+			err := unix.Rmdir(dir)
+			if err == nil {
+				return
+			}
+			if try == 100 {
+				t.Errorf("removing %s: %v", dir, err)
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	return dir
 }
 
 // hog counts what the witness saw of stretches in which a task held a CPU.

@@ -53,9 +53,12 @@ struct rq {
 };
 struct cfs_rq {
 	struct rq *rq;
+	int idle;
 };
 struct sched_entity {
 	struct cfs_rq *cfs_rq;
+	struct sched_entity *parent;
+	struct cfs_rq *my_q;
 };
 struct task_struct {
 	struct sched_entity se;
@@ -284,6 +287,29 @@ static __always_inline void interval(struct state *s, __u32 cpu, __u64 now, __u6
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
+#define GROUPS 16 /* one in the other, at most */
+
+/*
+ * Whether the task gives way at once to everybody who wants the CPU, and so holds nobody up: the CPU is as good as idle. That is so at idle
+ * priority in no group, or in a group of which the outermost is idle (cpu.idle). In another group its priority counts within the group alone, and
+ * the group has its share: so do sessions, where the kernel groups them (CONFIG_SCHED_AUTOGROUP).
+ */
+static __always_inline int gives_way(struct task_struct *t)
+{
+	struct sched_entity *e, *up;
+
+	if (!bpf_core_field_exists(t->se.parent) || !t->se.parent)
+		return t->policy == SCHED_IDLE;
+	e = t->se.parent;
+	for (int i = 0; i < GROUPS; i++) {
+		up = e->parent;
+		if (!up)
+			return bpf_core_field_exists(e->my_q->idle) && e->my_q && e->my_q->idle > 0;
+		e = up;
+	}
+	return 0;
+}
+
 /* Looks at this CPU. beat: by the timer, and not because the CPU leaves idle. */
 static __always_inline int look(struct state *s, __u32 cpu, __u64 now, int beat)
 {
@@ -319,8 +345,7 @@ static __always_inline int look(struct state *s, __u32 cpu, __u64 now, int beat)
 	s->idle = idle;
 	s->looks++;
 
-	/* Who runs at idle priority gives way to everybody at once, and so holds nobody up: the CPU is as good as idle. */
-	if (pid && t->policy != SCHED_IDLE) {
+	if (pid && !gives_way(t)) {
 		if (s->pid == pid && s->slept == t->nvcsw && waited(t) - s->waited < period / 4) {
 			s->held++;
 			s->held_stolen += stolen;
