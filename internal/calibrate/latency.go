@@ -66,7 +66,8 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall,
 	}
 	defer func() { err = errors.Join(err, app.stop()) }()
 	generator, _, err := b.start(ctx, placement.Limits{Pin: 2}, nil, "load", "http", "--role", "--url", "http://"+ready.Address+"/",
-		"--rate", fmt.Sprint(latencyRate), "--connections", fmt.Sprint(connections))
+		"--rate", fmt.Sprint(latencyRate), "--connections", fmt.Sprint(connections),
+		"--arrivals", "constant", "--timeout", "10s", "--drain", "2s")
 	if err != nil {
 		return s, err
 	}

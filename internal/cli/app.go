@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	apphttp "tare/internal/app/http"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
@@ -25,7 +26,8 @@ func newApp() *cobra.Command {
 }
 
 func newAppHTTP() *cobra.Command {
-	var o apphttp.Options
+	var o apphttp.Options // what the command line alone has, at first
+	var values param.Values
 	var asRole bool
 	var distribution string
 	cmd := &cobra.Command{
@@ -36,8 +38,9 @@ func newAppHTTP() *cobra.Command {
   tare app http --listen 127.0.0.1:8080 --delay-dist two-point:2ms:20ms:0.05 --stall 500ms --stall-every 2s`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var err error
-			if distribution != "" {
+			of, err := apphttp.OptionsOf(values)
+			o.Body, o.Delay = of.Body, of.Delay
+			if err == nil && distribution != "" {
 				o.Distribution, err = apphttp.ParseDistribution(distribution)
 			}
 			if asRole {
@@ -57,13 +60,12 @@ func newAppHTTP() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
+	values = param.Flags(f, apphttp.Settings...)
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
-	f.DurationVar(&o.Delay, "delay", 0, "time between a request and its answer")
 	f.StringVar(&distribution, "delay-dist", "", "distribution of the delay, instead of --delay: constant:5ms, uniform:2ms:10ms, two-point:2ms:20ms:0.05")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of --delay-dist")
 	f.DurationVar(&o.Stall.For, "stall", 0, "length of stalls, in which nothing is answered; 0 for none")
 	f.DurationVar(&o.Stall.Every, "stall-every", 0, "time from the beginning of one stall to that of the next")
-	f.IntVar(&o.Body, "body", 128, "bytes of the answer to a request without a body")
 	f.Int64Var(&o.Skip, "skip", 0, "requests at the beginning that are not recorded (--role)")
 	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
 	return cmd

@@ -7,11 +7,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/internal/app/burn"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
 func newAppBurn() *cobra.Command {
-	var o burn.Options
+	var values param.Values
 	var asRole bool
 	c := &cobra.Command{
 		Use:     "burn",
@@ -19,6 +20,10 @@ func newAppBurn() *cobra.Command {
 		Example: "  tare app burn\n  tare app burn --share 0.5",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := burn.OptionsOf(values)
+			if err != nil {
+				return wrongUse(cmd, err)
+			}
 			if asRole {
 				conn := role.NewConn(os.Stdin, os.Stdout)
 				return reported(conn, burn.Run(cmd.Context(), o, conn))
@@ -29,7 +34,7 @@ func newAppBurn() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().Float64Var(&o.Share, "share", 1, "part of each CPU that is used: 1 is all of it, 0 none")
+	values = param.Flags(c.Flags(), burn.Settings...)
 	c.Flags().BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
 	return c
 }

@@ -7,11 +7,13 @@ import (
 	"github.com/spf13/cobra"
 
 	appmesh "tare/internal/app/mesh"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
 func newAppMesh() *cobra.Command {
-	var o appmesh.Options
+	var listen string
+	var values param.Values
 	var asRole bool
 	cmd := &cobra.Command{
 		Use:   "mesh",
@@ -20,6 +22,11 @@ func newAppMesh() *cobra.Command {
   tare app mesh --services 5000 --endpoints 20 --listen 127.0.0.1:18000`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := appmesh.OptionsOf(values)
+			if err != nil {
+				return wrongUse(cmd, err)
+			}
+			o.Listen = listen
 			if asRole {
 				conn := role.NewConn(os.Stdin, os.Stdout)
 				return reported(conn, appmesh.Run(cmd.Context(), o, conn))
@@ -32,9 +39,8 @@ func newAppMesh() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address of the control plane; port 0 takes a free one")
-	f.IntVar(&o.Services, "services", 100, "services of the mesh")
-	f.IntVar(&o.Endpoints, "endpoints", appmesh.DefaultEndpoints, "endpoints of each service")
+	f.StringVar(&listen, "listen", "127.0.0.1:0", "address of the control plane; port 0 takes a free one")
+	values = param.Flags(f, appmesh.Settings...)
 	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
 	return cmd
 }

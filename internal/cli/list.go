@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,11 +16,12 @@ import (
 func init() { register(newList) }
 
 func newList() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "list [NAME]",
-		Short: "List the built-in experiments, or print the spec of one",
+		Short: "List the built-in experiments, or print the spec of one; or list what specs are made of",
 		Example: `  tare list
-  tare list quickstart > my-experiment.yaml`,
+  tare list quickstart > my-experiment.yaml
+  tare list loads http`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return fault.New(fault.Usage, cmd.CommandPath(), "name one experiment, or none for all", "%d names", len(args))
@@ -33,6 +35,13 @@ func newList() *cobra.Command {
 			return listExperiments(cmd.OutOrStdout())
 		},
 	}
+	copied := slices.Concat(experiment.CopySettings, experiment.LimitSettings)
+	cmd.AddCommand(
+		newListKinds("apps", "application", experiment.Applications, copied),
+		newListKinds("loads", "load", experiment.Loads, copied),
+		newListKinds("subjects", "subject", experiment.Subjects, experiment.LimitSettings),
+	)
+	return cmd
 }
 
 func printSpec(w io.Writer, name string) error {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,11 +14,13 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"tare/internal/fault"
 	"tare/internal/load"
 	loadhttp "tare/internal/load/http"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 	"tare/internal/stats"
 )
@@ -36,83 +39,118 @@ func newLoad() *cobra.Command {
 	return cmd
 }
 
+// window are the flags of commands that measure: how long, and who says so.
+type window struct {
+	warmup, duration time.Duration
+	asRole, asJSON   bool
+}
+
+func (w *window) flags(f *pflag.FlagSet, warmup, duration time.Duration) {
+	const unless = " (--role: the parent's schedule says)"
+	f.DurationVar(&w.warmup, "warmup", warmup, "time before the measured window"+unless)
+	f.DurationVar(&w.duration, "duration", duration, "length of the measured window"+unless)
+	f.BoolVar(&w.asRole, "role", false, "speak the role protocol on standard input and output")
+	f.BoolVar(&w.asJSON, "json", false, "print the result as JSON")
+}
+
+// worker is what works once, by a schedule. One with a Close is closed.
+type worker interface {
+	Run(context.Context, role.Schedule) (*load.Result, error)
+}
+
+// ready has threads be there at the start of the schedule.
+const ready = 20 * time.Millisecond
+
+// run works as a role, or prepares a worker, lets it work and prints the result. An error of the options is told where
+// the result would be.
+func (w *window) run(cmd *cobra.Command, err error, asRole func(*role.Conn) error, prepare func() (worker, error),
+	print func(io.Writer, *load.Result) error) error {
+	err = wrongUse(cmd, err)
+	if w.asRole {
+		conn := role.NewConn(os.Stdin, os.Stdout)
+		if err == nil {
+			err = asRole(conn)
+		}
+		return reported(conn, err)
+	}
+	if err != nil {
+		return err
+	}
+	work, err := prepare()
+	if err != nil {
+		return err
+	}
+	schedule := role.Schedule{Begin: pace.Now() + int64(ready), Warmup: int64(w.warmup), Duration: int64(w.duration)}
+	r, err := work.Run(cmd.Context(), schedule)
+	switch c := work.(type) {
+	case io.Closer:
+		err = errors.Join(err, c.Close())
+	case interface{ Close() }:
+		c.Close()
+	}
+	if err != nil {
+		return err
+	}
+	if w.asJSON {
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
+	}
+	return print(cmd.OutOrStdout(), r)
+}
+
+// wrongUse makes what a guest says of its settings an error of wrong use.
+func wrongUse(cmd *cobra.Command, err error) error {
+	if err == nil || fault.CodeOf(err) != fault.Internal {
+		return err
+	}
+	return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd), "%s", err)
+}
+
 func newLoadHTTP() *cobra.Command {
-	var o loadhttp.Options
-	var mode, arrivals, source string
-	var spin, warmup, duration time.Duration
-	var asRole, asJSON bool
+	var w window
+	var only loadhttp.Options // those that the command line alone has
+	var source string
+	var values param.Values
 	cmd := &cobra.Command{
 		Use:   "http --url URL",
-		Short: "Put HTTP/1.1 servers under load: by an absolute schedule (--rate), or as fast as they answer",
+		Short: "Put HTTP/1.1 servers under load: by an absolute schedule, or as fast as they answer",
 		Example: `  tare load http --url http://127.0.0.1:8080/ --rate 5000 --connections 16 --duration 10s
   tare load http --url http://127.0.0.1:8080/ --mode closed --connections 64 --keepalive=false`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.Arrivals, o.Source, o.Spin = pace.Arrivals(arrivals), loadhttp.Source(source), spin
-			if spin == 0 {
-				o.Spin = -1
-			}
-			conn := role.NewConn(os.Stdin, os.Stdout)
-			if err := checkMode(mode, o.Rate); err != nil {
-				if asRole {
-					return reported(conn, err)
-				}
-				return err
-			}
-			if asRole {
-				return reported(conn, loadhttp.Run(cmd.Context(), o, conn))
-			}
-			g, err := loadhttp.Prepare(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			defer g.Close()
-			const ahead = 20 * time.Millisecond // for the threads to be there at the start
-			r, err := g.Run(cmd.Context(), role.Schedule{Begin: pace.Now() + int64(ahead), Warmup: int64(warmup), Duration: int64(duration)})
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
-			}
-			return printLoad(cmd.OutOrStdout(), r)
+			o, err := loadhttp.OptionsOf(values)
+			o.Targets, o.Seed, o.Recycle = only.Targets, only.Seed, only.Recycle
+			o.Method, o.Body, o.Headers = only.Method, only.Body, only.Headers
+			o.Source, o.Spin = loadhttp.Source(source), spinning(only.Spin)
+			return w.run(cmd, err,
+				func(conn *role.Conn) error { return loadhttp.Run(cmd.Context(), o, conn) },
+				func() (worker, error) { return loadhttp.Prepare(cmd.Context(), o) }, printLoad)
 		},
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&o.Targets, "url", nil, "what to request, http://host:port/path; several are taken in turn")
-	f.StringVar(&mode, "mode", "", "open (by the schedule of --rate) or closed (as fast as answers come); default open when there is a rate")
-	f.Float64Var(&o.Rate, "rate", 0, "requests per second in all; 0 for closed loop")
-	f.StringVar(&arrivals, "arrivals", string(pace.Constant), "spacing of intended starts: constant or poisson")
-	f.Uint64Var(&o.Seed, "seed", 1, "seed of poisson arrivals")
-	f.IntVar(&o.Connections, "connections", 16, "connections at once")
-	f.BoolVar(&o.KeepAlive, "keepalive", true, "keep connections; false makes one for each request")
-	f.IntVar(&o.Threads, "threads", 0, "threads; 0 for one in open loop up to 50000 per second, else two, and never more than CPUs")
-	f.DurationVar(&warmup, "warmup", 0, "time before the measured window (--role: the parent's schedule says)")
-	f.DurationVar(&duration, "duration", 10*time.Second, "length of the measured window (--role: the parent's schedule says)")
-	f.DurationVar(&o.Drain, "drain", 2*time.Second, "how long to wait for answers after the window")
-	f.DurationVar(&o.Timeout, "timeout", 10*time.Second, "longest wait for an answer, from the sending")
-	f.StringVar(&o.Method, "method", "GET", "request method")
-	f.IntVar(&o.Body, "body", 0, "bytes of request body")
-	f.StringArrayVar(&o.Headers, "header", nil, `further request header, "Name: value"; may be repeated`)
+	values = param.Flags(f, loadhttp.Settings...)
+	f.StringArrayVar(&only.Targets, "url", nil, "what to request, http://host:port/path; several are taken in turn")
+	f.Uint64Var(&only.Seed, "seed", 1, "seed of poisson arrivals")
+	f.StringVar(&only.Method, "method", "GET", "request method")
+	f.IntVar(&only.Body, "body", 0, "bytes of request body")
+	f.StringArrayVar(&only.Headers, "header", nil, `further request header, "Name: value"; may be repeated`)
 	f.StringVar(&source, "source", string(loadhttp.SourceAuto), "source addresses: auto, none, or loopback (spread over 127.0.0.0/8)")
-	f.DurationVar(&spin, "spin", pace.DefaultSpin, "longest wait to spin through before an intended start; 0 for none")
-	f.BoolVar(&o.Recycle, "recycle", false, "without keep-alive: connect the same sockets again instead of making new ones; programs that watch sockets come and go see less")
-	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	f.BoolVar(&only.Recycle, "recycle", false, "without keep-alive: connect the same sockets again "+
+		"instead of making new ones; programs that watch sockets come and go see less")
+	spinFlag(f, &only.Spin)
+	w.flags(f, 0, 10*time.Second)
 	return cmd
 }
 
-// checkMode sees that mode and rate say the same thing.
-func checkMode(mode string, rate float64) error {
-	switch {
-	case mode == load.Open && rate == 0:
-		return fault.New(fault.Usage, "--mode open", "give --rate", "an open loop needs a rate")
-	case mode == load.Closed && rate != 0:
-		return fault.New(fault.Usage, "--mode closed", "leave out --rate, or use --mode open", "a closed loop has no rate of its own")
-	case mode != "" && mode != load.Open && mode != load.Closed:
-		return fault.New(fault.Usage, "--mode", "use open or closed", "%q is no mode", mode)
+func spinFlag(f *pflag.FlagSet, spin *time.Duration) {
+	f.DurationVar(spin, "spin", pace.DefaultSpin, "longest wait to spin through before an intended start; 0 for none")
+}
+
+// spinning is the flag as options have it, where 0 is the default.
+func spinning(spin time.Duration) time.Duration {
+	if spin == 0 {
+		return -1
 	}
-	return nil
+	return spin
 }
 
 // reported tells the parent of a role why it ends, and passes the error on for the exit code.

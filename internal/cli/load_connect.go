@@ -1,12 +1,10 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
@@ -16,16 +14,14 @@ import (
 	"tare/internal/load"
 	"tare/internal/load/connect"
 	"tare/internal/load/connect/generation"
-	"tare/internal/pace"
 	"tare/internal/role"
 	"tare/internal/stats"
 )
 
 func newLoadConnect() *cobra.Command {
+	var w window
 	var o connect.Options
 	var service string
-	var warmup, duration time.Duration
-	var asRole, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "connect (--service IP:PORT | --replacer PID)",
 		Short: "Connect UDP sockets to services as fast as it goes, which sends nothing: all that is measured is the connection",
@@ -33,32 +29,14 @@ func newLoadConnect() *cobra.Command {
   tare load connect --replacer 4711 # judges to which endpoints connections come while that process replaces them`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			conn := role.NewConn(os.Stdin, os.Stdout)
 			if service != "" {
 				if o.First, err = netip.ParseAddrPort(service); err != nil {
 					err = fault.New(fault.Usage, "--service", "write it as 10.96.0.1:80", "%q is no address", service)
-					if asRole {
-						return reported(conn, err)
-					}
-					return err
 				}
 			}
-			if asRole {
-				return reported(conn, connect.Run(cmd.Context(), o, conn))
-			}
-			l, err := connect.New(o)
-			if err != nil {
-				return err
-			}
-			defer l.Close()
-			r, err := l.Run(cmd.Context(), role.Schedule{Begin: pace.Now(), Warmup: int64(warmup), Duration: int64(duration)})
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
-			}
-			return printConnect(cmd.OutOrStdout(), r)
+			return w.run(cmd, err,
+				func(conn *role.Conn) error { return connect.Run(cmd.Context(), o, conn) },
+				func() (worker, error) { return connect.New(o) }, printConnect)
 		},
 	}
 	f := cmd.Flags()
@@ -67,10 +45,7 @@ func newLoadConnect() *cobra.Command {
 	f.BoolVar(&o.Endpoints, "endpoints", false, "fail unless a connection to each service shows an endpoint as its peer")
 	f.IntVar(&o.Replacer, "replacer", 0, "process id of a data plane that replaces its configuration (--work replace): connect to its services, and judge")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of chance")
-	f.DurationVar(&warmup, "warmup", 0, "time before the measured window (--role: the parent's schedule says)")
-	f.DurationVar(&duration, "duration", 10*time.Second, "length of the measured window (--role: the parent's schedule says)")
-	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	w.flags(f, 0, 10*time.Second)
 	return cmd
 }
 

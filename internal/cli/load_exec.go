@@ -1,74 +1,42 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/fault"
 	"tare/internal/load"
 	"tare/internal/load/exec"
-	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 	"tare/internal/stats"
 )
 
 func newLoadExec() *cobra.Command {
-	var o exec.Options
-	var storm, asRole, asJSON bool
-	var spin, warmup, duration time.Duration
+	var w window
+	var spin time.Duration
+	var values param.Values
 	cmd := &cobra.Command{
-		Use:   "exec (--rate N | --storm)",
+		Use:   "exec",
 		Short: "Execute a program that does nothing, by an absolute schedule or as fast as it goes, and count every exec",
-		Example: `  tare load exec --storm --duration 5s
+		Example: `  tare load exec --rate storm --duration 5s
   tare load exec --rate 1000 --warmup 1s --duration 10s --json`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.Spin = spin; spin == 0 {
-				o.Spin = -1
-			}
-			conn := role.NewConn(os.Stdin, os.Stdout)
-			if storm == (o.Rate != 0) {
-				err := fault.New(fault.Usage, "--rate, --storm", "give one of them", "execs are made either by a rate or in a storm")
-				if asRole {
-					return reported(conn, err)
-				}
-				return err
-			}
-			if asRole {
-				return reported(conn, exec.Run(cmd.Context(), o, conn))
-			}
-			l, err := exec.New(o)
-			if err != nil {
-				return err
-			}
-			defer l.Close()
-			const ahead = 5 * time.Millisecond // for the workers to hear of it
-			r, err := l.Run(cmd.Context(), role.Schedule{Begin: pace.Now() + int64(ahead), Warmup: int64(warmup), Duration: int64(duration)})
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
-			}
-			return printExec(cmd.OutOrStdout(), r)
+			o, err := exec.OptionsOf(values)
+			o.Spin = spinning(spin)
+			return w.run(cmd, err,
+				func(conn *role.Conn) error { return exec.Run(cmd.Context(), o, conn) },
+				func() (worker, error) { return exec.New(o) }, printExec)
 		},
 	}
-	f := cmd.Flags()
-	f.Float64Var(&o.Rate, "rate", 0, "execs per second of all workers, at constant gaps")
-	f.BoolVar(&storm, "storm", false, "execute as fast as it goes: each worker again as soon as its child has ended")
-	f.IntVar(&o.Workers, "workers", 0, "processes that execute, dealt out to the CPUs in turn; 0 for one on each")
-	f.DurationVar(&spin, "spin", pace.DefaultSpin, "longest wait to spin through before an intended start; 0 for none")
-	f.DurationVar(&warmup, "warmup", 0, "time before the measured window (--role: the parent's schedule says)")
-	f.DurationVar(&duration, "duration", 10*time.Second, "length of the measured window (--role: the parent's schedule says)")
-	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	values = param.Flags(cmd.Flags(), exec.Settings...)
+	spinFlag(cmd.Flags(), &spin)
+	w.flags(cmd.Flags(), 0, 10*time.Second)
 	return cmd
 }
 

@@ -48,21 +48,20 @@ own lag: p50 300 us, p90 300 us, p99 300 us, at most 300 us
 func TestLoadExec(t *testing.T) {
 	run := func(args ...string) (string, error) {
 		var b strings.Builder
-		cmd := newLoadExec()
-		cmd.SetArgs(args)
+		cmd := newRoot()
+		cmd.SetArgs(append([]string{"load", "exec"}, args...))
 		cmd.SetOut(&b)
-		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		err := cmd.ExecuteContext(t.Context())
 		return b.String(), err
 	}
-	out, err := run("--storm", "--workers", "1", "--duration", "50ms")
+	out, err := run("--workers", "1", "--duration", "50ms")
 	if err != nil || !strings.HasPrefix(out, "storm for 0.05s, 1 workers on 1 CPUs\n") || !strings.Contains(out, "\nlatency: p50 ") || strings.Contains(out, "service") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if out, err = run("--rate", "100", "--duration", "50ms", "--json"); err != nil || !strings.HasPrefix(out, `{"generator":"exec","mode":"open","arrivals":"constant"`) || !strings.Contains(out, `"execs_made":`) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	for _, args := range [][]string{{}, {"--storm", "--rate", "5"}, {"--rate", "-1"}, {"--storm", "--workers", "-1"}, {"--storm", "--duration", "0s"}} {
+	for _, args := range [][]string{{"--rate", "-1"}, {"--rate", "gale"}, {"--workers", "-1"}, {"--workers", "1024"}, {"--duration", "0s"}} {
 		if out, err := run(args...); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" || out != "" {
 			t.Errorf("%v: %v\n%s", args, err, out)
 		}

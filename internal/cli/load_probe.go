@@ -1,56 +1,36 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"tare/internal/load"
 	"tare/internal/load/probe"
-	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 	"tare/internal/stats"
 )
 
 func newLoadProbe() *cobra.Command {
-	var o probe.Options
-	var warmup, duration time.Duration
-	var asRole, asJSON bool
+	var w window
+	var values param.Values
 	cmd := &cobra.Command{
 		Use:     "probe",
 		Short:   "Make no load: measure how long a task that wants a CPU has to wait for one, on every CPU",
 		Example: `  tare load probe --duration 10s`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if asRole {
-				conn := role.NewConn(os.Stdin, os.Stdout)
-				return reported(conn, probe.Run(cmd.Context(), o, conn))
-			}
-			p, err := probe.New(o)
-			if err != nil {
-				return err
-			}
-			const ahead = 20 * time.Millisecond // for the threads to be there at the start
-			r, err := p.Run(cmd.Context(), role.Schedule{Begin: pace.Now() + int64(ahead), Warmup: int64(warmup), Duration: int64(duration)})
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
-			}
-			return printProbe(cmd.OutOrStdout(), r)
+			o, err := probe.OptionsOf(values)
+			return w.run(cmd, err,
+				func(conn *role.Conn) error { return probe.Run(cmd.Context(), o, conn) },
+				func() (worker, error) { return probe.New(o) }, printProbe)
 		},
 	}
-	f := cmd.Flags()
-	f.DurationVar(&o.Interval, "interval", time.Millisecond, "time between two wake-ups on one CPU")
-	f.DurationVar(&warmup, "warmup", 0, "time before the measured window (--role: the parent's schedule says)")
-	f.DurationVar(&duration, "duration", 10*time.Second, "length of the measured window (--role: the parent's schedule says)")
-	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	values = param.Flags(cmd.Flags(), probe.Settings...)
+	w.flags(cmd.Flags(), 0, 10*time.Second)
 	return cmd
 }
 

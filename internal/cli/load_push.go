@@ -1,10 +1,8 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"text/tabwriter"
 	"time"
 
@@ -12,16 +10,17 @@ import (
 
 	"tare/internal/load"
 	"tare/internal/load/push"
-	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/quantity"
 	"tare/internal/role"
 	"tare/internal/stats"
 )
 
 func newLoadPush() *cobra.Command {
-	var o push.Options
-	var warmup, duration time.Duration
-	var asRole, asJSON bool
+	var w window
+	var mesh string
+	var seed uint64
+	var values param.Values
 	cmd := &cobra.Command{
 		Use:   "push --mesh HOST:PORT",
 		Short: "Change the configuration of a mesh ('tare app mesh'), and make connections until they show each change",
@@ -29,35 +28,19 @@ func newLoadPush() *cobra.Command {
   tare load push --mesh 127.0.0.1:18001 --what all`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if asRole {
-				conn := role.NewConn(os.Stdin, os.Stdout)
-				return reported(conn, push.Run(cmd.Context(), o, conn))
-			}
-			p, err := push.Prepare(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			defer p.Close()
-			r, err := p.Run(cmd.Context(), role.Schedule{Begin: pace.Now(), Warmup: int64(warmup), Duration: int64(duration)})
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
-			}
-			return printPush(cmd.OutOrStdout(), o, r)
+			o, err := push.OptionsOf(values)
+			o.Mesh, o.Seed = mesh, seed
+			return w.run(cmd, err,
+				func(conn *role.Conn) error { return push.Run(cmd.Context(), o, conn) },
+				func() (worker, error) { return push.Prepare(cmd.Context(), o) },
+				func(out io.Writer, r *load.Result) error { return printPush(out, o, r) })
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Mesh, "mesh", "", "where the mesh takes changes, host:port")
-	f.StringVar(&o.What, "what", push.One, "what a change is of: one service, by chance, or all at once")
-	f.DurationVar(&o.Interval, "interval", push.DefaultInterval, "time between two connections while a change is not seen yet")
-	f.DurationVar(&o.Pause, "pause", push.DefaultPause, "time from one change to the next, half to one and a half times as long by chance")
-	f.Uint64Var(&o.Seed, "seed", 1, "seed of what is changed, and of the pauses")
-	f.DurationVar(&warmup, "warmup", 200*time.Millisecond, "time before the measured window (--role: the parent's schedule says)")
-	f.DurationVar(&duration, "duration", 5*time.Second, "length of the measured window (--role: the parent's schedule says)")
-	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	values = param.Flags(f, push.Settings...)
+	f.StringVar(&mesh, "mesh", "", "where the mesh takes changes, host:port")
+	f.Uint64Var(&seed, "seed", 1, "seed of what is changed, and of the pauses")
+	w.flags(f, 200*time.Millisecond, 5*time.Second)
 	_ = cmd.MarkFlagRequired("mesh")
 	return cmd
 }

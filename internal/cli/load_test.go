@@ -10,18 +10,21 @@ import (
 	"tare/internal/load"
 )
 
-func TestCheckMode(t *testing.T) {
-	for _, tt := range []struct {
-		mode string
-		rate float64
-		ok   bool
-	}{
-		{"", 0, true}, {"", 5, true}, {"open", 5, true}, {"closed", 0, true},
-		{"open", 0, false}, {"closed", 5, false}, {"both", 0, false},
+// TestLoadHTTPMode: an open loop has a rate and a closed one has none, as in a spec.
+func TestLoadHTTPMode(t *testing.T) {
+	for args, says := range map[string]string{
+		"":                       `an open load needs a "rate"`,
+		"--mode open":            `an open load needs a "rate"`,
+		"--mode closed --rate 5": `"rate" has no meaning`,
+		"--mode both":            `must be one of open, closed, not "both"`,
+		"--rate 0":               "must be at least 0.1, not 0",
+		"--connections 100001":   "must be at most 100000, not 100001",
 	} {
-		err := checkMode(tt.mode, tt.rate)
-		if (err == nil) != tt.ok || err != nil && (fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "") {
-			t.Errorf("mode %q with rate %g: %v", tt.mode, tt.rate, err)
+		c := newRoot()
+		c.SetArgs(append([]string{"load", "http", "--url", "http://127.0.0.1:1/"}, strings.Fields(args)...))
+		err := c.ExecuteContext(t.Context())
+		if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", args, err, says)
 		}
 	}
 }

@@ -110,12 +110,12 @@ func TestWrongUseInWords(t *testing.T) {
 		{"weigh --for 10", `tare weigh --for: must be a duration with its unit, such as 300ms or 2s, not "10"`, "length of the window"},
 		{"run quickstart --seed -1", `tare run --seed: must be a whole number, 0 or more, not "-1"`, "see 'tare run --help'"},
 		{"load http --rate fast", `tare load http --rate: must be a number, not "fast"`, "requests per second"},
-		{"subject kernelmesh --steps -1", `tare subject kernelmesh --steps: must be a whole number, 0 or more, not "-1"`, "extra steps"},
+		{"subject kernelmesh --steps -1", `tare subject kernelmesh --steps: must be at least 0, not -1`, "extra steps"},
 		{"subject kernelmesh --cgroup /x", "--services: one place is needed from which the services come", "--services or --xds"},
 		{"subject kernelmesh --cgroup /x --services s --xds h:1", "--services: one place is needed from which the services come", "--services or --xds"},
 		{"subject kernelmesh --services s", "--cgroup: a value is needed", "--help"},
 		{"subject kernelmesh --services s --cgroup /x --source here", `--source: "here" is not an address`, "auto, none"},
-		{"run quickstart --blocks 99999", `--blocks: "blocks" must be at most 10000, not 99999`, "at most 10000"},
+		{"run quickstart --blocks 99999", `--blocks: "blocks" must be at most 10000, not 99999`, "1 to 10000"},
 		{"report " + run + "/run.json", run + "/run.json: this is a file, not a run directory", "tare report " + run},
 	} {
 		out, err := execute(strings.Fields(c.args)...)

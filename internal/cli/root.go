@@ -17,6 +17,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/near"
+	"tare/internal/param"
 	"tare/internal/version"
 )
 
@@ -89,12 +90,15 @@ func newRoot() *cobra.Command {
 
 // flagError says what is wrong with a flag in words, not in those of the functions that read numbers.
 func flagError(cmd *cobra.Command, err error) error {
-	help := fmt.Sprintf("see '%s --help'", cmd.CommandPath())
+	help := seeHelp(cmd)
 	var wrong *pflag.InvalidValueError
 	if !errors.As(err, &wrong) {
 		return fault.New(fault.Usage, cmd.CommandPath(), help, "%s", err)
 	}
 	f := wrong.GetFlag()
+	if setting, ok := f.Value.(param.Flag); ok {
+		return fault.New(fault.Usage, cmd.CommandPath()+" --"+f.Name, setting.Hint()+"; "+help, "%s", wrong.Unwrap())
+	}
 	says := map[string]string{
 		"int": "must be a whole number", "int64": "must be a whole number",
 		"uint32": "must be a whole number, 0 or more", "uint64": "must be a whole number, 0 or more",
@@ -106,10 +110,12 @@ func flagError(cmd *cobra.Command, err error) error {
 	return fault.New(fault.Usage, cmd.CommandPath()+" --"+f.Name, f.Usage+"; "+help, "%s, not %q", says, wrong.GetValue())
 }
 
+func seeHelp(cmd *cobra.Command) string { return fmt.Sprintf("see '%s --help'", cmd.CommandPath()) }
+
 // noArgs refuses arguments with the right exit code.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fault.New(fault.Usage, cmd.CommandPath()+" "+args[0], fmt.Sprintf("see '%s --help'", cmd.CommandPath()), "unexpected argument")
+		return fault.New(fault.Usage, cmd.CommandPath()+" "+args[0], seeHelp(cmd), "unexpected argument")
 	}
 	return nil
 }

@@ -1,17 +1,15 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"tare/internal/load"
-	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/quantity"
 	"tare/internal/role"
 	"tare/internal/stats"
@@ -19,49 +17,24 @@ import (
 )
 
 func newStoreSubject() *cobra.Command {
-	var o storebench.Options
-	var warmup, duration time.Duration
-	var asRole, asJSON bool
+	var w window
+	var values param.Values
 	c := &cobra.Command{
-		Use:   "store",
+		Use:   "store --store DESIGN",
 		Short: "Open a store of mesh configuration, flush changes into it as fast as it goes, and say what that took",
 		Example: `  tare subject store --store pooled
   tare subject store --store snapshot --resource listener --operation insert --services 1000`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if asRole {
-				conn := role.NewConn(os.Stdin, os.Stdout)
-				return reported(conn, storebench.Run(cmd.Context(), o, conn))
-			}
-			b, err := storebench.New(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			defer b.Close()
-			r, err := b.Run(cmd.Context(), role.Schedule{Begin: pace.Now(), Warmup: int64(warmup), Duration: int64(duration)})
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
-			}
-			return printStore(cmd.OutOrStdout(), o, r)
+			o, err := storebench.OptionsOf(values)
+			return w.run(cmd, err,
+				func(conn *role.Conn) error { return storebench.Run(cmd.Context(), o, conn) },
+				func() (worker, error) { return storebench.New(cmd.Context(), o) },
+				func(out io.Writer, r *load.Result) error { return printStore(out, o, r) })
 		},
 	}
-	f := c.Flags()
-	f.StringVar(&o.Store, "store", storebench.DefaultStore, "design, or design:variant")
-	f.StringVar(&o.Resource, "resource", storebench.Cluster, "what is flushed: cluster or listener")
-	f.StringVar(&o.Operation, "operation", storebench.Replace, "insert, replace, delete, or lookup: no change, but questions by a program in the kernel")
-	f.StringVar(&o.From, "from", storebench.Struct, "struct: changes come decoded; bytes: as xDS resources on the wire")
-	f.IntVar(&o.Services, "services", 0, "services in the store beside what is flushed")
-	f.IntVar(&o.Endpoints, "endpoints", storebench.DefaultEndpoints, "of each of these services")
-	f.Uint32Var(&o.Max.MaxClusters, "max-clusters", 0, "clusters that the store is made for; 0: its own choice")
-	f.Uint32Var(&o.Max.MaxListeners, "max-listeners", 0, "listeners, likewise")
-	f.Uint32Var(&o.Max.MaxEndpoints, "max-endpoints", 0, "endpoints of all clusters, likewise")
-	f.DurationVar(&warmup, "warmup", 200*time.Millisecond, "time before the measured window (--role: the parent's schedule says)")
-	f.DurationVar(&duration, "duration", 2*time.Second, "length of the measured window (--role: the parent's schedule says)")
-	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	values = param.Flags(c.Flags(), storebench.Settings...)
+	w.flags(c.Flags(), 200*time.Millisecond, 2*time.Second)
 	return c
 }
 

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/param"
 	"tare/internal/role"
 	"tare/internal/subject"
 	"tare/internal/subject/mesh/kernelmesh"
@@ -51,8 +51,12 @@ func listSubjects(w io.Writer) error {
 	for _, s := range subject.All() {
 		fmt.Fprintf(w, "%s: %s\n", s.Name, s.Summary)
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		for _, o := range s.Options {
-			fmt.Fprintf(t, "  %s\t%s (default %s)\n", o.Name, o.Summary, o.Default)
+		for _, o := range s.Settings {
+			doc := o.Doc
+			if o.Default != "" {
+				doc += " (default " + o.Default + ")"
+			}
+			fmt.Fprintf(t, "  %s\t%s\n", o.Name, doc)
 		}
 		if err := t.Flush(); err != nil {
 			return fmt.Errorf("writing the list of subjects: %w", err)
@@ -73,9 +77,10 @@ func listSubjects(w io.Writer) error {
 }
 
 func newKernelmesh() *cobra.Command {
-	var o kernelmesh.Options
+	var only kernelmesh.Options // those that the command line alone has
 	var human bool
 	var source string
+	var values param.Values
 	c := &cobra.Command{
 		Use:   "kernelmesh (--services FILE | --xds ADDRESS) --cgroup PATH",
 		Short: "An eBPF service mesh data plane on the sockets of one control group, until interrupted; SIGHUP reads the services again",
@@ -84,12 +89,17 @@ func newKernelmesh() *cobra.Command {
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
-			case o.CgroupDir == "":
-				return fault.New(fault.Usage, "--cgroup", "see 'tare subject kernelmesh --help'", "a value is needed")
-			case (o.ServicesFile == "") == (o.XDS == ""):
-				return fault.New(fault.Usage, "--services", "give --services or --xds; see 'tare subject kernelmesh --help'", "one place is needed from which the services come")
+			case only.CgroupDir == "":
+				return fault.New(fault.Usage, "--cgroup", seeHelp(cmd), "a value is needed")
+			case (only.ServicesFile == "") == (only.XDS == ""):
+				return fault.New(fault.Usage, "--services", "give --services or --xds; "+seeHelp(cmd),
+					"one place is needed from which the services come")
 			}
-			var err error
+			o, err := kernelmesh.OptionsOf(values)
+			if err != nil {
+				return wrongUse(cmd, err)
+			}
+			o.CgroupDir, o.ServicesFile, o.XDS, o.AllowRoot = only.CgroupDir, only.ServicesFile, only.XDS, only.AllowRoot
 			if o.Sources, err = sources(source); err != nil {
 				return err
 			}
@@ -115,19 +125,12 @@ func newKernelmesh() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.ServicesFile, "services", "", "YAML file of services and their endpoints")
-	f.StringVar(&o.XDS, "xds", "", "control plane that says what the services are: HOST:PORT or unix:PATH")
-	f.StringVar(&o.CgroupDir, "cgroup", "", "cgroup v2 directory whose processes are served")
-	f.StringVar(&o.Store, "store", kernelmesh.DefaultStore, "where the configuration is kept: design, or design:variant")
-	f.StringVar(&o.Fail, "fail", kernelmesh.FailOpen, "open or closed: connections pass, or are refused, while nothing was ever heard from the control plane")
-	f.StringVar(&o.Peer, "peer", kernelmesh.PeerService, "service or endpoint: what applications see as the peer of a connection")
+	values = param.Flags(f, kernelmesh.Settings...)
+	f.StringVar(&only.ServicesFile, "services", "", "YAML file of services and their endpoints")
+	f.StringVar(&only.XDS, "xds", "", "control plane that says what the services are: HOST:PORT or unix:PATH")
+	f.StringVar(&only.CgroupDir, "cgroup", "", "cgroup v2 directory whose processes are served")
 	f.StringVar(&source, "source", "auto", "addresses that rules take as the source of sockets bound to none: auto (of the default routes), none, or IP[,IP]")
-	f.StringVar(&o.Work, "work", "", "what to do once told to start, by the role protocol: "+cmp.Or(strings.Join(kernelmesh.Works(), ", "), "nothing"))
-	f.Uint32Var(&o.Steps, "steps", 0, "extra steps of work in each run of the connect programs")
-	f.Uint32Var(&o.SockopsSteps, "sockops-steps", 0, "extra steps of work in each run of the sockops program")
-	f.Uint32Var(&o.MaxServices, "max-services", kernelmesh.DefaultMaxServices, "services that the maps hold")
-	f.Uint32Var(&o.MaxEndpoints, "max-endpoints", kernelmesh.DefaultMaxEndpoints, "endpoints that the maps hold")
-	f.BoolVar(&o.AllowRoot, "allow-root", false, "let the control group be the root: serve every process of the machine")
+	f.BoolVar(&only.AllowRoot, "allow-root", false, "let the control group be the root: serve every process of the machine")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
 }

@@ -1,12 +1,12 @@
 package experiment
 
+import "tare/internal/app/burn"
+
 // burnApp is the application that is a busy neighbour: no load goes to it.
 var burnApp = &Kind{
-	Name:    "burn",
-	Summary: "a neighbour that keeps every CPU busy, or a part of each; no load goes to it",
-	Knobs: []Knob{
-		{Name: "share", Type: TypeNumber, Default: "1", Max: 1, Doc: "part of each CPU that it uses: 1 is all of it, 0 none"},
-	},
-	idle:    true,
-	command: func(site) []string { return []string{"app", "burn", "--role"} },
+	Name:     "burn",
+	Summary:  "a neighbour that keeps every CPU busy, or a part of each; no load goes to it",
+	Settings: burn.Settings,
+	idle:     true,
+	command:  func(site) []string { return []string{"app", "burn", "--role"} },
 }

@@ -9,6 +9,7 @@ import (
 	"tare/internal/load"
 	"tare/internal/load/connect/generation"
 	"tare/internal/metric"
+	"tare/internal/param"
 	"tare/internal/quantity"
 	"tare/internal/stats"
 	"tare/internal/subject/mesh/kernelmesh"
@@ -30,7 +31,7 @@ var connectLoad = &Kind{
 		}
 		return args
 	},
-	holdsConnections: func(Options) bool { return false },
+	holdsConnections: func(param.Values) bool { return false },
 }
 
 // goesTo says of a load whether it goes to an application.
@@ -71,7 +72,7 @@ func (s *Spec) checkConnects() (path string, err error) {
 				if sec.name != "arms" && sec.name != baselineKey || o["work"] == kernelmesh.WorkReplace && o["peer"] == kernelmesh.PeerEndpoint {
 					continue
 				}
-				if !part.Kind.Serves || o["work"] == kernelmesh.WorkReplace || o[knobProtocol] != "udp" || int(o.float(knobServices)) <= len(s.Applications) {
+				if !part.Kind.Serves || o["work"] == kernelmesh.WorkReplace || o[knobProtocol] != "udp" || int(o.Float(knobServices)) <= len(s.Applications) {
 					return sec.path(arm), fmt.Errorf("the load %q needs a subject that serves something by itself: write work: %s and peer: %s, or protocol: udp and more %q than there are applications",
 						name, kernelmesh.WorkReplace, kernelmesh.PeerEndpoint, knobServices)
 				}

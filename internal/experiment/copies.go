@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"tare/internal/param"
 )
 
 // maxCopies bounds the count of a part: each copy is a process.
@@ -15,7 +17,7 @@ const maxCopies = 256
 var shared = map[string]bool{"rate": true, "connections": false}
 
 // count is how many copies of the part run.
-func (p *Part) count() int { return max(1, int(p.Options.float(countKnob.Name))) }
+func (p *Part) count() int { return max(1, int(p.Options.Float(countKnob.Name))) }
 
 // copyName is the name of one copy, counted from 1: no part of a spec can have it, for it has an underscore.
 func copyName(name string, i, of int) string {
@@ -37,14 +39,14 @@ func isCopyOf(a, b string) bool {
 // checkCopies checks that what the copies of a part have together is enough for each, and that no copy of an application is idle.
 func (s *Spec) checkCopies(p *Part) error {
 	n := p.count()
-	for _, k := range p.Kind.Knobs {
-		if fraction, ok := shared[k.Name]; ok && !fraction && p.Options.float(k.Name) < float64(n) {
+	for _, k := range p.Kind.Settings {
+		if fraction, ok := shared[k.Name]; ok && !fraction && p.Options.Float(k.Name) < float64(n) {
 			return fmt.Errorf("%q is of all %d copies together, and %s leaves some of them without any", k.Name, n, p.Options[k.Name])
 		}
 	}
 	for _, k := range limitKnobs {
-		if _, ok := p.Limits[k.Name]; ok && k.Name != "pin" && p.Limits.float(k.Name)/float64(n) < k.Min {
-			return fmt.Errorf("the limit %q is of all %d copies together, and each needs at least %s", k.Name, n, number(k.Min))
+		if _, ok := p.Limits[k.Name]; ok && k.Name != "pin" && p.Limits.Float(k.Name)/float64(n) < k.Min {
+			return fmt.Errorf("the limit %q is of all %d copies together, and each needs at least %s", k.Name, n, param.Number(k.Min))
 		}
 	}
 	if to := s.Applications[p.To]; to != nil && to.count() > n {
@@ -76,7 +78,7 @@ func (s *Spec) copies() *Spec {
 // copy is copy i, counted from 0, of n: it has an even part of what they share.
 func (p *Part) copy(i, n int) *Part {
 	q := *p
-	q.Options, q.Limits = p.Options.clone(), p.Limits.clone()
+	q.Options, q.Limits = p.Options.Clone(), p.Limits.Clone()
 	if n == 1 {
 		return &q
 	}
@@ -86,10 +88,10 @@ func (p *Part) copy(i, n int) *Part {
 			continue
 		}
 		if fraction {
-			q.Options[name] = number(p.Options.float(name) / float64(n))
+			q.Options[name] = param.Number(p.Options.Float(name) / float64(n))
 			continue
 		}
-		whole := int(p.Options.float(name))
+		whole := int(p.Options.Float(name))
 		part := whole / n
 		if i < whole%n {
 			part++
@@ -98,7 +100,7 @@ func (p *Part) copy(i, n int) *Part {
 	}
 	for _, name := range []string{"cpus", "memory"} {
 		if _, ok := q.Limits[name]; ok {
-			q.Limits[name] = number(p.Limits.float(name) / float64(n))
+			q.Limits[name] = param.Number(p.Limits.Float(name) / float64(n))
 		}
 	}
 	return &q

@@ -40,7 +40,7 @@ func TestCopies(t *testing.T) {
 		t.Errorf("applications: %v", s.Applications)
 	}
 	limits := s.Applications["app_3"].Limits
-	if v := limits.float("cpus"); v < 0.299 || v > 0.301 || limits["memory"] != "33554432" || limits["pin"] != "2" {
+	if v := limits.Float("cpus"); v < 0.299 || v > 0.301 || limits["memory"] != "33554432" || limits["pin"] != "2" {
 		t.Errorf("limits of one of three: %v", limits)
 	}
 	again := mustParse(t, strings.Replace(copiesSpec, "quick:", "gates: {lag: 1s}\nquick:", 1))

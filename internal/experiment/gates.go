@@ -10,6 +10,7 @@ import (
 
 	"tare/internal/load"
 	"tare/internal/load/connect/generation"
+	"tare/internal/param"
 	"tare/internal/record"
 	"tare/internal/role"
 )
@@ -83,7 +84,7 @@ type judgeLoad struct {
 	name  string
 	r     load.Result
 	part  *Part
-	gates Options
+	gates param.Values
 	works bool // it is no load, but the work of a subject
 	trips []trip
 
@@ -116,7 +117,7 @@ func (j *judgeLoad) rate() {
 	}
 	late := max(j.r.Late-j.underWay()-j.heldUp(), 0)
 	seen := float64(j.r.Done-late) / float64(j.r.Intended)
-	if allowed := j.gates.float("rate"); seen < allowed {
+	if allowed := j.gates.Float("rate"); seen < allowed {
 		j.trip(gateRate, seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; lower the rate or give the load more connections",
 			100*seen, 100*allowed)
 	}
@@ -160,7 +161,7 @@ func (j *judgeLoad) errors() {
 	for _, c := range j.r.Errors {
 		n += c
 	}
-	if seen, allowed := ratio(n, j.r.Intended), j.gates.float("errors"); seen > allowed {
+	if seen, allowed := ratio(n, j.r.Intended), j.gates.Float("errors"); seen > allowed {
 		j.trip(gateErrors, seen, allowed, "%d of %d requests failed (%s); lower the rate, or see what the application says", n, j.r.Intended, errorKinds(j.r.Errors))
 	}
 }
@@ -177,7 +178,7 @@ func errorKinds(errors map[string]int64) string {
 }
 
 func (j *judgeLoad) drain() {
-	if seen, allowed := ratio(j.r.Unfinished, j.r.Intended), j.gates.float("errors"); seen > allowed {
+	if seen, allowed := ratio(j.r.Unfinished, j.r.Intended), j.gates.Float("errors"); seen > allowed {
 		j.trip(gateDrain, seen, allowed, "%d of %d requests were still without an answer after the drain; lower the rate", j.r.Unfinished, j.r.Intended)
 	}
 }
@@ -194,7 +195,7 @@ func (j *judgeLoad) lag() {
 	if j.r.Mode != load.Open || err != nil || h == nil {
 		return
 	}
-	seen, allowed := time.Duration(h.ValueAtQuantile(99)), j.gates.duration("lag")
+	seen, allowed := time.Duration(h.ValueAtQuantile(99)), j.gates.Duration("lag")
 	if seen > allowed {
 		j.trip(gateLag, seen.Seconds(), allowed.Seconds(), "the generator started the 99th percentile of requests %v late, and %v is allowed; lower the rate or give the load a CPU of its own",
 			seen.Round(time.Microsecond), allowed)
@@ -205,7 +206,7 @@ func (j *judgeLoad) generator() {
 	if j.r.CPUs <= 0 || j.r.Seconds <= 0 || j.r.Mode != load.Open {
 		return
 	}
-	if seen, allowed := j.r.CPUSeconds/(j.r.CPUs*j.r.Seconds), j.gates.float("generator_cpu"); seen > allowed {
+	if seen, allowed := j.r.CPUSeconds/(j.r.CPUs*j.r.Seconds), j.gates.Float("generator_cpu"); seen > allowed {
 		j.trip(gateGenerator, seen, allowed, "the generator used %.0f %% of its CPUs, and %g %% is allowed; lower the rate or give it more threads", 100*seen, 100*allowed)
 	}
 }
@@ -214,7 +215,7 @@ func (j *judgeLoad) connections() {
 	if j.part == nil || !j.part.Kind.holdsConnections(j.part.Options) {
 		return
 	}
-	if seen, allowed := ratio(int64(j.r.MaxConnections), int64(j.r.Connections)), j.gates.float("connections"); seen < allowed {
+	if seen, allowed := ratio(int64(j.r.MaxConnections), int64(j.r.Connections)), j.gates.Float("connections"); seen < allowed {
 		j.trip(gateConnections, seen, allowed, "%d of %d connections were open at once; ask for fewer", j.r.MaxConnections, j.r.Connections)
 	}
 }
@@ -235,7 +236,7 @@ func (m *measurement) throttled() []trip {
 		if !within(g.Path, m.tree) || g.ThrottledSeconds == nil || limited[path.Base(g.Path)] || m.shared && g.Path == m.tree {
 			continue
 		}
-		if seen, allowed := *g.ThrottledSeconds, m.spec.Gates.duration("throttled"); seen > allowed.Seconds() {
+		if seen, allowed := *g.ThrottledSeconds, m.spec.Gates.Duration("throttled"); seen > allowed.Seconds() {
 			trips = append(trips, tripped(gateThrottled, seen, allowed.Seconds(),
 				"%s was throttled for %.3f s, and no CPU limit was asked for it; raise the limit of the group that tare runs in", g.Path, seen))
 		}

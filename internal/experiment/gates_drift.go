@@ -28,8 +28,8 @@ func (j *judgeLoad) drift() {
 	if j.r.Mode == load.Closed {
 		if before, after, seen, trips := j.halves(func(s load.Slice) float64 { return float64(s.Done) }, mean, 1); trips {
 			perSecond := float64(len(j.r.Slices)) / j.r.Seconds
-			j.trip(gateDriftRate, seen, j.gates.float("drift"), "throughput went from %.0f/s in the first half of the window to %.0f/s in the second, %.0f %% apart, and %g %% is allowed; "+mend,
-				before*perSecond, after*perSecond, 100*seen, 100*j.gates.float("drift"))
+			j.trip(gateDriftRate, seen, j.gates.Float("drift"), "throughput went from %.0f/s in the first half of the window to %.0f/s in the second, %.0f %% apart, and %g %% is allowed; "+mend,
+				before*perSecond, after*perSecond, 100*seen, 100*j.gates.Float("drift"))
 		}
 		return
 	}
@@ -40,8 +40,8 @@ func (j *judgeLoad) drift() {
 	}
 	if before, after, seen, trips := j.halves(func(s load.Slice) float64 { return s.P50 }, median, 1e-9); trips {
 		duration := func(seconds float64) time.Duration { return time.Duration(seconds * 1e9).Round(time.Microsecond) }
-		j.trip(gateDriftLatency, seen, j.gates.float("drift"), "the median latency went from %v in the first half of the window to %v in the second, %.0f %% apart, and %g %% is allowed; "+lengthen+"lower the rate"+pin,
-			duration(before), duration(after), 100*seen, 100*j.gates.float("drift"))
+		j.trip(gateDriftLatency, seen, j.gates.Float("drift"), "the median latency went from %v in the first half of the window to %v in the second, %.0f %% apart, and %g %% is allowed; "+lengthen+"lower the rate"+pin,
+			duration(before), duration(after), 100*seen, 100*j.gates.Float("drift"))
 	}
 }
 
@@ -58,7 +58,7 @@ func (j *judgeLoad) halves(value func(load.Slice) float64, middle func([]float64
 	first, second := values[:len(values)/2], values[len(values)/2:]
 	before, after = middle(first), middle(second)
 	seen = math.Abs(after-before) / max(min(before, after), least)
-	return before, after, seen, seen > j.gates.float("drift") && stats.RankSum(first, second) < driftChance
+	return before, after, seen, seen > j.gates.Float("drift") && stats.RankSum(first, second) < driftChance
 }
 
 func median(xs []float64) float64 { return stats.Median(xs).Value }

@@ -60,7 +60,7 @@ func driftOf(t *testing.T, rate float64, before, after time.Duration) (string, *
 		}
 	}))
 	defer server.Close()
-	g, err := loadhttp.Prepare(t.Context(), loadhttp.Options{Targets: []string{server.URL + "/"}, Rate: rate, Connections: 64, KeepAlive: true})
+	g, err := loadhttp.Prepare(t.Context(), loadhttp.Options{Targets: []string{server.URL + "/"}, Arrivals: pace.Constant, Rate: rate, Connections: 64, KeepAlive: true})
 	if err != nil {
 		t.Fatal(err)
 	}

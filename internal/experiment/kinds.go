@@ -1,19 +1,23 @@
 package experiment
 
 import (
-	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 
+	apphttp "tare/internal/app/http"
+	"tare/internal/fault"
+	loadhttp "tare/internal/load/http"
+	"tare/internal/param"
 	"tare/internal/subject/mesh/kernelmesh"
 	"tare/internal/subject/tracer"
 )
 
 // Kind is one kind of application, load or subject that a spec can name. A new one is one entry in a registry below.
 type Kind struct {
-	Name    string
-	Summary string
-	Knobs   []Knob
+	Name     string
+	Summary  string
+	Settings []param.Setting
 
 	// watches is of loads: it goes to no application, and only looks on.
 	watches bool
@@ -37,13 +41,11 @@ type Kind struct {
 	// label is of subjects: the setting by which one is told from another of its kind; empty: they are called by the kind.
 	label string
 
-	check func(Options) error // of the options together; may be nil
+	check func(param.Values) error // of the options together; may be nil
 	// command is the start of the arguments of tare; those of the knobs follow. Subjects have theirs in package subject.
 	command func(site) []string
-	// flags are the arguments of the options; null: one for each knob, of its name.
-	flags func(Options) []string
 	// holdsConnections is of loads: whether it means to have all its connections open at once.
-	holdsConnections func(Options) bool
+	holdsConnections func(param.Values) bool
 }
 
 // site is what a load must know of its surroundings.
@@ -61,68 +63,60 @@ type site struct {
 // Applications, Loads and Subjects are the registries.
 var (
 	Applications = []*Kind{{
-		Name:    "http",
-		Summary: "an HTTP/1.1 echo server",
-		Knobs: []Knob{
-			{Name: "body", Type: TypeBytes, Default: "128", Max: 16 << 20, Doc: "size of the answer's body"},
-			{Name: "delay", Type: TypeDuration, Default: "0s", Max: 60, Doc: "time the server waits before it answers"},
-		},
-		command: func(site) []string { return []string{"app", "http", "--role", "--listen=127.0.0.1:0"} },
+		Name:     "http",
+		Summary:  "an HTTP/1.1 echo server",
+		Settings: apphttp.Settings,
+		command:  func(site) []string { return []string{"app", "http", "--role", "--listen=127.0.0.1:0"} },
 	}, meshApp, burnApp}
 
 	Loads = []*Kind{{
-		Name:    "http",
-		Summary: "an HTTP/1.1 client",
-		Knobs: []Knob{
-			{Name: "mode", Type: TypeWord, Default: "open", Words: []string{"open", "closed"}, Doc: "open: requests start on an absolute schedule; closed: each connection sends again when its answer came"},
-			{Name: "rate", Type: TypeNumber, Min: 0.1, Max: 10_000_000, Doc: "requests per second; of open loads, which need it"},
-			{Name: "arrivals", Type: TypeWord, Default: "poisson", Words: []string{"poisson", "constant"}, Doc: "how the starts of an open load are spread"},
-			{Name: "connections", Type: TypeCount, Default: "64", Min: 1, Max: 100_000, Doc: "connections open at once, at most; with keepalive, exactly"},
-			{Name: "keepalive", Type: TypeSwitch, Default: "true", Doc: "whether a connection serves many requests; false: one connection for each request"},
-			{Name: "threads", Type: TypeCount, Min: 1, Max: 1024, Doc: "threads of the generator; it chooses when this is left out"},
-			{Name: "timeout", Type: TypeDuration, Default: "5s", Min: 0.001, Max: 600, Doc: "time after which a request counts as failed"},
-			{Name: "drain", Type: TypeDuration, Default: "1s", Max: 600, Doc: "time after the window in which answers are still waited for"},
-		},
-		check: func(o Options) error {
-			_, rated := o["rate"]
-			switch {
-			case o["mode"] == "open" && !rated:
-				return errors.New(`an open load needs a "rate", in requests per second`)
-			case o["mode"] == "closed" && rated:
-				return errors.New(`a closed load goes as fast as answers come: "rate" has no meaning for it`)
-			}
-			return nil
-		},
+		Name:             "http",
+		Summary:          "an HTTP/1.1 client",
+		Settings:         loadhttp.Settings,
+		check:            makes(loadhttp.OptionsOf),
 		command:          httpLoad,
-		holdsConnections: func(o Options) bool { return o["keepalive"] == "true" },
+		holdsConnections: func(o param.Values) bool { return o.On("keepalive") },
 	}, probeLoad, pushLoad, connectLoad, execLoad}
 
 	Subjects = append([]*Kind{{
-		Name:    "kernelmesh",
-		Summary: "the reference eBPF mesh data plane, on the hooks of a control group",
-		Knobs: append([]Knob{
-			{Name: "store", Type: TypeText, Doc: "design of the store that holds its configuration, as under `subject: store`; its own choice when left out"},
-			{Name: "fail", Type: TypeWord, Words: kernelmesh.Fails, Doc: "what becomes of connections before its first configuration; its own choice when left out"},
-			{Name: "peer", Type: TypeWord, Words: kernelmesh.Peers, Doc: "what applications see as the peer of a connection; its own choice when left out"},
-			{Name: "work", Type: TypeWord, Words: kernelmesh.Works(), Doc: "what its process does by itself between the edges: replace configuration as fast as it goes, or time the changes that a control plane pushes; nothing when left out"},
-			xdsKnob,
-			{Name: "steps", Type: TypeCount, Default: "0", Max: 1 << 23, Doc: "extra steps in each run of its connect programs: a planted weight"},
-			{Name: "sockops-steps", Type: TypeCount, Default: "0", Max: 1 << 23, Doc: "the same in its sockops program"},
-			{Name: "max-services", Type: TypeCount, Min: 1, Max: 1 << 20, Doc: "services that its maps hold; its own choice when left out"},
-			{Name: "max-endpoints", Type: TypeCount, Min: 1, Max: 1 << 24, Doc: "endpoints that its maps hold; its own choice when left out"},
-		}, serviceKnobs...),
-		Serves: true,
-		label:  "store",
-		check:  checkKernelmesh,
+		Name:     "kernelmesh",
+		Summary:  "the reference eBPF mesh data plane, on the hooks of a control group",
+		Settings: slices.Concat(kernelmesh.Settings, []param.Setting{xdsKnob}, serviceKnobs),
+		Serves:   true,
+		label:    "store",
+		check:    checkKernelmesh,
 	}, storeSubject, variantSubject}, traceSubjects...)
 )
 
-// argv are the arguments of tare that start a process of this kind.
-func (k *Kind) argv(o Options, at site) []string {
-	if k.flags != nil {
-		return append(k.command(at), k.flags(o)...)
+// CopySettings are what applications and loads have beside the settings of their kind, LimitSettings what all parts of a
+// spec have.
+var (
+	CopySettings  = []param.Setting{countKnob}
+	LimitSettings = prefixed("limits.", limitKnobs)
+)
+
+func prefixed(prefix string, settings []param.Setting) []param.Setting {
+	settings = slices.Clone(settings)
+	for i := range settings {
+		settings[i].Name = prefix + settings[i].Name
 	}
-	return append(k.command(at), o.args(k.Knobs)...)
+	return settings
+}
+
+// makes is the check of values that a guest must be able to make options of.
+func makes[O any](optionsOf func(param.Values) (O, error)) func(param.Values) error {
+	return func(v param.Values) error {
+		_, err := optionsOf(v)
+		if hint := fault.MendOf(err); hint != "" {
+			return fmt.Errorf("%w; %s", err, hint)
+		}
+		return err
+	}
+}
+
+// argv are the arguments of tare that start a process of this kind.
+func (k *Kind) argv(o param.Values, at site) []string {
+	return append(k.command(at), o.Args(k.Settings)...)
 }
 
 func httpLoad(at site) []string {

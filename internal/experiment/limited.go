@@ -76,7 +76,7 @@ func (m *measurement) limited() []limitedGroup {
 			continue // the subject is not what is asked about
 		}
 		for name, p := range sec.parts {
-			if l := p.Limits.float("cpus"); l > 0 {
+			if l := p.Limits.Float("cpus"); l > 0 {
 				limits[name] = l
 			}
 		}
@@ -130,7 +130,7 @@ func (m *measurement) limitedBPF() (float64, bool) {
 
 // held: where the experiment is about a limit, the limit must be what held the group back, and not something else on the machine.
 func (m *measurement) held() []trip {
-	asked := m.spec.Gates.float("held")
+	asked := m.spec.Gates.Float("held")
 	if asked == 0 {
 		return nil
 	}

@@ -2,6 +2,7 @@ package experiment
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"maps"
 	"math"
@@ -16,8 +17,8 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/param"
 	"tare/internal/record"
-	"tare/internal/subject"
 )
 
 var update = flag.Bool("update", false, "write docs/metrics.md anew")
@@ -287,42 +288,40 @@ func TestSpecPage(t *testing.T) {
 			t.Errorf("docs/spec.md does not have the key %s", key)
 		}
 	}
-	tables := map[string][]Knob{"times": slices.Concat(timeKnobs, []Knob{samplingKnob, statisticsKnob, repeatKnob, precisionKnob, untilKnob}), "limits": limitKnobs, "gates": gateKnobs}
+	tables := map[string][]param.Setting{"times": slices.Concat(timeKnobs, []param.Setting{samplingKnob, statisticsKnob, repeatKnob, precisionKnob, untilKnob}), "limits": limitKnobs, "gates": gateKnobs}
 	for section, kinds := range map[string][]*Kind{"application": Applications, "load": Loads, "subject": Subjects} {
 		for _, k := range kinds {
-			tables[section+" "+k.Name] = k.Knobs
+			tables[section+" "+k.Name] = k.Settings
 		}
 	}
+	tables["whole"], tables["copies"] = []param.Setting{nodesKnob}, CopySettings
+	rows := map[string]bool{"| key | value | default | meaning |": true, "|---|---|---|---|": true}
 	for what, knobs := range tables {
 		for _, k := range knobs {
-			if row := knobRow(k); !strings.Contains(string(page), row) {
+			row := knobRow(k)
+			if rows[row] = true; !strings.Contains(string(page), row) {
 				t.Errorf("docs/spec.md lacks, under %s:\n%s", what, row)
 			}
 		}
 	}
+	for line := range strings.Lines(string(page)) {
+		line = strings.TrimSpace(line)
+		if cells := strings.Count(line, "|") - 1; strings.HasPrefix(line, "|") && cells == 4 && !rows[line] {
+			t.Errorf("docs/spec.md has a setting that nobody declares:\n%s", line)
+		}
+	}
 }
 
-func knobRow(k Knob) string {
-	value := string(k.Type)
-	switch {
-	case k.Type == TypeWord:
-		value = strings.Join(k.Words, ", ")
-	case len(k.Words) > 0:
-		value += " or " + strings.Join(k.Words, ", ")
-	}
-	def := k.Default
-	if def == "" {
-		def = "-"
-	}
-	return "| `" + k.Name + "` | " + value + " | " + def + " | " + k.Doc + " |"
+func knobRow(k param.Setting) string {
+	return "| `" + k.Name + "` | " + k.Accepts() + " | " + cmp.Or(k.Default, "-") + " | " + k.Doc + " |"
 }
 
 // TestKnobDefaultsAreCanonical: a default is taken as it stands, so it must be what Canonical would make of it.
 func TestKnobDefaultsAreCanonical(t *testing.T) {
-	all := slices.Concat(timeKnobs, []Knob{samplingKnob, repeatKnob, precisionKnob, untilKnob}, limitKnobs, gateKnobs)
+	all := slices.Concat(timeKnobs, []param.Setting{samplingKnob, repeatKnob, precisionKnob, untilKnob}, limitKnobs, gateKnobs)
 	for _, kinds := range [][]*Kind{Applications, Loads, Subjects} {
 		for _, k := range kinds {
-			all = append(all, k.Knobs...)
+			all = append(all, k.Settings...)
 		}
 	}
 	for _, k := range all {
@@ -331,29 +330,6 @@ func TestKnobDefaultsAreCanonical(t *testing.T) {
 		}
 		if c, err := k.Canonical(k.Default); err != nil || c != k.Default {
 			t.Errorf("the default of %s is %q, canonical %q: %v", k.Name, k.Default, c, err)
-		}
-	}
-}
-
-// TestSubjectKnobs: what a spec can set of a subject is what the subject has.
-func TestSubjectKnobs(t *testing.T) {
-	for _, k := range Subjects {
-		s, err := subject.Lookup(k.Name)
-		if k.traces != nil || k.varies {
-			continue // its knobs are known here only
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		var has []string
-		if k.Serves {
-			has = knobNames(serviceKnobs) // the engine's part
-		}
-		for _, o := range s.Options {
-			has = append(has, o.Name)
-		}
-		if knobs := knobNames(k.Knobs); !slices.Equal(slices.Sorted(slices.Values(knobs)), slices.Sorted(slices.Values(has))) {
-			t.Errorf("%s: specs have %v, the subject %v", k.Name, knobs, has)
 		}
 	}
 }

@@ -16,9 +16,10 @@ import (
 	"tare/internal/fault"
 	"tare/internal/ledger"
 	"tare/internal/metric"
+	"tare/internal/param"
 	"tare/internal/quantity"
 	"tare/internal/record"
-	"tare/internal/subject/mesh/store"
+	"tare/internal/subject/mesh/kernelmesh"
 )
 
 // The knobs of arms whose subject serves services. They are the engine's: the subject sees them only as the services file and the sizes of
@@ -31,42 +32,37 @@ const (
 	knobEach     = "endpoints"
 )
 
-var serviceKnobs = []Knob{
-	{Name: knobServices, Type: TypeCount, Min: 1, Max: 1_000_000, Doc: "services in all: those of the applications, and as many more as it takes, with endpoints that nobody listens on; as many as there are applications when left out"},
-	{Name: knobEach, Type: TypeCount, Min: 1, Max: maxEach, Doc: "endpoints of each of these others; 1 when left out"},
-	{Name: knobProtocol, Type: TypeWord, Words: []string{"tcp", "udp"}, Doc: "protocol of these others: `udp` for a load of kind `connect`, and then their endpoints are loopback addresses; `tcp` when left out"},
-	{Name: knobThen, Type: TypeCount, Min: 1, Max: 1_000_000, Doc: "services that are left when the load has ended: the subject reads its services again. Memory is then read twice more, before the load began and after this"},
-	{Name: knobFit, Type: TypeSwitch, Doc: "true: maps for exactly the services and endpoints that there are, instead of `max-services` and `max-endpoints`"},
+var serviceKnobs = []param.Setting{
+	{Name: knobServices, Type: param.TypeCount, Min: 1, Max: 1_000_000, Doc: "services in all: those of the applications, and as many more as it takes, with endpoints that nobody listens on; as many as there are applications when left out"},
+	{Name: knobEach, Type: param.TypeCount, Min: 1, Max: maxEach, Doc: "endpoints of each of these others; 1 when left out"},
+	{Name: knobProtocol, Type: param.TypeWord, Words: []string{"tcp", "udp"}, Doc: "protocol of these others: `udp` for a load of kind `connect`, and then their endpoints are loopback addresses; `tcp` when left out"},
+	{Name: knobThen, Type: param.TypeCount, Min: 1, Max: 1_000_000, Doc: "services that are left when the load has ended: the subject reads its services again. Memory is then read twice more, before the load began and after this"},
+	{Name: knobFit, Type: param.TypeSwitch, Doc: "true: maps for exactly the services and endpoints that there are, instead of `max-services` and `max-endpoints`"},
 }
 
-// defaultMaxServices is what kernelmesh takes where it is told nothing; a test holds it against the subject's own.
-const defaultMaxServices = 1024
-
 // checkKernelmesh checks the options of the data plane together.
-func checkKernelmesh(o Options) error {
-	if o["store"] != "" {
-		if _, _, err := store.Lookup(o["store"]); err != nil {
-			return fmt.Errorf("%w; %s", err, fault.MendOf(err))
-		}
+func checkKernelmesh(o param.Values) error {
+	if err := makes(kernelmesh.OptionsOf)(o); err != nil {
+		return err
 	}
 	return checkServices(o)
 }
 
 // checkServices sees that the maps hold what they are to hold.
-func checkServices(o Options) error {
-	n := max(o.float(knobServices), o.float(knobThen))
+func checkServices(o param.Values) error {
+	n := max(o.Float(knobServices), o.Float(knobThen))
 	if o[knobFit] == "true" {
 		if _, sized := o["max-services"]; sized {
 			return errors.New(`"fit" makes the maps as large as there are services: "max-services" has no meaning beside it`)
 		}
-		if o.float(knobThen) > max(o.float(knobServices), 1) {
+		if o.Float(knobThen) > max(o.Float(knobServices), 1) {
 			return fmt.Errorf(`%q is more than %q, and the maps fit no more than these`, knobThen, knobServices)
 		}
 		return nil
 	}
-	most := o.float("max-services")
+	most := o.Float("max-services")
 	if most == 0 {
-		most = defaultMaxServices
+		most = kernelmesh.DefaultMaxServices
 	}
 	if n > most {
 		return fmt.Errorf(`%g services are more than the %g that its maps hold: raise "max-services", or write fit: true`, n, most)
@@ -75,11 +71,12 @@ func checkServices(o Options) error {
 }
 
 // subjectOptions are the options that the subject itself has, with the sizes of its maps where they are to fit.
-func subjectOptions(o Options, services int) Options {
-	own := o.clone()
+func subjectOptions(o param.Values, services int) param.Values {
+	own := o.Clone()
 	for _, k := range serviceKnobs {
 		delete(own, k.Name)
 	}
+	delete(own, knobXDS)
 	if o[knobFit] == "true" {
 		own["max-services"] = strconv.Itoa(services)
 		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each) // those of applications have one
@@ -107,8 +104,8 @@ type filler struct {
 	protocol string // empty: tcp
 }
 
-func fillerOf(o Options) filler {
-	return filler{max(1, int(o.float(knobEach))), o[knobProtocol]}
+func fillerOf(o param.Values) filler {
+	return filler{max(1, int(o.Float(knobEach))), o[knobProtocol]}
 }
 
 // endpoint is the address of its n-th endpoint, counted over all services. A UDP socket connects to a loopback address on any machine, whatever
@@ -121,7 +118,9 @@ func (f filler) endpoint(n int) string {
 }
 
 // serviceCount is how many services an arm has: never fewer than the applications, which loads must find.
-func (x *trial) serviceCount(o Options, knob string) int { return max(int(o.float(knob)), len(x.apps)) }
+func (x *trial) serviceCount(o param.Values, knob string) int {
+	return max(int(o.Float(knob)), len(x.apps))
+}
 
 // writeServices writes the services file: the applications first, then as many others as it takes.
 func (x *trial) writeServices(file string, count int) error {

@@ -11,6 +11,7 @@ import (
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/load/probe"
+	"tare/internal/param"
 	"tare/internal/record"
 	"tare/internal/subject/mesh/kernelmesh"
 )
@@ -21,9 +22,6 @@ func memorySpec(arm string) string {
 }
 
 func TestServiceKnobs(t *testing.T) {
-	if defaultMaxServices != kernelmesh.DefaultMaxServices {
-		t.Errorf("the subject holds %d services where it is told nothing, not %d", kernelmesh.DefaultMaxServices, defaultMaxServices)
-	}
 	for _, c := range []struct{ arm, wrong string }{
 		{"", ""},
 		{", services: 1024", ""},
@@ -48,11 +46,11 @@ func TestServiceKnobs(t *testing.T) {
 }
 
 func TestSubjectOptions(t *testing.T) {
-	got := subjectOptions(Options{"services": "7", "then-services": "1", "fit": "true", "steps": "3"}, 7)
+	got := subjectOptions(param.Values{"services": "7", "then-services": "1", "fit": "true", "steps": "3"}, 7)
 	if len(got) != 3 || got["max-services"] != "7" || got["max-endpoints"] != "7" || got["steps"] != "3" {
 		t.Errorf("fitted: %v", got)
 	}
-	given := Options{"services": "7", "max-services": "9"}
+	given := param.Values{"services": "7", "max-services": "9"}
 	if got := subjectOptions(given, 7); len(got) != 1 || got["max-services"] != "9" || len(given) != 2 {
 		t.Errorf("sized: %v of %v", got, given)
 	}

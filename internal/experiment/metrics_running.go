@@ -111,7 +111,7 @@ func (j *judgeLoad) lagRunning() {
 	if err != nil || h == nil {
 		return
 	}
-	seen, allowed := time.Duration(h.ValueAtQuantile(100*q)), j.gates.duration("lag")
+	seen, allowed := time.Duration(h.ValueAtQuantile(100*q)), j.gates.Duration("lag")
 	if seen > allowed {
 		j.trip(gateLagRunning, seen.Seconds(), allowed.Seconds(), "the generator started the 99th percentile of requests %v late while the machine was running, "+
 			"and %v is allowed; lower the rate or give the load a CPU of its own", seen.Round(time.Microsecond), allowed)

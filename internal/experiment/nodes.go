@@ -20,7 +20,9 @@ import (
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/metric"
+	"tare/internal/near"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/placement"
 	"tare/internal/quantity"
 	"tare/internal/record"
@@ -32,11 +34,11 @@ import (
 // failed is kept and named, and is in no metric; sums over nodes, which would be of too few, are then not given.
 
 // nodesKnob is a setting of the whole experiment, which can be a factor as those of its parts can.
-var nodesKnob = Knob{Name: "nodes", Type: TypeCount, Default: "0", Max: 10_000,
+var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
 	Doc: "machines that each run the whole of every trial, all at the same time; 0: the trial runs on this machine alone. See docs/nodes.md"}
 
 // nodes is on how many nodes trials run.
-func (s *Spec) nodes() int { return int(s.Whole.float(nodesKnob.Name)) }
+func (s *Spec) nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }
 
 // MostNodes is the largest number of nodes of any level.
 func (s *Spec) MostNodes() int {
@@ -209,10 +211,10 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 func (x *nodesTrial) tail(arm string) time.Duration {
 	longest := time.Duration(0)
 	for _, p := range x.spec.Loads {
-		longest = max(longest, p.Options.duration("drain"))
+		longest = max(longest, p.Options.Duration("drain"))
 	}
 	if p := x.spec.Subject(arm); p != nil {
-		longest += p.Options.duration(knobDrain) + p.Options.duration(knobLate) + p.Options.duration("stop")
+		longest += p.Options.Duration(knobDrain) + p.Options.Duration(knobLate) + p.Options.Duration("stop")
 	}
 	return longest
 }
@@ -220,7 +222,7 @@ func (x *nodesTrial) tail(arm string) time.Duration {
 // job is the trial as a spec without factors, which a node can run.
 func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, error) {
 	s := *x.spec
-	s.Factors, s.Quick, s.Whole = nil, nil, defaults([]Knob{nodesKnob})
+	s.Factors, s.Quick, s.Whole = nil, nil, param.Defaults([]param.Setting{nodesKnob})
 	spec, err := json.Marshal(&s)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the spec for nodes: %w", err)
@@ -326,9 +328,9 @@ func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) err
 	t := &r.Trial
 	switch {
 	case t.Schema != record.TrialSchema:
-		return fmt.Errorf("its record has the schema %q, not %q", clip(t.Schema), record.TrialSchema)
+		return fmt.Errorf("its record has the schema %q, not %q", near.Clip(t.Schema), record.TrialSchema)
 	case t.Index != planned.Index || t.Arm != planned.Arm || t.Block != planned.Block:
-		return fmt.Errorf("its record is of trial %d (%s), not of %d (%s)", t.Index, clip(t.Arm), planned.Index, planned.Arm)
+		return fmt.Errorf("its record is of trial %d (%s), not of %d (%s)", t.Index, near.Clip(t.Arm), planned.Index, planned.Arm)
 	case t.Attempt != attempt:
 		return fmt.Errorf("its record is of attempt %d at trial %d, not of %d", t.Attempt, t.Index, attempt)
 	case t.Validity.Failed == "" && (t.Ledger == nil || t.Metrics == nil):
@@ -610,7 +612,7 @@ func (p *pooled) judge() []record.Reason {
 		reasons[at[gate]].Message += fmt.Sprintf(" (and %d more of the gate %s)", n, gate)
 	}
 	failed, n := failedNodes(p.trial.Nodes), len(p.trial.Nodes)
-	if seen, allowed := float64(failed)/float64(n), p.spec.Gates.float(nodesKnob.Name); seen > allowed {
+	if seen, allowed := float64(failed)/float64(n), p.spec.Gates.Float(nodesKnob.Name); seen > allowed {
 		t := tripped(gateNodes, seen, allowed, "%d of %d nodes failed, and %g %% may; see what the trial's nodes say", failed, n, 100*allowed)
 		reasons = append(reasons, reasonsOf([]trip{t}, p.outside, p.trial.Metrics, p.trial.Counts)...)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/near"
+	"tare/internal/param"
 	"tare/internal/record"
 )
 
@@ -128,7 +129,7 @@ func (d *decoder) each(n ast.Node, what string, visit func(key string, at, value
 }
 
 func (d *decoder) unknown(at ast.Node, key, what string, known []string) error {
-	return d.fail(at, "the keys of "+what+" are "+strings.Join(known, ", "), "there is no key %q in %s%s", clip(key), what, didYouMean(key, known))
+	return d.fail(at, "the keys of "+what+" are "+strings.Join(known, ", "), "there is no key %q in %s%s", near.Clip(key), what, near.Meant(key, known))
 }
 
 // scalar is the text of a single value.
@@ -170,54 +171,35 @@ func describe(n ast.Node) string {
 }
 
 // knob reads one knob into o.
-func (d *decoder) knob(n ast.Node, k Knob, o Options) error {
+func (d *decoder) knob(n ast.Node, k param.Setting, o param.Values) error {
 	s, err := d.scalar(n, k.Name)
 	if err != nil {
 		return err
 	}
 	if o[k.Name], err = k.Canonical(s); err != nil {
-		return d.fail(n, k.mend(), "%q %s", k.Name, err)
+		return d.fail(n, k.Hint(), "%q %s", k.Name, err)
 	}
 	return nil
 }
 
 // knobs reads a mapping that holds only knobs.
-func (d *decoder) knobs(n ast.Node, what string, knobs []Knob, o Options) error {
+func (d *decoder) knobs(n ast.Node, what string, knobs []param.Setting, o param.Values) error {
 	return d.each(n, what, func(key string, at, value ast.Node) error {
-		i := slices.IndexFunc(knobs, func(k Knob) bool { return k.Name == key })
+		i := slices.IndexFunc(knobs, func(k param.Setting) bool { return k.Name == key })
 		if i < 0 {
-			return d.unknown(at, key, what, knobNames(knobs))
+			return d.unknown(at, key, what, param.Names(knobs))
 		}
 		return d.knob(value, knobs[i], o)
 	})
-}
-
-func knobNames(knobs []Knob) []string {
-	names := make([]string, len(knobs))
-	for i, k := range knobs {
-		names[i] = k.Name
-	}
-	return names
-}
-
-// defaults are the values that knobs have when a spec says nothing.
-func defaults(knobs []Knob) Options {
-	o := Options{}
-	for _, k := range knobs {
-		if k.Default != "" {
-			o[k.Name] = k.Default
-		}
-	}
-	return o
 }
 
 var specKeys = []string{"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "statistics", "nodes", "applications", "loads", "arms", baselineKey, "factors", "gates", "repeat", "precision", "until", "quick"}
 
 // spec reads the whole. Factors and the short form come last whatever their place in the file, for they name what the others hold.
 func (d *decoder) spec(root ast.Node) (*Spec, error) {
-	s := &Spec{Gates: defaults(gateKnobs), Whole: defaults([]Knob{nodesKnob}), Applications: map[string]*Part{}, Loads: map[string]*Part{}, Arms: map[string]*Part{}}
-	times, sampling := defaults(timeKnobs), defaults([]Knob{samplingKnob, statisticsKnob})
-	ending := defaults([]Knob{repeatKnob, untilKnob})
+	s := &Spec{Gates: param.Defaults(gateKnobs), Whole: param.Defaults([]param.Setting{nodesKnob}), Applications: map[string]*Part{}, Loads: map[string]*Part{}, Arms: map[string]*Part{}}
+	times, sampling := param.Defaults(timeKnobs), param.Defaults([]param.Setting{samplingKnob, statisticsKnob})
+	ending := param.Defaults([]param.Setting{repeatKnob, untilKnob})
 	found := map[string]ast.Node{}
 	err := d.each(root, "a spec", func(key string, at, value ast.Node) (err error) {
 		found[key] = value
@@ -231,7 +213,7 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 		case "needs":
 			s.Needs, err = d.needs(value)
 		case "blocks", "warmup", "duration":
-			err = d.knob(value, timeKnobs[slices.IndexFunc(timeKnobs, func(k Knob) bool { return k.Name == key })], times)
+			err = d.knob(value, timeKnobs[slices.IndexFunc(timeKnobs, func(k param.Setting) bool { return k.Name == key })], times)
 		case "sampling":
 			err = d.knob(value, samplingKnob, sampling)
 		case "statistics":
@@ -265,8 +247,8 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 		return nil, err
 	}
 	s.Blocks, s.Warmup, s.Duration = resolveTimes(times)
-	s.SampleHz, s.Statistics = int(sampling.float(samplingKnob.Name)), sampling[statisticsKnob.Name] == "true"
-	s.Repeat, s.Until = ending.part(repeatKnob.Name), ending.duration(untilKnob.Name)
+	s.SampleHz, s.Statistics = int(sampling.Float(samplingKnob.Name)), sampling[statisticsKnob.Name] == "true"
+	s.Repeat, s.Until = ending.Part(repeatKnob.Name), ending.Duration(untilKnob.Name)
 	if err := s.checkOpen(); err != nil {
 		return nil, d.fail(found["precision"], "docs/metrics.md has the metrics", "%s", err)
 	}
@@ -295,10 +277,10 @@ func (d *decoder) spec(root ast.Node) (*Spec, error) {
 
 // precision reads how narrow intervals must be: a part, or that and the metrics that it is asked of.
 func (d *decoder) precision(n ast.Node) (*Precision, error) {
-	o, p := Options{}, &Precision{}
+	o, p := param.Values{}, &Precision{}
 	if _, ok := n.(*ast.MappingNode); !ok {
 		err := d.knob(n, precisionKnob, o)
-		p.Target = o.part(precisionKnob.Name)
+		p.Target = o.Part(precisionKnob.Name)
 		return p, err
 	}
 	err := d.each(n, `"precision"`, func(key string, at, value ast.Node) error {
@@ -307,7 +289,7 @@ func (d *decoder) precision(n ast.Node) (*Precision, error) {
 			target := precisionKnob
 			target.Name = key
 			err := d.knob(value, target, o)
-			p.Target = o.part(key)
+			p.Target = o.Part(key)
 			return err
 		case "metrics":
 			list, ok := value.(*ast.SequenceNode)
@@ -331,7 +313,7 @@ func (d *decoder) precision(n ast.Node) (*Precision, error) {
 	return p, err
 }
 
-func resolveTimes(o Options) (blocks int, warmup, duration time.Duration) {
+func resolveTimes(o param.Values) (blocks int, warmup, duration time.Duration) {
 	blocks, _ = strconv.Atoi(o["blocks"]) // canonical, all three
 	warmup, _ = time.ParseDuration(o["warmup"])
 	duration, _ = time.ParseDuration(o["duration"])
@@ -363,7 +345,7 @@ func (d *decoder) whole(root ast.Node, found map[string]ast.Node, s *Spec) error
 	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
 		to := s.Loads[name].To
 		if _, ok := s.Applications[to]; !ok && s.Loads[name].Kind.goesTo() {
-			return d.fail(found["loads"], "", "the load %q goes to %q, and there is no such application%s", name, to, didYouMean(to, slices.Collect(maps.Keys(s.Applications))))
+			return d.fail(found["loads"], "", "the load %q goes to %q, and there is no such application%s", name, to, near.Meant(to, slices.Collect(maps.Keys(s.Applications))))
 		}
 		if _, ok := s.Applications[name]; ok {
 			return d.fail(found["loads"], "", "%q is the name of an application and of a load", name)
@@ -384,7 +366,7 @@ func (d *decoder) needs(n ast.Node) ([]string, error) {
 			return nil, err
 		}
 		if !slices.Contains(d.features, s) {
-			return nil, d.fail(v, "'tare doctor' lists the features", "there is no feature %q%s", clip(s), didYouMean(s, d.features))
+			return nil, d.fail(v, "'tare doctor' lists the features", "there is no feature %q%s", near.Clip(s), near.Meant(s, d.features))
 		}
 		needs = append(needs, s)
 	}
@@ -398,7 +380,7 @@ func (d *decoder) checkName(n ast.Node, what, name string) error {
 	if nameForm.MatchString(name) {
 		return nil
 	}
-	return d.fail(n, "", "the name of %s must be small letters, digits and -, at most 40, not %q", what, clip(name))
+	return d.fail(n, "", "the name of %s must be small letters, digits and -, at most 40, not %q", what, near.Clip(name))
 }
 
 func (d *decoder) parts(n ast.Node, section, what, kindKey string, kinds []*Kind, into map[string]*Part) error {
@@ -418,7 +400,7 @@ func (d *decoder) parts(n ast.Node, section, what, kindKey string, kinds []*Kind
 
 // part reads one application, load or arm. Its kind decides which keys it has, so it is looked for first.
 func (d *decoder) part(n ast.Node, what, kindKey string, kinds []*Kind, hasTo bool) (*Part, error) {
-	p := &Part{Limits: Options{}}
+	p := &Part{Limits: param.Values{}}
 	err := d.each(n, what, func(key string, _, value ast.Node) error {
 		if key != kindKey {
 			return nil
@@ -428,7 +410,7 @@ func (d *decoder) part(n ast.Node, what, kindKey string, kinds []*Kind, hasTo bo
 			return err
 		}
 		if p.Kind = kindOf(kinds, name); p.Kind == nil {
-			return d.fail(value, "there are "+strings.Join(namesOf(kinds), ", "), "there is no %s %q%s", kindKey, clip(name), didYouMean(name, namesOf(kinds)))
+			return d.fail(value, "there are "+strings.Join(namesOf(kinds), ", "), "there is no %s %q%s", kindKey, near.Clip(name), near.Meant(name, namesOf(kinds)))
 		}
 		return nil
 	})
@@ -439,7 +421,7 @@ func (d *decoder) part(n ast.Node, what, kindKey string, kinds []*Kind, hasTo bo
 		return nil, d.fail(n, fmt.Sprintf("write %s: %s", kindKey, kinds[0].Name), "%s has no %q", what, kindKey)
 	}
 	hasTo = hasTo && p.Kind.goesTo()
-	p.Options = defaults(p.Kind.Knobs)
+	p.Options = param.Defaults(p.Kind.Settings)
 	known := []string{kindKey, "limits"}
 	if kindKey == "kind" {
 		p.Options[countKnob.Name] = countKnob.Default
@@ -448,7 +430,7 @@ func (d *decoder) part(n ast.Node, what, kindKey string, kinds []*Kind, hasTo bo
 	if hasTo {
 		known = append(known, "to")
 	}
-	known = append(known, knobNames(p.Kind.Knobs)...)
+	known = append(known, param.Names(p.Kind.Settings)...)
 	err = d.each(n, what, func(key string, at, value ast.Node) (err error) {
 		switch {
 		case key == kindKey:
@@ -459,7 +441,7 @@ func (d *decoder) part(n ast.Node, what, kindKey string, kinds []*Kind, hasTo bo
 		case key == countKnob.Name && slices.Contains(known, key):
 			err = d.knob(value, countKnob, p.Options)
 		case slices.Contains(known, key):
-			err = d.knob(value, p.Kind.Knobs[slices.IndexFunc(p.Kind.Knobs, func(k Knob) bool { return k.Name == key })], p.Options)
+			err = d.knob(value, p.Kind.Settings[slices.IndexFunc(p.Kind.Settings, func(k param.Setting) bool { return k.Name == key })], p.Options)
 		default:
 			err = d.unknown(at, key, what, known)
 		}
@@ -475,7 +457,7 @@ func (d *decoder) factors(n ast.Node, s *Spec) error {
 	return d.each(n, `"factors"`, func(name string, at, value ast.Node) error {
 		ts, err := s.find(name)
 		if err != nil {
-			return d.fail(at, "", "the factor %q %s", clip(name), err)
+			return d.fail(at, "", "the factor %q %s", near.Clip(name), err)
 		}
 		levels, err := d.levels(value, name, ts)
 		if err != nil {
@@ -503,7 +485,7 @@ func (d *decoder) levels(n ast.Node, name string, ts []target) ([]string, error)
 		}
 		c, err := level(ts, text)
 		if err != nil {
-			return nil, d.fail(v, ts[0].knob.mend(), "a level of %q %s", name, err)
+			return nil, d.fail(v, ts[0].knob.Hint(), "a level of %q %s", name, err)
 		}
 		if slices.Contains(levels, c) {
 			return nil, d.fail(v, "", "the factor %q has the level %s twice", name, c)
@@ -514,12 +496,12 @@ func (d *decoder) levels(n ast.Node, name string, ts []target) ([]string, error)
 }
 
 // quick reads the short form, which keeps what it does not name.
-func (d *decoder) quick(n ast.Node, s *Spec, times Options) error {
-	times = times.clone()
+func (d *decoder) quick(n ast.Node, s *Spec, times param.Values) error {
+	times = times.Clone()
 	q := &Quick{Levels: map[string][]string{}}
-	known := append(knobNames(timeKnobs), "factors", "arms")
+	known := append(param.Names(timeKnobs), "factors", "arms")
 	err := d.each(n, `"quick"`, func(key string, at, value ast.Node) error {
-		i := slices.IndexFunc(timeKnobs, func(k Knob) bool { return k.Name == key })
+		i := slices.IndexFunc(timeKnobs, func(k param.Setting) bool { return k.Name == key })
 		switch {
 		case i >= 0:
 			return d.knob(value, timeKnobs[i], times)
@@ -531,7 +513,7 @@ func (d *decoder) quick(n ast.Node, s *Spec, times Options) error {
 		return d.each(value, `"factors"`, func(name string, at, value ast.Node) error {
 			i := slices.IndexFunc(s.Factors, func(f Factor) bool { return f.Name == name })
 			if i < 0 {
-				return d.fail(at, "", "the short form has levels for %q, which is no factor of the spec", clip(name))
+				return d.fail(at, "", "the short form has levels for %q, which is no factor of the spec", near.Clip(name))
 			}
 			ts, err := s.find(name)
 			if err != nil {
@@ -558,7 +540,7 @@ func (d *decoder) quickArms(n ast.Node, s *Spec, q *Quick) error {
 			return err
 		}
 		if s.Arms[name] == nil {
-			return d.fail(v, "the baseline always runs; name arms of the spec", "the short form has %q, which is no arm of the spec%s", clip(name), didYouMean(name, slices.Collect(maps.Keys(s.Arms))))
+			return d.fail(v, "the baseline always runs; name arms of the spec", "the short form has %q, which is no arm of the spec%s", near.Clip(name), near.Meant(name, slices.Collect(maps.Keys(s.Arms))))
 		}
 		if slices.Contains(q.Arms, name) {
 			return d.fail(v, "", "the short form has the arm %q twice", name)
@@ -566,12 +548,4 @@ func (d *decoder) quickArms(n ast.Node, s *Spec, q *Quick) error {
 		q.Arms = append(q.Arms, name)
 	}
 	return nil
-}
-
-// didYouMean ends a message about a misspelt name.
-func didYouMean(text string, candidates []string) string {
-	if n := near.Name(clip(text), candidates); n != "" {
-		return fmt.Sprintf("; did you mean %q?", n)
-	}
-	return ""
 }

@@ -11,6 +11,7 @@ import (
 
 	"tare/experiments"
 	"tare/internal/fault"
+	"tare/internal/param"
 )
 
 var testFeatures = []string{"bpf-syscall", "bpf-stats", "sampling", "cgroup-create"}
@@ -229,7 +230,7 @@ func manyLevels(n int) string {
 		if i > 0 {
 			b.WriteString(",")
 		}
-		b.WriteString(number(float64(i)))
+		b.WriteString(param.Number(float64(i)))
 	}
 	return b.String()
 }

@@ -12,13 +12,11 @@ import (
 
 // probeLoad is the load that makes none: it measures what the machine is like for everybody else.
 var probeLoad = &Kind{
-	Name:    "probe",
-	Summary: "no load at all: a process that asks to be woken on every CPU and measures how late it is",
-	Knobs: []Knob{
-		{Name: "interval", Type: TypeDuration, Default: "1ms", Min: probe.MinInterval.Seconds(), Max: probe.MaxInterval.Seconds(), Doc: "time between two wake-ups on one CPU"},
-	},
-	watches: true,
-	command: func(site) []string { return []string{"load", "probe", "--role"} },
+	Name:     "probe",
+	Summary:  "no load at all: a process that asks to be woken on every CPU and measures how late it is",
+	Settings: probe.Settings,
+	watches:  true,
+	command:  func(site) []string { return []string{"load", "probe", "--role"} },
 }
 
 // probeMetrics are what probes tell.

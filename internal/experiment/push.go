@@ -12,42 +12,36 @@ import (
 	"tare/internal/load"
 	"tare/internal/load/push"
 	"tare/internal/metric"
+	"tare/internal/param"
 	"tare/internal/quantity"
 	"tare/internal/stats"
 )
 
 // meshApp is the application that is a control plane with services made up.
 var meshApp = &Kind{
-	Name:    "mesh",
-	Summary: "a whole mesh: a control plane (xDS) with services made up, which changes their endpoints when a load of kind `push` asks for it",
-	Knobs: []Knob{
-		{Name: knobServices, Type: TypeCount, Default: "100", Min: 1, Max: mesh.MaxServices, Doc: "services of the mesh, each a cluster and a UDP listener"},
-		{Name: "endpoints", Type: TypeCount, Default: strconv.Itoa(mesh.DefaultEndpoints), Min: 1, Max: mesh.MaxEndpoints, Doc: "endpoints of each service; nobody listens on them"},
-	},
-	steered: true,
-	command: func(site) []string { return []string{"app", "mesh", "--role", "--listen=127.0.0.1:0"} },
+	Name:     "mesh",
+	Summary:  "a whole mesh: a control plane (xDS) with services made up, which changes their endpoints when a load of kind `push` asks for it",
+	Settings: mesh.Settings,
+	steered:  true,
+	command:  func(site) []string { return []string{"app", "mesh", "--role", "--listen=127.0.0.1:0"} },
 }
 
 // pushLoad is the load that has a mesh change, and looks for the changes in connections.
 var pushLoad = &Kind{
-	Name:    "push",
-	Summary: "changes of a mesh's endpoints, one after the other, and connections until they show each; the subject must be a data plane with `xds`, and `peer: endpoint`",
-	Knobs: []Knob{
-		{Name: "what", Type: TypeWord, Default: push.One, Words: push.Whats, Doc: "what a change is of: one service, by chance, or all at once"},
-		{Name: "interval", Type: TypeDuration, Default: push.DefaultInterval.String(), Min: push.MinInterval.Seconds(), Max: push.MaxInterval.Seconds(), Doc: "time between two connections while a change is not seen yet"},
-		{Name: "pause", Type: TypeDuration, Default: push.DefaultPause.String(), Max: 60, Doc: "time from one change to the next, half to one and a half times as long by chance"},
-	},
-	steered: true,
+	Name:     "push",
+	Summary:  "changes of a mesh's endpoints, one after the other, and connections until they show each; the subject must be a data plane with `xds`, and `peer: endpoint`",
+	Settings: push.Settings,
+	steered:  true,
 	command: func(at site) []string {
 		return []string{"load", "push", "--role", "--mesh=" + at.control, "--seed=" + strconv.FormatUint(at.seed, 10)}
 	},
-	holdsConnections: func(Options) bool { return false },
+	holdsConnections: func(param.Values) bool { return false },
 }
 
 // knobXDS names the application that a data plane has its services from. It is the engine's: the subject sees the application's address.
 const knobXDS = "xds"
 
-var xdsKnob = Knob{Name: knobXDS, Type: TypeText, Doc: "application of kind `mesh` that says what the services are, instead of a file of services"}
+var xdsKnob = param.Setting{Name: knobXDS, Type: param.TypeText, Doc: "application of kind `mesh` that says what the services are, instead of a file of services"}
 
 // checkMesh sees that those who speak with a mesh speak with one. It gives the path of the part at fault.
 func (s *Spec) checkMesh() (path string, err error) {
@@ -71,7 +65,7 @@ func (s *Spec) checkMesh() (path string, err error) {
 }
 
 // checkXDS checks what a subject with a control plane is told beside it.
-func (s *Spec) checkXDS(o Options) error {
+func (s *Spec) checkXDS(o param.Values) error {
 	of := o[knobXDS]
 	if of == "" {
 		if o["work"] == workPush {

@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
@@ -128,7 +129,7 @@ func TestLagWhileRunning(t *testing.T) {
 	run := load.Running{Undisturbed: 2000, Beyond: map[string]map[string]float64{load.OwnLagRunning: {"p99": 20}}}
 	r := undisturbed(t, load.Open, 2e6, run)
 	judged := func(allowed string) []trip {
-		j := judgeLoad{name: "client", r: r, gates: Options{"lag": allowed}}
+		j := judgeLoad{name: "client", r: r, gates: param.Values{"lag": allowed}}
 		j.lagRunning()
 		return j.trips
 	}

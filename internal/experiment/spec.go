@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"tare/internal/fault"
+	"tare/internal/near"
+	"tare/internal/param"
 	"tare/internal/record"
 )
 
@@ -27,15 +29,15 @@ type Spec struct {
 	Blocks       int
 	Warmup       time.Duration
 	Duration     time.Duration
-	SampleHz     int     // of the sampler that splits eBPF time by control group, per CPU
-	Statistics   bool    // the kernel counts runs and run time of eBPF programs
-	Whole        Options // settings of the whole that can be factors: see nodesKnob
+	SampleHz     int          // of the sampler that splits eBPF time by control group, per CPU
+	Statistics   bool         // the kernel counts runs and run time of eBPF programs
+	Whole        param.Values // settings of the whole that can be factors: see nodesKnob
 	Applications map[string]*Part
 	Loads        map[string]*Part
 	Arms         map[string]*Part // beside record.Direct and record.AA, which every experiment has
 	Baseline     *Part            // the subject that these two run; null: none
 	Factors      []Factor
-	Gates        Options
+	Gates        param.Values
 	Repeat       float64       // how long trials that were spoiled may be run again, as a part of the time that the plan takes
 	Precision    *Precision    // how narrow intervals must be for the run to end; null: Blocks says when
 	Until        time.Duration // how long a run without a number of blocks may take; 0: Blocks says when
@@ -52,8 +54,8 @@ type Precision struct {
 type Part struct {
 	Kind    *Kind
 	To      string // loads: the application it goes to
-	Options Options
-	Limits  Options // of its control group; empty: none
+	Options param.Values
+	Limits  param.Values // of its control group; empty: none
 }
 
 // Factor is what the experiment sweeps.
@@ -73,39 +75,39 @@ type Quick struct {
 
 // The knobs that are no part's own.
 var (
-	timeKnobs = []Knob{
-		{Name: "blocks", Type: TypeCount, Default: "10", Min: 1, Max: 10_000, Doc: "how often every arm runs at every level; 6 are needed for intervals"},
-		{Name: "warmup", Type: TypeDuration, Default: "500ms", Max: 600, Doc: "time under load before the window opens, which is not counted"},
-		{Name: "duration", Type: TypeDuration, Default: "2s", Min: 0.05, Max: 3600, Doc: "length of the measured window of each trial"},
+	timeKnobs = []param.Setting{
+		{Name: "blocks", Type: param.TypeCount, Default: "10", Min: 1, Max: 10_000, Doc: "how often every arm runs at every level; 6 are needed for intervals"},
+		{Name: "warmup", Type: param.TypeDuration, Default: "500ms", Max: 600, Doc: "time under load before the window opens, which is not counted"},
+		{Name: "duration", Type: param.TypeDuration, Default: "2s", Min: 0.05, Max: 3600, Doc: "length of the measured window of each trial"},
 	}
-	samplingKnob = Knob{Name: "sampling", Type: TypeCount, Default: "997", Min: 1, Max: 20_000,
+	samplingKnob = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: 20_000,
 		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need many, and each costs the machine about a microsecond"}
-	statisticsKnob = Knob{Name: "statistics", Type: TypeSwitch, Default: "true",
+	statisticsKnob = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
 		Doc: "whether the kernel counts how often and how long eBPF programs run; it makes each run 20 to 50 ns longer, so false where a subject times programs itself: there is no run time of eBPF in the record then"}
-	countKnob = Knob{Name: "count", Type: TypeCount, Default: "1", Min: 1, Max: maxCopies,
+	countKnob = param.Setting{Name: "count", Type: param.TypeCount, Default: "1", Min: 1, Max: maxCopies,
 		Doc: "how many copies run side by side, each a process in a control group of its own; rate, connections and limits are of all of them together, and each has an even part"}
-	repeatKnob = Knob{Name: "repeat", Type: TypePart, Default: "50%", Max: 10,
+	repeatKnob = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
 		Doc: "how long trials that somebody other than the subject spoiled may be run again, as a part of the time that the plan takes; 0% never runs one again"}
-	precisionKnob = Knob{Name: "precision", Type: TypePart, Min: 0.001, Max: 1,
+	precisionKnob = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
 		Doc: "half-width that intervals must reach for the run to end, as a part of the value, and of a difference as a part of the baseline's value; when left out, `blocks` says when it ends"}
-	untilKnob = Knob{Name: "until", Type: TypeDuration, Min: 1, Max: 7 * 24 * 3600,
+	untilKnob = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
 		Doc: "time after which no further block begins; with `precision` 30m when left out, and without it the run goes on until then"}
-	limitKnobs = []Knob{
-		{Name: "cpus", Type: TypeNumber, Min: 0.01, Max: 4096, Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
-		{Name: "memory", Type: TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
-		{Name: "pin", Type: TypeCount, Min: 1, Max: 4096, Doc: "the one CPU that its process runs on: the first of the machine is 1, and on a machine with fewer it goes round again"},
+	limitKnobs = []param.Setting{
+		{Name: "cpus", Type: param.TypeNumber, Min: 0.01, Max: 4096, Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
+		{Name: "memory", Type: param.TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
+		{Name: "pin", Type: param.TypeCount, Min: 1, Max: 4096, Doc: "the one CPU that its process runs on: the first of the machine is 1, and on a machine with fewer it goes round again"},
 	}
-	gateKnobs = []Knob{
-		{Name: "rate", Type: TypeNumber, Default: "0.99", Max: 1, Doc: "part of the intended requests that must be answered within the window"},
-		{Name: "errors", Type: TypeNumber, Default: "0.001", Max: 1, Doc: "part of the intended requests that may fail or stay unanswered"},
-		{Name: "generator_cpu", Type: TypeNumber, Default: "0.7", Max: 1, Doc: "part of its CPUs that a load generator may use"},
-		{Name: "lag", Type: TypeDuration, Default: "25ms", Max: 60, Doc: "how late the generator may start the 99th percentile of requests by its own fault"},
-		{Name: "drift", Type: TypeNumber, Default: "0.5", Max: 1000, Doc: "how far apart the halves of the window may be, as a part of the smaller: in median latency, or in throughput when the load is closed"},
-		{Name: "throttled", Type: TypeDuration, Default: "0s", Max: 3600, Doc: "time that a group without a CPU limit of its own may be throttled"},
-		{Name: "held", Type: TypeNumber, Default: "0", Max: 1, Doc: "part of its periods in which a group with a CPU limit must be throttled, for experiments about the limit"},
-		{Name: "connections", Type: TypeNumber, Default: "1", Max: 1, Doc: "part of the connections asked for that must be open at once, where the load holds them"},
-		{Name: "nodes", Type: TypeNumber, Default: "0.5", Max: 1, Doc: "part of the nodes of a trial at which it may fail before it is invalid"},
-		{Name: "invalid", Type: TypeNumber, Default: "0.25", Max: 1, Doc: "part of the trials of an arm at a level that a metric may lose before it is withheld"},
+	gateKnobs = []param.Setting{
+		{Name: "rate", Type: param.TypeNumber, Default: "0.99", Max: 1, Doc: "part of the intended requests that must be answered within the window"},
+		{Name: "errors", Type: param.TypeNumber, Default: "0.001", Max: 1, Doc: "part of the intended requests that may fail or stay unanswered"},
+		{Name: "generator_cpu", Type: param.TypeNumber, Default: "0.7", Max: 1, Doc: "part of its CPUs that a load generator may use"},
+		{Name: "lag", Type: param.TypeDuration, Default: "25ms", Max: 60, Doc: "how late the generator may start the 99th percentile of requests by its own fault"},
+		{Name: "drift", Type: param.TypeNumber, Default: "0.5", Max: 1000, Doc: "how far apart the halves of the window may be, as a part of the smaller: in median latency, or in throughput when the load is closed"},
+		{Name: "throttled", Type: param.TypeDuration, Default: "0s", Max: 3600, Doc: "time that a group without a CPU limit of its own may be throttled"},
+		{Name: "held", Type: param.TypeNumber, Default: "0", Max: 1, Doc: "part of its periods in which a group with a CPU limit must be throttled, for experiments about the limit"},
+		{Name: "connections", Type: param.TypeNumber, Default: "1", Max: 1, Doc: "part of the connections asked for that must be open at once, where the load holds them"},
+		{Name: "nodes", Type: param.TypeNumber, Default: "0.5", Max: 1, Doc: "part of the nodes of a trial at which it may fail before it is invalid"},
+		{Name: "invalid", Type: param.TypeNumber, Default: "0.25", Max: 1, Doc: "part of the trials of an arm at a level that a metric may lose before it is withheld"},
 	}
 )
 
@@ -189,7 +191,7 @@ func (s *Spec) At(l Level) *Spec {
 // clone is a copy whose parts can be set.
 func (s *Spec) clone() *Spec {
 	c := *s
-	c.Applications, c.Loads, c.Arms, c.Whole = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms), s.Whole.clone()
+	c.Applications, c.Loads, c.Arms, c.Whole = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms), s.Whole.Clone()
 	if s.Baseline != nil {
 		c.Baseline = s.Baseline.clone()
 	}
@@ -206,7 +208,7 @@ func cloneParts(parts map[string]*Part) map[string]*Part {
 
 func (p *Part) clone() *Part {
 	q := *p
-	q.Options, q.Limits = p.Options.clone(), p.Limits.clone()
+	q.Options, q.Limits = p.Options.Clone(), p.Limits.Clone()
 	return &q
 }
 
@@ -237,8 +239,8 @@ type section struct {
 // target is one place that a factor can set.
 type target struct {
 	path    string // loads.client.rate
-	knob    Knob
-	options Options
+	knob    param.Setting
+	options param.Values
 }
 
 func (s *Spec) targets() []target {
@@ -247,7 +249,7 @@ func (s *Spec) targets() []target {
 		for _, name := range slices.Sorted(maps.Keys(sec.parts)) {
 			p := sec.parts[name]
 			at := sec.path(name) + "."
-			for _, k := range p.Kind.Knobs {
+			for _, k := range p.Kind.Settings {
 				all = append(all, target{at + k.Name, k, p.Options})
 			}
 			if sec.name == "applications" || sec.name == "loads" {
@@ -294,7 +296,7 @@ func (s *Spec) find(name string) ([]target, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return nil, fmt.Errorf("names no setting of this experiment%s", didYouMean(name, ends))
+		return nil, fmt.Errorf("names no setting of this experiment%s", near.Meant(name, ends))
 	case len(found) > 1 && !strings.Contains(name, "*"):
 		return nil, fmt.Errorf("could mean %s; write one of them in full, or with a * to set all", joinPaths(found))
 	}
@@ -395,7 +397,7 @@ func (s *Spec) checkOpen() error {
 	}
 	for _, name := range s.Precision.Metrics {
 		if !slices.ContainsFunc(Metrics, func(m Metric) bool { return m.Name == name }) {
-			return fmt.Errorf("there is no metric %q%s", clip(name), didYouMean(name, metricNames()))
+			return fmt.Errorf("there is no metric %q%s", near.Clip(name), near.Meant(name, metricNames()))
 		}
 	}
 	return nil
@@ -467,14 +469,14 @@ func (s *Spec) Apply(o Overrides) error {
 	for _, n := range []struct {
 		flag  string
 		value int
-		knob  Knob
+		knob  param.Setting
 		into  *int
 	}{{"--blocks", o.Blocks, timeKnobs[0], &s.Blocks}, {"--hz", o.SampleHz, samplingKnob, &s.SampleHz}} {
 		if n.value == 0 {
 			continue
 		}
 		if _, err := n.knob.Canonical(strconv.Itoa(n.value)); err != nil {
-			return fault.New(fault.Usage, n.flag, n.knob.mend(), "%q %s", n.knob.Name, err)
+			return fault.New(fault.Usage, n.flag, n.knob.Hint(), "%q %s", n.knob.Name, err)
 		}
 		*n.into = n.value
 	}
@@ -501,16 +503,16 @@ func (s *Spec) override(o Overrides) error {
 	if o.Precision != "" {
 		text, err := precisionKnob.Canonical(o.Precision)
 		if err != nil {
-			return fault.New(fault.Usage, "--precision", precisionKnob.mend(), "%q %s", precisionKnob.Name, err)
+			return fault.New(fault.Usage, "--precision", precisionKnob.Hint(), "%q %s", precisionKnob.Name, err)
 		}
 		if s.Precision == nil {
 			s.Precision = &Precision{}
 		}
-		s.Precision = &Precision{Target: Options{precisionKnob.Name: text}.part(precisionKnob.Name), Metrics: s.Precision.Metrics}
+		s.Precision = &Precision{Target: param.Values{precisionKnob.Name: text}.Part(precisionKnob.Name), Metrics: s.Precision.Metrics}
 	}
 	if o.Until != 0 {
 		if _, err := untilKnob.Canonical(o.Until.String()); err != nil {
-			return fault.New(fault.Usage, "--until", untilKnob.mend(), "%q %s", untilKnob.Name, err)
+			return fault.New(fault.Usage, "--until", untilKnob.Hint(), "%q %s", untilKnob.Name, err)
 		}
 		s.Until = o.Until
 	}
@@ -612,7 +614,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Arms         map[string]any      `json:"arms,omitempty"`
 		Baseline     map[string]any      `json:"baseline,omitempty"`
 		Factors      map[string][]string `json:"factors,omitempty"`
-		Gates        Options             `json:"gates"`
+		Gates        param.Values        `json:"gates"`
 		Repeat       string              `json:"repeat"`
 		Precision    *precision          `json:"precision,omitempty"`
 		Until        string              `json:"until,omitempty"`
@@ -620,10 +622,10 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 	}{
 		Name: s.Name, Question: s.Question, Needs: s.Needs, Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
 		SampleHz: s.SampleHz, Statistics: s.Statistics, Nodes: s.nodes(), Applications: partsJSON(s.Applications, "kind"), Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
-		Gates: s.Gates, Repeat: showPart(s.Repeat),
+		Gates: s.Gates, Repeat: param.Part(s.Repeat),
 	}
 	if p := s.Precision; p != nil {
-		out.Precision = &precision{showPart(p.Target), p.Metrics}
+		out.Precision = &precision{param.Part(p.Target), p.Metrics}
 	}
 	if s.Until > 0 {
 		out.Until = s.Until.String()

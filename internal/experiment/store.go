@@ -1,47 +1,22 @@
 package experiment
 
 import (
-	"errors"
 	"fmt"
 
-	"tare/internal/fault"
 	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/stats"
-	"tare/internal/subject/mesh/store"
 	"tare/internal/subject/mesh/storebench"
 )
 
 // storeSubject is the subject that is a store: it flushes by itself, and needs no load.
 var storeSubject = &Kind{
-	Name:    "store",
-	Summary: "a store of mesh configuration in BPF maps, by design, which flushes changes as fast as it goes",
-	Knobs: []Knob{
-		{Name: "store", Type: TypeText, Doc: "design, or design:variant: `naive`, `pooled` (`ahead`, `background`, `ondemand`), `sized` (`replace`, `ordered`), `value`, `snapshot`"},
-		{Name: "resource", Type: TypeWord, Default: storebench.Cluster, Words: storebench.Resources, Doc: "what is flushed: a cluster of 10 localities with one endpoint each and circuit breakers, or a listener with 5 filter chains"},
-		{Name: "operation", Type: TypeWord, Default: storebench.Replace, Words: storebench.Operations, Doc: "what a flush does with it; `lookup`: no flush at all, but questions for the services by a program in the kernel"},
-		{Name: "from", Type: TypeWord, Default: storebench.Struct, Words: storebench.Forms, Doc: "the form in which a change comes: decoded, or as an xDS resource on the wire"},
-		{Name: knobServices, Type: TypeCount, Min: 1, Max: storebench.MaxServices, Doc: "services in the store beside what is flushed, each a cluster and a listener; none when left out"},
-		{Name: "endpoints", Type: TypeCount, Min: 1, Max: storebench.MaxEndpoints, Doc: "endpoints of each of these services; 20 when left out"},
-		{Name: "max-clusters", Type: TypeCount, Min: 1, Max: 1 << 20, Doc: "clusters that the store is made for; the store's own choice when left out"},
-		{Name: "max-listeners", Type: TypeCount, Min: 1, Max: 1 << 20, Doc: "listeners that the store is made for, likewise"},
-		{Name: "max-endpoints", Type: TypeCount, Min: 1, Max: 1 << 24, Doc: "endpoints of all clusters that the store is made for, likewise"},
-	},
-	Works: true,
-	label: "store",
-	check: func(o Options) error {
-		_, hasServices := o[knobServices]
-		switch {
-		case o["store"] == "":
-			return errors.New(`a store needs a "store", the name of a design`)
-		case o["operation"] == storebench.Lookup && !hasServices:
-			return errors.New(`to look up services there must be some: give "services"`)
-		}
-		if _, _, err := store.Lookup(o["store"]); err != nil {
-			return fmt.Errorf("%w; %s", err, fault.MendOf(err))
-		}
-		return nil
-	},
+	Name:     "store",
+	Summary:  "a store of mesh configuration in BPF maps, by design, which flushes changes as fast as it goes",
+	Settings: storebench.Settings,
+	Works:    true,
+	label:    "store",
+	check:    makes(storebench.OptionsOf),
 }
 
 // storeMetrics are what stores tell of their work.

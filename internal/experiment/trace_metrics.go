@@ -229,7 +229,7 @@ func (m *measurement) judgeExec(name string, r load.Result) []trip {
 	if r.Mode == load.Open {
 		// As many as there are workers can be under way at the end.
 		late := max(r.Late-int64(r.Counts[exec.CountWorkers]), 0)
-		seen, allowed := ratio(r.Done-late, r.Intended), j.gates.float("rate")
+		seen, allowed := ratio(r.Done-late, r.Intended), j.gates.Float("rate")
 		switch {
 		case r.Intended == 0:
 			j.trip(gateIdle, 0, 1, "no exec was intended in the window; raise the rate or the duration")
@@ -243,7 +243,7 @@ func (m *measurement) judgeExec(name string, r load.Result) []trip {
 	for _, c := range r.Errors {
 		n += c
 	}
-	if seen, allowed := ratio(n, max(r.Intended, n)), j.gates.float("errors"); seen > allowed {
+	if seen, allowed := ratio(n, max(r.Intended, n)), j.gates.Float("errors"); seen > allowed {
 		j.trip(gateErrors, seen, allowed, "%d of %d execs failed (%s)", n, max(r.Intended, n), errorKinds(r.Errors))
 	}
 	j.lag()

@@ -13,6 +13,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/param"
 	"tare/internal/record"
 )
 
@@ -43,8 +44,8 @@ func TestTraceSpec(t *testing.T) {
 	if again := mustParse(t, string(resolved)); again.Arms["mine"].Options["lines"] != `^\{` || again.Loads["execs"].Options["rate"] != "200" {
 		t.Errorf("read again it is %+v", again.Arms["mine"].Options)
 	}
-	for rate, want := range map[string]string{"storm": "--storm", "250": "--rate=250"} {
-		o := s.Loads["execs"].Options.clone()
+	for rate, want := range map[string]string{"storm": "--rate=storm", "250": "--rate=250"} {
+		o := s.Loads["execs"].Options.Clone()
 		o["rate"] = rate
 		if argv := strings.Join(execLoad.argv(o, site{}), " "); argv != "load exec --role "+want+" --workers=2" {
 			t.Errorf("at %s it is started by %s", rate, argv)
@@ -233,7 +234,7 @@ func TestTraceGates(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := tracedMeasurement(t)
-			m.spec.Gates = defaults(gateKnobs)
+			m.spec.Gates = param.Defaults(gateKnobs)
 			c.change(m)
 			reasons := m.judge()
 			switch {

@@ -111,7 +111,7 @@ func (x *trial) startTracer(ctx context.Context, arm *Part) error {
 	if place.Port, err = freePort(); err != nil {
 		return err
 	}
-	limits := arm.Limits.clone()
+	limits := arm.Limits.Clone()
 	if _, limited := limits["cpus"]; limited {
 		// It holds from when it is ready: to compile a program with a twentieth of a CPU takes minutes, and is not what is asked about.
 		limits["cpus"] = strconv.Itoa(runtime.NumCPU())
@@ -126,7 +126,7 @@ func (x *trial) startTracer(ctx context.Context, arm *Part) error {
 	if h, ok := x.machine.Cgroups.CPU(); ok {
 		e.cpu, _ = h.Dir(g.Path())
 	}
-	e.scope, e.drain, e.late = t.Scope, arm.Options.duration(knobDrain), arm.Options.duration(knobLate)
+	e.scope, e.drain, e.late = t.Scope, arm.Options.Duration(knobDrain), arm.Options.Duration(knobLate)
 	e.began = time.Now()
 	if e.tracer, err = tracer.Start(t, place, g.Start, x.cancel); err != nil {
 		return fmt.Errorf("starting %s: %w", x.arm, err)
@@ -138,7 +138,7 @@ func (x *trial) startTracer(ctx context.Context, arm *Part) error {
 		return err
 	}
 	x.readyIn = time.Since(e.began)
-	if err := g.Limit(placement.Limits{CPUs: arm.Limits.float("cpus")}); err != nil {
+	if err := g.Limit(placement.Limits{CPUs: arm.Limits.Float("cpus")}); err != nil {
 		return err
 	}
 	e.ready = e.read(ctx)

@@ -23,6 +23,7 @@ import (
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/placement"
 	"tare/internal/record"
 	"tare/internal/role"
@@ -208,7 +209,7 @@ func (x *trial) measure(ctx context.Context, t *record.Trial) error {
 
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
 		var r load.Result
-		timeout := x.spec.Loads[name].Options.duration("drain") + resultTimeout
+		timeout := x.spec.Loads[name].Options.Duration("drain") + resultTimeout
 		if err := x.loads[name].wait(ctx, x.loads[name].result, "result", timeout, &r); err != nil {
 			return err
 		}
@@ -289,13 +290,13 @@ func inParallel(parts map[string]*Part, do func(string, *Part) error) error {
 }
 
 // group makes a group, if it is not there yet.
-func (x *trial) group(name string, limits Options) (*placement.Group, error) {
+func (x *trial) group(name string, limits param.Values) (*placement.Group, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if g := x.groups[name]; g != nil {
 		return g, nil
 	}
-	g, err := x.tree.Group(name, placement.Limits{CPUs: limits.float("cpus"), MemoryBytes: uint64(limits.float("memory")), Pin: int(limits.float("pin"))})
+	g, err := x.tree.Group(name, placement.Limits{CPUs: limits.Float("cpus"), MemoryBytes: uint64(limits.Float("memory")), Pin: int(limits.Float("pin"))})
 	if err != nil {
 		return nil, err
 	}
@@ -304,7 +305,7 @@ func (x *trial) group(name string, limits Options) (*placement.Group, error) {
 }
 
 // start starts one process in a group of its own.
-func (x *trial) start(ctx context.Context, group, as, name string, limits Options, argv []string) (*process, error) {
+func (x *trial) start(ctx context.Context, group, as, name string, limits param.Values, argv []string) (*process, error) {
 	g, err := x.group(group, limits)
 	if err != nil {
 		return nil, err
@@ -360,7 +361,7 @@ func (x *trial) startSubject(ctx context.Context, arm *Part) error {
 		services := x.serviceCount(arm.Options, knobServices)
 		place.Options, place.ServicesFile = subjectOptions(arm.Options, services), filepath.Join(x.dir, servicesFile)
 		if of, ok := arm.Options[knobXDS]; ok {
-			place.Options[knobXDS] = x.apps[of]
+			place.XDS = x.apps[of]
 		} else if err := x.writeServices(place.ServicesFile, services); err != nil {
 			return err
 		}

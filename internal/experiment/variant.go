@@ -3,6 +3,9 @@ package experiment
 import (
 	"fmt"
 	"strings"
+
+	"tare/internal/near"
+	"tare/internal/param"
 )
 
 // variantSubject is an arm that weighs a setting and no subject: the baseline once more, with other settings of its applications or loads.
@@ -10,7 +13,7 @@ import (
 var variantSubject = &Kind{
 	Name:    "variant",
 	Summary: "the baseline with other settings of applications or loads",
-	Knobs: []Knob{{Name: "set", Type: TypeText,
+	Settings: []param.Setting{{Name: "set", Type: param.TypeText,
 		Doc: "settings of this arm as factors name them, with their values: `server.delay=50us`; several are separated by commas"}},
 	varies: true,
 }
@@ -28,19 +31,19 @@ func (s *Spec) variants(arm string) (map[string]string, error) {
 	for assignment := range strings.SplitSeq(p.Options["set"], ",") {
 		name, text, ok := strings.Cut(strings.TrimSpace(assignment), "=")
 		if !ok {
-			return nil, fmt.Errorf("there is no = in %q", clip(assignment))
+			return nil, fmt.Errorf("there is no = in %q", near.Clip(assignment))
 		}
 		found, err := s.find(name)
 		if err != nil {
-			return nil, fmt.Errorf("%q %w", clip(name), err)
+			return nil, fmt.Errorf("%q %w", near.Clip(name), err)
 		}
 		value, err := level(found, text)
 		if err != nil {
-			return nil, fmt.Errorf("the value of %q %w", clip(name), err)
+			return nil, fmt.Errorf("the value of %q %w", near.Clip(name), err)
 		}
 		for _, t := range found {
 			if !strings.HasPrefix(t.path, "applications.") && !strings.HasPrefix(t.path, "loads.") {
-				return nil, fmt.Errorf("%q is no setting of an application or a load", clip(name))
+				return nil, fmt.Errorf("%q is no setting of an application or a load", near.Clip(name))
 			}
 			if _, twice := values[t.path]; twice {
 				return nil, fmt.Errorf("%q is set twice", t.path)

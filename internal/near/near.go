@@ -1,7 +1,10 @@
 // Package near finds what a misspelt name most likely meant, for messages.
 package near
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // Name is the candidate that a misspelt name most likely means, by edit distance; "" when none is near.
 func Name(name string, candidates []string) string {
@@ -49,4 +52,21 @@ func distance(a, b string) int {
 		before, last, row = last, row, before
 	}
 	return last[len(b)]
+}
+
+// Meant ends a message about a misspelt name: the nearest candidate, or nothing when none is near.
+func Meant(name string, candidates []string) string {
+	if n := Name(Clip(name), candidates); n != "" {
+		return "; did you mean " + strconv.Quote(n) + "?"
+	}
+	return ""
+}
+
+// Clip keeps a hostile name or value from filling the message.
+func Clip(s string) string {
+	const most = 40
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
 }

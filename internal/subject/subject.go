@@ -4,37 +4,31 @@
 package subject
 
 import (
-	"fmt"
+	"maps"
 	"slices"
 	"sort"
-	"strings"
 
 	"tare/internal/fault"
 	"tare/internal/near"
+	"tare/internal/param"
 )
 
 // Subject is one kind of thing that Tare weighs.
 type Subject struct {
-	Name    string // as in arms and on the command line
-	Summary string // one line, for lists
-	Options []Option
-	// Start makes the command line. It is only called with options that the subject has; it checks their values.
-	Start func(Place) (Command, error)
-}
-
-// Option is a setting of a subject, which an experiment may sweep.
-type Option struct {
-	Name    string
-	Default string
-	Summary string
+	Name     string // as in arms and on the command line
+	Summary  string // one line, for lists
+	Settings []param.Setting
+	// Start makes the command line. It is only called with values that the subject's settings can have.
+	Start func(Place) Command
 }
 
 // Place is where and with what a subject is started.
 type Place struct {
-	Self         string            // path of the tare binary, for subjects that are a role of it
-	CgroupDir    string            // the cgroup v2 directory whose processes the subject serves or watches
-	ServicesFile string            // for mesh data planes: the services (package kernelmesh has the format); else empty
-	Options      map[string]string // by option name; what is missing has its default
+	Self         string       // path of the tare binary, for subjects that are a role of it
+	CgroupDir    string       // the cgroup v2 directory whose processes the subject serves or watches
+	ServicesFile string       // for mesh data planes: the services (package kernelmesh has the format); else empty
+	XDS          string       // or the control plane that says what the services are, by its address
+	Options      param.Values // of its settings
 }
 
 // Command is how to start a subject.
@@ -76,35 +70,21 @@ func Lookup(name string) (Subject, error) {
 	return s, nil
 }
 
-// Command is the command line that starts the subject at a place. An option that it does not have, or a value that the option cannot
-// take, is a *fault.Error of code Usage.
+// Command is the command line that starts the subject at a place. An option that it does not have, or a value that the
+// option cannot take, is a *fault.Error of code Usage.
 func (s Subject) Command(p Place) (Command, error) {
-	names := make([]string, len(s.Options))
-	for i, o := range s.Options {
-		names[i] = o.Name
-	}
-	options := map[string]string{}
-	for _, o := range s.Options {
-		options[o.Name] = o.Default
-	}
-	given := make([]string, 0, len(p.Options))
-	for name := range p.Options {
-		given = append(given, name)
-	}
-	slices.Sort(given)
-	for _, name := range given {
-		if !slices.Contains(names, name) {
-			return Command{}, fault.New(fault.Usage, "subject "+s.Name, near.DidYouMean(name, names), "there is no option %q", name)
+	values := param.Defaults(s.Settings)
+	for _, name := range slices.Sorted(maps.Keys(p.Options)) {
+		setting, ok := param.Find(s.Settings, name)
+		if !ok {
+			hint := near.DidYouMean(name, param.Names(s.Settings))
+			return Command{}, fault.New(fault.Usage, "subject "+s.Name, hint, "there is no option %q", name)
 		}
-		options[name] = p.Options[name]
+		var err error
+		if values[name], err = setting.Canonical(p.Options[name]); err != nil {
+			return Command{}, fault.New(fault.Usage, "subject "+s.Name, setting.Hint(), "%q %s", name, err)
+		}
 	}
-	p.Options = options
-	c, err := s.Start(p)
-	if err != nil {
-		return Command{}, fmt.Errorf("starting subject %s: %w", s.Name, err)
-	}
-	if len(c.Argv) == 0 || strings.TrimSpace(c.Argv[0]) == "" {
-		return Command{}, fmt.Errorf("starting subject %s: it has no command line", s.Name)
-	}
-	return c, nil
+	p.Options = values
+	return s.Start(p), nil
 }

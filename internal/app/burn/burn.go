@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/fault"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
@@ -29,16 +29,9 @@ type Ready struct {
 // period is the time of which a share is used.
 const period = 10 * time.Millisecond
 
-func (o Options) check() error {
-	if o.Share < 0 || o.Share > 1 {
-		return fault.New(fault.Usage, "--share", "give 0 for none to 1 for all", "a share of %g of each CPU", o.Share)
-	}
-	return nil
-}
-
 // Serve burns until the context ends, from before it calls ready: one thread on each CPU that this process may run on.
 func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
-	if err := o.check(); err != nil {
+	if err := (param.Values{"share": param.Number(o.Share)}).Check(Settings); err != nil {
 		return err
 	}
 	var allowed unix.CPUSet

@@ -58,7 +58,7 @@ func TestServe(t *testing.T) {
 func TestServeRefuses(t *testing.T) {
 	for _, share := range []float64{-0.1, 1.1} {
 		err := Serve(t.Context(), Options{Share: share}, func(Ready) error { t.Error("it began"); return nil })
-		if err == nil || !strings.Contains(err.Error(), "of each CPU") {
+		if err == nil || !strings.Contains(err.Error(), "must be at ") {
 			t.Errorf("a share of %g: %v", share, err)
 		}
 	}

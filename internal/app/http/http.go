@@ -17,6 +17,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
@@ -57,14 +58,11 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 
 // serveAndRecord is Serve, and says at the end what was served where that was to be recorded.
 func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*Served, error) {
-	if o.Delay < 0 {
-		return nil, fault.New(fault.Usage, "delay", "give a length of time", "%s is in the past", o.Delay)
+	if err := (param.Values{"body": strconv.Itoa(o.Body), "delay": o.Delay.String()}).Check(Settings); err != nil {
+		return nil, err
 	}
 	if err := o.Stall.check(); err != nil {
 		return nil, err
-	}
-	if o.Body < 0 || o.Body > maxEcho {
-		return nil, fault.New(fault.Usage, "body", fmt.Sprintf("give 0 to %d", maxEcho), "a body of %d bytes is not possible", o.Body)
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Listen)
 	if err != nil {

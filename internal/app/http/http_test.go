@@ -135,8 +135,8 @@ func TestCannotListen(t *testing.T) {
 		{Options{Listen: "192.0.2.1:0"}, fault.Machine, "does not have the address"},
 		{Options{Listen: "nonsense"}, fault.Usage, "cannot listen"},
 		{Options{Listen: "127.0.0.1:99999"}, fault.Usage, "cannot listen"},
-		{Options{Listen: "127.0.0.1:0", Delay: -1}, fault.Usage, "past"},
-		{Options{Listen: "127.0.0.1:0", Body: -1}, fault.Usage, "not possible"},
+		{Options{Listen: "127.0.0.1:0", Delay: -1}, fault.Usage, "must be at least 0s"},
+		{Options{Listen: "127.0.0.1:0", Body: -1}, fault.Usage, "must be a number of bytes"},
 	} {
 		err := Serve(t.Context(), tt.o, func(Ready) error { return nil })
 		if fault.CodeOf(err) != tt.code || fault.MendOf(err) == "" || !strings.Contains(err.Error(), tt.want) {

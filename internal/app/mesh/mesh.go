@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/xds/controlplane"
 )
@@ -77,9 +79,9 @@ type plane struct {
 
 // Serve listens, calls ready, and serves until the context ends.
 func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) {
-	if o.Services < 1 || o.Services > MaxServices || o.Endpoints < 1 || o.Endpoints > MaxEndpoints {
-		return fault.New(fault.Usage, "--services", fmt.Sprintf("give 1 to %d, of 1 to %d endpoints each", MaxServices, MaxEndpoints),
-			"%d services of %d endpoints cannot be made", o.Services, o.Endpoints)
+	values := param.Values{"services": strconv.Itoa(o.Services), "endpoints": strconv.Itoa(o.Endpoints)}
+	if err := values.Check(Settings); err != nil {
+		return err
 	}
 	// Garbage is collected before changes alone (collect): while one is under way, that would take the data plane's CPU.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))

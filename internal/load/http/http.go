@@ -42,6 +42,7 @@ import (
 	"tare/internal/load"
 	"tare/internal/load/running"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
@@ -55,17 +56,17 @@ const (
 	SourceLoopback Source = "loopback" // spread over 127.0.0.0/8, for service addresses that a data plane turns into loopback ones
 )
 
-// Options is the load to make. The zero value of a field that has a default takes it.
+// Options is the load to make. The zero value of a field that has a default, its own or that of its setting, takes it.
 type Options struct {
 	Targets     []string      // URLs: http://host[:port][/path]; connections are dealt out among them in turn
 	Rate        float64       // requests per second in all; 0 for closed loop
-	Arrivals    pace.Arrivals // of open loop; default constant
+	Arrivals    pace.Arrivals // of open loop
 	Seed        uint64        // of Poisson arrivals
-	Connections int           // at once; default 16
+	Connections int           // at once
 	KeepAlive   bool
 	Threads     int           // default: 1 in open loop up to 50,000/s, else 2; never more than CPUs or connections
-	Drain       time.Duration // how long to wait for answers after the window; default 2 s
-	Timeout     time.Duration // per request, from its sending; default 10 s
+	Drain       time.Duration // how long to wait for answers after the window; negative for not at all
+	Timeout     time.Duration // per request, from its sending
 	Method      string        // default GET
 	Body        int           // bytes of request body
 	Headers     []string      // further ones, "Name: value"
@@ -84,21 +85,23 @@ func (o *Options) complete() error {
 			*v = d
 		}
 	}
-	def(&o.Drain, 2*time.Second)
-	def(&o.Timeout, 10*time.Second)
+	defaults := param.Defaults(Settings)
+	def(&o.Drain, defaults.Duration("drain"))
+	o.Drain = max(o.Drain, 0)
+	def(&o.Timeout, defaults.Duration("timeout"))
 	def(&o.Spin, pace.DefaultSpin)
 	o.Spin = max(o.Spin, 0)
 	if o.Method == "" {
 		o.Method = "GET"
 	}
 	if o.Arrivals == "" {
-		o.Arrivals = pace.Constant
+		o.Arrivals = pace.Arrivals(defaults["arrivals"])
 	}
 	if o.Source == "" {
 		o.Source = SourceAuto
 	}
 	if o.Connections == 0 {
-		o.Connections = 16
+		o.Connections = defaults.Int("connections")
 	}
 	cpus := affinity()
 	if o.Threads == 0 {
@@ -127,8 +130,6 @@ func (o *Options) complete() error {
 			"%d connections need more than the %d open files that are allowed", o.Connections, files.Cur)
 	case o.Threads < 1 || o.Threads > 1024:
 		return usage("threads", "give 1 to 1024", "%d threads make no load", o.Threads)
-	case o.Drain < 0:
-		return usage("drain", "give a length of time", "%s is in the past", o.Drain)
 	case o.Timeout < 0:
 		return usage("timeout", "give a length of time", "%s is in the past", o.Timeout)
 	case o.Recycle && o.KeepAlive:

@@ -151,7 +151,7 @@ func TestOpenLoopCounts(t *testing.T) {
 		keepAlive bool
 	}{{1000, 1, true}, {1000, 2, true}, {777, 1, false}, {2000, 2, false}} {
 		t.Run(fmt.Sprintf("%g/s, %d threads, keep-alive %v", tt.rate, tt.threads, tt.keepAlive), func(t *testing.T) {
-			o := Options{Targets: []string{url}, Rate: tt.rate, Threads: tt.threads, Connections: 8, KeepAlive: tt.keepAlive, Drain: 20 * time.Second}
+			o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: tt.rate, Threads: tt.threads, Connections: 8, KeepAlive: tt.keepAlive, Drain: 20 * time.Second}
 			r := run(t, o, 100*time.Millisecond, 500*time.Millisecond)
 			// The first of the window may round to either side of its edge.
 			if want := int64(tt.rate / 2); r.Intended < want-1 || r.Intended > want+1 || r.Done != r.Intended {
@@ -195,7 +195,7 @@ func TestStallShowsAtFullLength(t *testing.T) {
 		}
 		return say(okAnswer)(c)
 	}))
-	g, err := Prepare(t.Context(), Options{Targets: []string{url}, Rate: rate, Connections: 4, KeepAlive: true, Drain: 20 * time.Second})
+	g, err := Prepare(t.Context(), Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 4, KeepAlive: true, Drain: 20 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestTargetsTakeTurns(t *testing.T) {
 	for _, keepAlive := range []bool{true, false} {
 		hits[0].Store(0)
 		hits[1].Store(0)
-		r := run(t, Options{Targets: urls, Connections: 4, Rate: 800, KeepAlive: keepAlive, Drain: 20 * time.Second}, 0, 250*time.Millisecond)
+		r := run(t, Options{Targets: urls, Connections: 4, Arrivals: pace.Constant, Rate: 800, KeepAlive: keepAlive, Drain: 20 * time.Second}, 0, 250*time.Millisecond)
 		if a, b := hits[0].Load(), hits[1].Load(); r.Done != 200 || a+b != 200 || a < 80 || b < 80 {
 			t.Errorf("keep-alive %v: %d and %d of %d", keepAlive, a, b, r.Done)
 		}
@@ -285,7 +285,7 @@ func timeWaits(t *testing.T, url string) (n int) {
 func TestManyConnectionsLeaveNothing(t *testing.T) {
 	const connections, rate = 42_000, 14_000
 	url := server(t, answering(func(c net.Conn) bool { say(okAnswer)(c); return false }))
-	r := run(t, Options{Targets: []string{url}, Rate: rate, Connections: 64, Drain: time.Minute, Timeout: time.Minute}, 0, connections/rate*time.Second)
+	r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 64, Drain: time.Minute, Timeout: time.Minute}, 0, connections/rate*time.Second)
 	if r.Done != connections || len(r.Errors) > 0 {
 		t.Errorf("%d of %d done, errors %v", r.Done, connections, r.Errors)
 	}
@@ -311,7 +311,7 @@ func TestSourceAddresses(t *testing.T) {
 		least  int
 		most   int
 	}{{SourceAuto, 50, 250}, {SourceLoopback, 50, 250}, {SourceNone, 1, 1}} {
-		run(t, Options{Targets: []string{url}, Rate: 500, Connections: 4, Source: tt.source, Drain: 20 * time.Second}, 0, 200*time.Millisecond)
+		run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 500, Connections: 4, Source: tt.source, Drain: 20 * time.Second}, 0, 200*time.Millisecond)
 		mu.Lock()
 		if len(seen) < tt.least || len(seen) > tt.most {
 			t.Errorf("%s: %d source addresses, want %d to %d", tt.source, len(seen), tt.least, tt.most)
@@ -382,7 +382,7 @@ func TestHostileServers(t *testing.T) {
 			t.Parallel()
 			url := server(t, answering(tt.answer))
 			for _, rate := range []float64{40, 0} {
-				o := Options{Targets: []string{url}, Rate: rate, Connections: 4, KeepAlive: true, Threads: 1, Timeout: 300 * time.Millisecond, Drain: 20 * time.Second}
+				o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 4, KeepAlive: true, Threads: 1, Timeout: 300 * time.Millisecond, Drain: 20 * time.Second}
 				if tt.want == "" {
 					o.Timeout = 10 * time.Second // a busy machine must not turn slow into failed
 				}
@@ -420,7 +420,7 @@ func TestServerGoesAway(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		g, err := Prepare(t.Context(), Options{Targets: []string{"http://" + listener.Addr().String()}, Rate: rate, Connections: 2, Threads: 1})
+		g, err := Prepare(t.Context(), Options{Targets: []string{"http://" + listener.Addr().String()}, Arrivals: pace.Constant, Rate: rate, Connections: 2, Threads: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -435,7 +435,7 @@ func TestServerGoesAway(t *testing.T) {
 
 func TestUnansweredAreCounted(t *testing.T) {
 	url := server(t, answering(func(c net.Conn) bool { _, _ = c.Read(make([]byte, 1)); return false }))
-	r := run(t, Options{Targets: []string{url}, Rate: 100, Connections: 3, KeepAlive: true, Drain: 50 * time.Millisecond}, 0, 300*time.Millisecond)
+	r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 100, Connections: 3, KeepAlive: true, Drain: 50 * time.Millisecond}, 0, 300*time.Millisecond)
 	if r.Intended != 30 || r.Sent != 3 || r.Unfinished != 3 || r.Done != 0 {
 		t.Errorf("%d intended, %d sent, %d unfinished, want 30, 3 and 3", r.Intended, r.Sent, r.Unfinished)
 	}
@@ -466,7 +466,7 @@ func TestBodies(t *testing.T) {
 		}
 	})
 	for _, keepAlive := range []bool{true, false} {
-		o := Options{Targets: []string{url}, Rate: 40, Connections: 2, KeepAlive: keepAlive, Method: "POST", Body: size, Headers: []string{"X-Test: 1"}, Drain: time.Minute, Timeout: time.Minute}
+		o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 40, Connections: 2, KeepAlive: keepAlive, Method: "POST", Body: size, Headers: []string{"X-Test: 1"}, Drain: time.Minute, Timeout: time.Minute}
 		if r := run(t, o, 0, 250*time.Millisecond); r.Done != 10 {
 			t.Errorf("keep-alive %v: %d of 10 done, errors %v", keepAlive, r.Done, r.Errors)
 		}
@@ -493,7 +493,7 @@ func TestWrongUse(t *testing.T) {
 		{"no URL", Options{Targets: []string{"127.0.0.1:80"}}, fault.Usage, "URL"},
 		{"bad port", Options{Targets: []string{"http://127.0.0.1:70000/"}}, fault.Usage, "port 70000"},
 		{"unknown name", Options{Targets: []string{"http://no-such-host.invalid/"}}, fault.Usage, "no address is known"},
-		{"rate", Options{Targets: []string{live}, Rate: -1}, fault.Usage, "no rate"},
+		{"rate", Options{Targets: []string{live}, Arrivals: pace.Constant, Rate: -1}, fault.Usage, "no rate"},
 		{"arrivals", Options{Targets: []string{live}, Arrivals: "even"}, fault.Usage, "no kind of arrivals"},
 		{"connections", Options{Targets: []string{live}, Connections: -1}, fault.Usage, "connections"},
 		{"files", Options{Targets: []string{live}, Connections: 1_000_000}, fault.Machine, "open files"},
@@ -538,7 +538,7 @@ func TestRecycle(t *testing.T) {
 				}
 				answering(func(c net.Conn) bool { return (!tt.fails || n%2 == 0) && say(okAnswer)(c) && false })(c)
 			})
-			r := run(t, Options{Targets: []string{url}, Rate: tt.rate, Connections: 4, Recycle: true, Drain: 20 * time.Second}, 0, 300*time.Millisecond)
+			r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: tt.rate, Connections: 4, Recycle: true, Drain: 20 * time.Second}, 0, 300*time.Millisecond)
 			var failed int64
 			for _, n := range r.Errors {
 				failed += n
@@ -569,7 +569,7 @@ func TestSlicesShowASlowerServer(t *testing.T) {
 			}
 			return say(okAnswer)(c)
 		}))
-		g, err := Prepare(t.Context(), Options{Targets: []string{url}, Rate: rate, Connections: 64, KeepAlive: true, Drain: 20 * time.Second})
+		g, err := Prepare(t.Context(), Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 64, KeepAlive: true, Drain: 20 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -612,7 +612,7 @@ func TestIPv6(t *testing.T) {
 			c.Close()
 		}
 	}()
-	r := run(t, Options{Targets: []string{"http://" + listener.Addr().String()}, Rate: 100, Connections: 1, Drain: 20 * time.Second}, 0, 200*time.Millisecond)
+	r := run(t, Options{Targets: []string{"http://" + listener.Addr().String()}, Arrivals: pace.Constant, Rate: 100, Connections: 1, Drain: 20 * time.Second}, 0, 200*time.Millisecond)
 	listener.Close()
 	<-done
 	if r.Done != 20 {
@@ -622,7 +622,7 @@ func TestIPv6(t *testing.T) {
 
 func TestRunEndsWithItsContext(t *testing.T) {
 	url := server(t, answering(say(okAnswer)))
-	g, err := Prepare(t.Context(), Options{Targets: []string{url}, Rate: 100, KeepAlive: true})
+	g, err := Prepare(t.Context(), Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 100, KeepAlive: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -660,7 +660,7 @@ func child(t *testing.T, o Options) (*exec.Cmd, *role.Conn, io.Closer) {
 
 func TestRole(t *testing.T) {
 	url := server(t, answering(say(okAnswer)))
-	cmd, conn, in := child(t, Options{Targets: []string{url}, Rate: 500, Connections: 4, KeepAlive: true, Drain: 20 * time.Second})
+	cmd, conn, in := child(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 500, Connections: 4, KeepAlive: true, Drain: 20 * time.Second})
 	var ready Ready
 	if err := conn.Expect(role.Ready, &ready, nil); err != nil {
 		t.Fatal(err)
@@ -688,7 +688,7 @@ func TestRole(t *testing.T) {
 func TestRoleEndsWithItsParent(t *testing.T) {
 	url := server(t, answering(say(okAnswer)))
 	for _, started := range []bool{false, true} {
-		cmd, conn, in := child(t, Options{Targets: []string{url}, Rate: 500, KeepAlive: true})
+		cmd, conn, in := child(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 500, KeepAlive: true})
 		if err := conn.Expect(role.Ready, nil, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -824,7 +824,7 @@ func TestStallsAreToldApart(t *testing.T) {
 
 // TestNobodySaysStalls: without the promise of a stalls message, nothing is logged, and the result is as it always was.
 func TestNobodySaysStalls(t *testing.T) {
-	g, err := Prepare(t.Context(), Options{Targets: []string{server(t, answering(say(okAnswer)))}, Rate: 100, KeepAlive: true})
+	g, err := Prepare(t.Context(), Options{Targets: []string{server(t, answering(say(okAnswer)))}, Arrivals: pace.Constant, Rate: 100, KeepAlive: true})
 	if err != nil {
 		t.Fatal(err)
 	}

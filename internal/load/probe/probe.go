@@ -20,6 +20,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/load"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
@@ -60,8 +61,8 @@ type Probe struct {
 
 // New makes a probe of every CPU that this process may run on. Its errors are of wrong use.
 func New(o Options) (*Probe, error) {
-	if o.Interval < MinInterval || o.Interval > MaxInterval {
-		return nil, fault.New(fault.Usage, "interval", fmt.Sprintf("give %v to %v", MinInterval, MaxInterval), "a wake-up every %v cannot be probed", o.Interval)
+	if err := (param.Values{"interval": o.Interval.String()}).Check(Settings); err != nil {
+		return nil, err
 	}
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {

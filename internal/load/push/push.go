@@ -15,8 +15,6 @@ import (
 	"net/netip"
 	"runtime"
 	"runtime/debug"
-	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,8 +22,8 @@ import (
 	"tare/internal/app/mesh"
 	"tare/internal/fault"
 	"tare/internal/load"
-	"tare/internal/near"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
@@ -81,13 +79,8 @@ func Prepare(ctx context.Context, o Options) (p *Push, err error) {
 	if o.Patience == 0 {
 		o.Patience = 20 * time.Second
 	}
-	switch {
-	case !slices.Contains(Whats, o.What):
-		return nil, fault.New(fault.Usage, "--what", near.DidYouMean(o.What, Whats), "must be one of %s, not %q", strings.Join(Whats, ", "), o.What)
-	case o.Interval < MinInterval || o.Interval > MaxInterval:
-		return nil, fault.New(fault.Usage, "--interval", fmt.Sprintf("give %v to %v", MinInterval, MaxInterval), "connections cannot be tried every %v", o.Interval)
-	case o.Pause < 0:
-		return nil, fault.New(fault.Usage, "--pause", "give a length of time", "%v is in the past", o.Pause)
+	if err := (param.Values{"what": o.What, "interval": o.Interval.String(), "pause": o.Pause.String()}).Check(Settings); err != nil {
+		return nil, err
 	}
 	p = &Push{o: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
 	if p.mesh, err = mesh.Dial(ctx, o.Mesh); err != nil {

@@ -32,8 +32,8 @@ func TestPrepareRefuses(t *testing.T) {
 	good := Options{Mesh: control, What: One, Interval: DefaultInterval, Patience: time.Millisecond}
 	for want, change := range map[string]func(*Options){
 		"must be one of one, all":       func(o *Options) { o.What = "some" },
-		"cannot be tried every":         func(o *Options) { o.Interval = time.Nanosecond },
-		"is in the past":                func(o *Options) { o.Pause = -1 },
+		"must be at least 0.000005s":    func(o *Options) { o.Interval = time.Nanosecond },
+		"must be at least 0s, not -1ns": func(o *Options) { o.Pause = -1 },
 		"there is no mesh to ask":       func(o *Options) { o.Mesh = "127.0.0.1:1" },
 		"which is no endpoint of it":    func(*Options) {},
 		"connecting to the mesh at 127": func(o *Options) { o.Mesh = closing(t) },

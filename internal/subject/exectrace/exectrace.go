@@ -73,7 +73,7 @@ func (o *Options) check() error {
 		return fault.New(fault.Usage, "--output", near.DidYouMean(o.Output, Outputs), "must be one of %s, not %q", strings.Join(Outputs, ", "), o.Output)
 	case o.Args < NoArgs || o.Args > maxArgs:
 		return fault.New(fault.Usage, "--args", fmt.Sprintf("give 0 to %d", maxArgs), "%d bytes of arguments cannot be kept", o.Args)
-	case o.Ring < minRing || o.Ring > maxRing || o.Ring&(o.Ring-1) != 0:
+	case !validRing(o.Ring):
 		return fault.New(fault.Usage, "--ring", "give 64KiB, 1MiB or another power of two up to 1GiB", "a ring buffer cannot have %d bytes", o.Ring)
 	case o.Latency < time.Millisecond || o.Latency > maxLatency:
 		return fault.New(fault.Usage, "--latency", "give 1ms to 1s", "%s is not a time that events can wait", o.Latency)

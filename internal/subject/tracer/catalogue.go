@@ -10,24 +10,28 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"tare/internal/param"
+	"tare/internal/subject/exectrace"
 )
 
 // Entry is one tracer that is known by name.
 type Entry struct {
-	Name    string
-	Summary string
+	Name     string
+	Summary  string
+	Settings []param.Setting // its own
 	// Make makes the tracer of settings, by their names. Its error is of their values, and reads on after the tracer's name.
 	Make func(map[string]string) (*Tracer, error)
 }
 
 // Catalogue are the tracers that are known by name, and last the one that is a command line of somebody's own.
 var Catalogue = []Entry{
-	{"exectrace", "Tare's own tracer of execs", exectrace},
-	{"bpftrace", "bpftrace, with a program that prints the same of an exec as exectrace does", bpftrace},
-	{"ig", "Inspektor Gadget's trace_exec, by ig", ig},
-	{"tetragon", "Tetragon, without Kubernetes", tetragon},
-	{"falco", "Falco with one rule, which every exec meets", falco},
-	{"command", "any other tracer, as a command line", command},
+	{"exectrace", "Tare's own tracer of execs", exectrace.Settings, ownTracer},
+	{"bpftrace", "bpftrace, with a program that prints the same of an exec as exectrace does", bpftraceSettings, bpftrace},
+	{"ig", "Inspektor Gadget's trace_exec, by ig", igSettings, ig},
+	{"tetragon", "Tetragon, without Kubernetes", tetragonSettings, tetragon},
+	{"falco", "Falco with one rule, which every exec meets", falcoSettings, falco},
+	{"command", "any other tracer, as a command line", commandSettings, command},
 }
 
 // Lookup finds an entry; null where there is none.
@@ -42,7 +46,10 @@ func Lookup(name string) *Entry {
 // stopTime is how long a tracer gets to end. bpftrace takes half a second of CPU time, of which it may have a twentieth.
 const stopTime = 15 * time.Second
 
-func exectrace(o map[string]string) (*Tracer, error) {
+func ownTracer(o map[string]string) (*Tracer, error) {
+	if _, err := exectrace.OptionsOf(o); err != nil {
+		return nil, err
+	}
 	t := &Tracer{
 		Argv:  []string{self, "subject", "exectrace", "--cgroup={cgroup_dir}"},
 		Ready: Ready{Pattern: regexp.MustCompile(`^exectrace: ready`)},
@@ -50,16 +57,7 @@ func exectrace(o map[string]string) (*Tracer, error) {
 		Scope: Group, Stop: syscall.SIGINT, StopTime: stopTime,
 		Delivered: Source{Stream: Stdout, Lines: &matcher{all: true}},
 	}
-	if v, ok := o["ring"]; ok {
-		if n, err := strconv.ParseUint(v, 10, 64); err != nil || n < 64<<10 || n > 1<<30 || n&(n-1) != 0 {
-			return nil, fmt.Errorf(`has a "ring" of %s bytes, which must be a power of two from 64KiB to 1GiB`, v)
-		}
-	}
-	for _, name := range []string{"output", "ring", "args", "latency"} {
-		if v, ok := o[name]; ok {
-			t.Argv = append(t.Argv, "--"+name+"="+v)
-		}
-	}
+	t.Argv = append(t.Argv, param.Values(o).Args(exectrace.Settings)...)
 	if o["output"] == "count" {
 		// Its lines of totals come once in a second; asked, it says them at once, with its statistics.
 		t.Delivered, t.Ask = Source{Stream: Stderr, JSON: []string{"delivered"}}, syscall.SIGUSR1

@@ -113,7 +113,7 @@ func TestSettingsThatAreWrong(t *testing.T) {
 	} {
 		make := command
 		if c.o["ring"] != "" {
-			make = exectrace
+			make = ownTracer
 		}
 		if _, err := make(c.o); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v: %v, want %s", c.o, err, c.says)

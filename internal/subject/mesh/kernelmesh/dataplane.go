@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -22,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
-	"tare/internal/near"
+	"tare/internal/param"
 	"tare/internal/subject/mesh"
 	"tare/internal/subject/mesh/store"
 	"tare/internal/subject/mesh/xds"
@@ -91,26 +92,13 @@ func (o *Options) check() error {
 	o.Store = cmp.Or(o.Store, DefaultStore)
 	o.Fail = cmp.Or(o.Fail, FailOpen)
 	o.Peer = cmp.Or(o.Peer, PeerService)
-	for _, l := range []struct {
-		flag         string
-		value, limit uint32
-	}{
-		{"--steps", o.Steps, MaxSteps},
-		{"--sockops-steps", o.SockopsSteps, MaxSteps},
-		{"--max-services", o.MaxServices, maxServices},
-		{"--max-endpoints", o.MaxEndpoints, maxEndpoints},
-	} {
-		if l.value > l.limit {
-			return fault.New(fault.Usage, l.flag, fmt.Sprintf("give %d or less", l.limit), "%d is too many", l.value)
-		}
+	number := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
+	values := param.Values{
+		"fail": o.Fail, "peer": o.Peer, "steps": number(o.Steps), "sockops-steps": number(o.SockopsSteps),
+		"max-services": number(o.MaxServices), "max-endpoints": number(o.MaxEndpoints),
 	}
-	for _, w := range []struct {
-		flag, value string
-		words       []string
-	}{{"--fail", o.Fail, Fails}, {"--peer", o.Peer, Peers}} {
-		if !slices.Contains(w.words, w.value) {
-			return fault.New(fault.Usage, w.flag, near.DidYouMean(w.value, w.words), "must be one of %s, not %q", strings.Join(w.words, ", "), w.value)
-		}
+	if err := values.Check(Settings); err != nil {
+		return err
 	}
 	for i, a := range o.Sources {
 		a = a.Unmap()

@@ -18,9 +18,9 @@ type Worker interface {
 	Run(ctx context.Context, s role.Schedule) (*load.Result, error)
 }
 
-// works are the kinds of work by name; each registers itself, by init, in a file of its own. They are made when the data plane is loaded
-// and before a control plane is asked for anything, and run when it is attached.
-var works = map[string]func(*DataPlane, Options) (Worker, error){}
+// works are the kinds of work by name. They are made when the data plane is loaded and before a control plane is asked for anything, and run
+// when it is attached.
+var works = map[string]func(*DataPlane, Options) (Worker, error){"push": newPushWork, WorkReplace: newReplacer}
 
 // Works are the names of all kinds of work, in order.
 func Works() []string { return slices.Sorted(maps.Keys(works)) }

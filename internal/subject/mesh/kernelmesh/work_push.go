@@ -14,8 +14,6 @@ import (
 	"tare/internal/subject/mesh/xds/controlplane"
 )
 
-func init() { works["push"] = newPushWork }
-
 // pushWork is the work of a data plane that is told changes by a control plane: it says how long after each was sent it was received, decoded,
 // visible to programs and acknowledged. The control plane must be one that stamps its responses (application mesh), and the load "push" beside it.
 type pushWork struct {

@@ -20,8 +20,6 @@ import (
 // WorkReplace is the work that replaces configuration as fast as it goes.
 const WorkReplace = "replace"
 
-func init() { works[WorkReplace] = newReplacer }
-
 // replacer makes one change after the other to two services of its own (package generation): each gives the cluster of the first new endpoints,
 // has the listener of the second go to a new cluster, and removes that cluster's predecessor. The page of generations says when each change
 // begins and returns, so that a load that connects meanwhile (package load/connect) can judge what it finds.

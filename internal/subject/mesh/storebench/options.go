@@ -4,11 +4,10 @@
 package storebench
 
 import (
-	"slices"
-	"strings"
+	"strconv"
 
 	"tare/internal/fault"
-	"tare/internal/near"
+	"tare/internal/param"
 	"tare/internal/subject/mesh/store"
 )
 
@@ -61,18 +60,14 @@ const (
 
 // check gives the design, and its options with room for all services where none is given.
 func (o Options) check() (store.Design, store.Options, error) {
-	for _, w := range []struct {
-		flag, value string
-		words       []string
-	}{{"--resource", o.Resource, Resources}, {"--operation", o.Operation, Operations}, {"--from", o.From, Forms}} {
-		if !slices.Contains(w.words, w.value) {
-			return store.Design{}, store.Options{}, fault.New(fault.Usage, w.flag, near.DidYouMean(w.value, w.words), "must be one of %s, not %q", strings.Join(w.words, ", "), w.value)
-		}
+	values := param.Values{"resource": o.Resource, "operation": o.Operation, "from": o.From, "endpoints": strconv.Itoa(o.Endpoints)}
+	if o.Services != 0 {
+		values["services"] = strconv.Itoa(o.Services)
 	}
-	switch {
-	case o.Services < 0 || o.Services > MaxServices || o.Endpoints < 1 || o.Endpoints > MaxEndpoints:
-		return store.Design{}, store.Options{}, fault.New(fault.Usage, "--services", "give at most 100000 services, of 1 to 1000 endpoints each", "%d services of %d endpoints cannot be made", o.Services, o.Endpoints)
-	case o.Operation == Lookup && o.Services == 0:
+	if err := values.Check(Settings); err != nil {
+		return store.Design{}, store.Options{}, err
+	}
+	if o.Operation == Lookup && o.Services == 0 {
 		return store.Design{}, store.Options{}, fault.New(fault.Usage, "--services", "give at least 1", "there is nothing to look up in a store without services")
 	}
 	d, variant, err := store.Lookup(o.Store)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"reflect"
@@ -18,6 +19,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/load"
 	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 	"tare/internal/subject"
 	"tare/internal/subject/mesh"
@@ -281,7 +283,7 @@ func TestRole(t *testing.T) {
 	}
 }
 
-// TestRegistered: every setting of the subject is one of the command's, by its name.
+// TestRegistered: what is set goes to the command.
 func TestRegistered(t *testing.T) {
 	s, err := subject.Lookup("store")
 	if err != nil {
@@ -291,8 +293,35 @@ func TestRegistered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "/bin/tare subject store --role --store=pooled:ondemand --resource=cluster --operation=lookup --from=struct --services=0 --endpoints=20 --max-clusters=0 --max-listeners=0 --max-endpoints=0"
+	want := "/bin/tare subject store --role --store=pooled:ondemand --resource=cluster --operation=lookup --from=struct"
 	if got := strings.Join(c.Argv, " "); got != want || !c.Role {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestOptionsOf(t *testing.T) {
+	for _, c := range []struct {
+		given param.Values
+		says  string // of the error
+		want  Options
+	}{
+		{param.Values{"store": "value"}, "", Options{Store: "value", Resource: Cluster, Operation: Replace, From: Struct, Endpoints: DefaultEndpoints}},
+		{param.Values{"store": "value", "services": "7", "endpoints": "3", "max-clusters": "5", "operation": Lookup}, "",
+			Options{Store: "value", Resource: Cluster, Operation: Lookup, From: Struct, Services: 7, Endpoints: 3, Max: store.Options{MaxClusters: 5}}},
+		{nil, `needs a "store"`, Options{}},
+		{param.Values{"store": "no such"}, "no such", Options{}},
+		{param.Values{"store": "value", "operation": Lookup}, `give "services"`, Options{}},
+	} {
+		v := param.Defaults(Settings)
+		maps.Copy(v, c.given)
+		o, err := OptionsOf(v)
+		switch {
+		case c.says != "":
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v: %v, want %q", c.given, err, c.says)
+			}
+		case err != nil || o != c.want:
+			t.Errorf("%v: got %+v, %v; want %+v", c.given, o, err, c.want)
+		}
 	}
 }

@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/experiment"
+	"tare/internal/fault"
+	"tare/internal/near"
+	"tare/internal/param"
+)
+
+// newListKinds lists the kinds of a registry of specs with their settings. Those in all are settings of every kind.
+func newListKinds(name, what string, kinds []*experiment.Kind, all []param.Setting) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:     name + " [NAME]",
+		Short:   fmt.Sprintf("List the kinds of %s that a spec can have, and every setting of each", what),
+		Example: fmt.Sprintf("  tare list %s\n  tare list %s %s --json", name, name, kinds[0].Name),
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			listed := kinds
+			if len(args) > 0 {
+				i := slices.IndexFunc(kinds, func(k *experiment.Kind) bool { return k.Name == args[0] })
+				if i < 0 || len(args) > 1 {
+					var names []string
+					for _, k := range kinds {
+						names = append(names, k.Name)
+					}
+					return fault.New(fault.Usage, cmd.CommandPath(), near.DidYouMean(args[0], names),
+						"there is no %s %q", what, strings.Join(args, " "))
+				}
+				listed = kinds[i : i+1]
+			}
+			if asJSON {
+				return kindsAsJSON(cmd.OutOrStdout(), listed, all)
+			}
+			return printKinds(cmd.OutOrStdout(), what, listed, all)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON; bounds are in seconds, bytes or, of parts, fractions of 1")
+	return c
+}
+
+func kindsAsJSON(w io.Writer, kinds []*experiment.Kind, all []param.Setting) error {
+	type kind struct {
+		Name     string          `json:"name"`
+		Summary  string          `json:"summary"`
+		Settings []param.Setting `json:"settings"`
+	}
+	listed := make([]kind, len(kinds))
+	for i, k := range kinds {
+		listed[i] = kind{k.Name, k.Summary, slices.Concat(k.Settings, all)}
+	}
+	return json.NewEncoder(w).Encode(listed)
+}
+
+func printKinds(w io.Writer, what string, kinds []*experiment.Kind, all []param.Setting) error {
+	var b strings.Builder
+	for _, k := range kinds {
+		fmt.Fprintf(&b, "%s: %s\n", k.Name, k.Summary)
+		printSettings(&b, k.Settings)
+		b.WriteByte('\n')
+	}
+	fmt.Fprintf(&b, "every %s:\n", what)
+	printSettings(&b, all)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func printSettings(b *strings.Builder, settings []param.Setting) {
+	for _, s := range settings {
+		fmt.Fprintf(b, "  %s: %s", s.Name, s.Accepts())
+		if r := s.Range(); r != "" {
+			fmt.Fprintf(b, ", %s", r)
+		}
+		if s.Default != "" {
+			fmt.Fprintf(b, "; default %s", s.Default)
+		}
+		fmt.Fprintf(b, "\n      %s\n", s.Doc)
+	}
+}

@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"tare/internal/experiment"
+	"tare/internal/fault"
+	"tare/internal/param"
+)
+
+// TestListKinds: every setting is listed with type, range, default and documentation, for people and as JSON.
+func TestListKinds(t *testing.T) {
+	for name, kinds := range map[string][]*experiment.Kind{
+		"apps": experiment.Applications, "loads": experiment.Loads, "subjects": experiment.Subjects,
+	} {
+		text, err := ran(t, "list", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asJSON, err := ran(t, "list", name, "--json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var listed []struct {
+			Name     string
+			Settings []param.Setting
+		}
+		if err := json.Unmarshal([]byte(asJSON), &listed); err != nil || len(listed) != len(kinds) {
+			t.Fatalf("%s: %d of %d kinds, %v", name, len(listed), len(kinds), err)
+		}
+		for i, k := range kinds {
+			if !strings.Contains(text, k.Name+": "+k.Summary+"\n") || listed[i].Name != k.Name {
+				t.Errorf("%s: %s is not listed", name, k.Name)
+			}
+			for _, s := range append(k.Settings[:len(k.Settings):len(k.Settings)], experiment.LimitSettings...) {
+				row := "  " + s.Name + ": " + s.Accepts()
+				if !strings.Contains(text, row) || !strings.Contains(text, "\n      "+s.Doc+"\n") {
+					t.Errorf("%s: the setting %s of %s is not listed", name, s.Name, k.Name)
+				}
+				if got, _ := param.Find(listed[i].Settings, s.Name); got.Default != s.Default || got.Max != s.Max || got.Doc != s.Doc {
+					t.Errorf("%s: as JSON the setting %s of %s is %+v", name, s.Name, k.Name, got)
+				}
+			}
+		}
+	}
+	text, err := ran(t, "list", "loads", "http")
+	const rows = "\n  connections: count, 1 to 100000; default 64\n" +
+		"      connections open at once, at most; with keepalive, exactly\n"
+	if err != nil || !strings.Contains(text, rows) || strings.Contains(text, "probe:") {
+		t.Errorf("%v\n%s", err, text)
+	}
+	if !strings.Contains(text, "  count: count, 1 to 256; default 1\n") {
+		t.Errorf("the count of copies is not listed:\n%s", text)
+	}
+	for _, args := range [][]string{{"list", "loads", "htpt"}, {"list", "apps", "http", "mesh"}} {
+		if out, err := ran(t, args...); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" || out != "" {
+			t.Errorf("%v: %v\n%s", args, err, out)
+		}
+	}
+	if out, err := ran(t, "list", "quickstart"); err != nil || !strings.Contains(out, "name: quickstart") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

@@ -1,0 +1,49 @@
+package http
+
+import (
+	"errors"
+
+	"tare/internal/load"
+	"tare/internal/pace"
+	"tare/internal/param"
+)
+
+// Settings are what specs and the command line set of the load.
+var Settings = []param.Setting{
+	{Name: "mode", Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
+		Doc: "open: requests start on an absolute schedule; closed: each connection sends again when its answer came"},
+	{Name: "rate", Type: param.TypeNumber, Min: 0.1, Max: 10_000_000,
+		Doc: "requests per second; of open loads, which need it"},
+	{Name: "arrivals", Type: param.TypeWord, Default: string(pace.Poisson),
+		Words: []string{string(pace.Poisson), string(pace.Constant)},
+		Doc:   "how the starts of an open load are spread"},
+	{Name: "connections", Type: param.TypeCount, Default: "64", Min: 1, Max: 100_000,
+		Doc: "connections open at once, at most; with keepalive, exactly"},
+	{Name: "keepalive", Type: param.TypeSwitch, Default: "true",
+		Doc: "whether a connection serves many requests; false: one connection for each request"},
+	{Name: "threads", Type: param.TypeCount, Min: 1, Max: 1024,
+		Doc: "threads of the generator; it chooses when this is left out"},
+	{Name: "timeout", Type: param.TypeDuration, Default: "5s", Min: 0.001, Max: 600,
+		Doc: "time after which a request counts as failed"},
+	{Name: "drain", Type: param.TypeDuration, Default: "1s", Max: 600,
+		Doc: "time after the window in which answers are still waited for"},
+}
+
+// OptionsOf are the options by their settings. Its error is of settings that contradict each other.
+func OptionsOf(v param.Values) (Options, error) {
+	o := Options{
+		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Connections: v.Int("connections"),
+		KeepAlive: v.On("keepalive"), Threads: v.Int("threads"),
+		Timeout: v.Duration("timeout"), Drain: v.Duration("drain"),
+	}
+	if o.Drain == 0 {
+		o.Drain = -1 // to Options, 0 is the default
+	}
+	switch _, rated := v["rate"]; {
+	case v["mode"] == load.Open && !rated:
+		return o, errors.New(`an open load needs a "rate", in requests per second`)
+	case v["mode"] == load.Closed && rated:
+		return o, errors.New(`a closed load goes as fast as answers come: "rate" has no meaning for it`)
+	}
+	return o, nil
+}

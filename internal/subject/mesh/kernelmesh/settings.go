@@ -1,0 +1,41 @@
+package kernelmesh
+
+import (
+	"tare/internal/param"
+	"tare/internal/subject/mesh/store"
+)
+
+// Settings are what specs and the command line set of the data plane.
+var Settings = []param.Setting{
+	{Name: "store", Type: param.TypeText,
+		Doc: "design of the store that holds its configuration, as under `subject: store`; " +
+			"its own choice when left out"},
+	{Name: "fail", Type: param.TypeWord, Words: Fails,
+		Doc: "what becomes of connections before its first configuration; its own choice when left out"},
+	{Name: "peer", Type: param.TypeWord, Words: Peers,
+		Doc: "what applications see as the peer of a connection; its own choice when left out"},
+	{Name: "work", Type: param.TypeWord, Words: Works(),
+		Doc: "what its process does by itself between the edges: replace configuration as fast as it goes, or time " +
+			"the changes that a control plane pushes; nothing when left out"},
+	{Name: "steps", Type: param.TypeCount, Default: "0", Max: MaxSteps,
+		Doc: "extra steps in each run of its connect programs: a planted weight"},
+	{Name: "sockops-steps", Type: param.TypeCount, Default: "0", Max: MaxSteps, Doc: "the same in its sockops program"},
+	{Name: "max-services", Type: param.TypeCount, Min: 1, Max: maxServices,
+		Doc: "services that its maps hold; its own choice when left out"},
+	{Name: "max-endpoints", Type: param.TypeCount, Min: 1, Max: maxEndpoints,
+		Doc: "endpoints that its maps hold; its own choice when left out"},
+}
+
+// OptionsOf are the options by their settings. Its error is of a store that does not exist.
+func OptionsOf(v param.Values) (Options, error) {
+	o := Options{
+		Store: v["store"], Fail: v["fail"], Peer: v["peer"], Work: v["work"],
+		Steps: uint32(v.Int("steps")), SockopsSteps: uint32(v.Int("sockops-steps")),
+		MaxServices: uint32(v.Int("max-services")), MaxEndpoints: uint32(v.Int("max-endpoints")),
+	}
+	if o.Store == "" {
+		return o, nil
+	}
+	_, _, err := store.Lookup(o.Store)
+	return o, err
+}
