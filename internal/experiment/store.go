@@ -4,10 +4,21 @@ import (
 	"fmt"
 
 	"tare/internal/metric"
+	"tare/internal/param"
 	"tare/internal/quantity"
 	"tare/internal/stats"
+	"tare/internal/subject/mesh/store"
 	"tare/internal/subject/mesh/storebench"
 )
+
+// storeTrait is how much of a change the design of a store shows at once.
+func storeTrait(o param.Values) string {
+	design, _, err := store.Lookup(o["store"])
+	if err != nil {
+		return "" // none is named, or the subject will say what is wrong with it
+	}
+	return "whole " + design.Atomic.String()
+}
 
 // storeSubject is the subject that is a store: it flushes by itself, and needs no load.
 var storeSubject = &Kind{
@@ -16,6 +27,7 @@ var storeSubject = &Kind{
 	Settings: storebench.Settings,
 	Works:    true,
 	label:    "store",
+	trait:    storeTrait,
 	check:    makes(storebench.OptionsOf),
 }
 

@@ -13,15 +13,15 @@ var Settings = []param.Setting{
 	{Name: "store", Type: param.TypeText,
 		Doc: "design, or design:variant: `naive`, `pooled` (`ahead`, `background`, `ondemand`), " +
 			"`sized` (`replace`, `ordered`), `value`, `snapshot`"},
-	{Name: "resource", Type: param.TypeWord, Default: Cluster, Words: Resources,
+	{Name: "resource", Type: param.TypeWord, Default: Cluster, Words: Resources, Phrase: map[string]string{"": "for a {}"},
 		Doc: "what is flushed: a cluster of 10 localities with one endpoint each and circuit breakers, " +
 			"or a listener with 5 filter chains"},
-	{Name: "operation", Type: param.TypeWord, Default: Replace, Words: Operations,
+	{Name: "operation", Type: param.TypeWord, Default: Replace, Words: Operations, Phrase: flushed,
 		Doc: "what a flush does with it; " +
 			"`lookup`: no flush at all, but questions for the services by a program in the kernel"},
-	{Name: "from", Type: param.TypeWord, Default: Struct, Words: Forms,
+	{Name: "from", Type: param.TypeWord, Default: Struct, Words: Forms, Phrase: decoded,
 		Doc: "the form in which a change comes: decoded, or as an xDS resource on the wire"},
-	{Name: "services", Type: param.TypeCount, Min: 1, Max: MaxServices,
+	{Name: "services", Type: param.TypeCount, Min: 1, Max: MaxServices, Phrase: map[string]string{"": "with {} services", "1": "with one service"},
 		Doc: "services in the store beside what is flushed, each a cluster and a listener; none when left out"},
 	{Name: "endpoints", Type: param.TypeCount, Min: 1, Max: MaxEndpoints,
 		Doc: "endpoints of each of these services; 20 when left out"},
@@ -53,3 +53,9 @@ func OptionsOf(v param.Values) (Options, error) {
 	_, _, err := store.Lookup(o.Store)
 	return o, err
 }
+
+// How the settings of a flush read in a sentence: "for a cluster inserted from decoded form".
+var (
+	flushed = map[string]string{Insert: "inserted", Replace: "replaced", Delete: "deleted"}
+	decoded = map[string]string{Struct: "from decoded form", Bytes: "from bytes on the wire"}
+)
