@@ -18,9 +18,12 @@ type Ledger struct {
 	Programs []Program `json:"programs"`
 	Maps     []Map     `json:"maps"`
 	Cgroups  []Cgroup  `json:"cgroups"`
-	Noise    *Noise    `json:"noise"` // null where there was no witness
-	Self     Self      `json:"self"`
-	Warnings []Warning `json:"warnings"`
+	// Workloads are what has been charged to workloads, with the tare on their behalf; empty where nothing has. Settle makes them.
+	Workloads []Workload `json:"workloads"`
+	Tare      *Tare      `json:"tare"`  // nil where nothing is charged to a workload or to tare
+	Noise     *Noise     `json:"noise"` // null where there was no witness
+	Self      Self       `json:"self"`
+	Warnings  []Warning  `json:"warnings"`
 }
 
 // Host says which machine, and with what it was measured.
@@ -114,6 +117,7 @@ const (
 // Program is one eBPF program that was loaded during the window. Times are wall-clock time inside the program, interrupts
 // and stolen time included, as the kernel's statistics count it; RanSeconds is without what was stolen.
 type Program struct {
+	Charged                    // its owner's, wherever it runs
 	ID              uint32     `json:"id"`
 	Name            string     `json:"name"` // empty where the loader gave none
 	Type            string     `json:"type"`
@@ -185,6 +189,7 @@ type Seen struct {
 
 // Map is one eBPF map.
 type Map struct {
+	Charged              // its owner's, whoever pays for it
 	ID          uint32   `json:"id"`
 	Name        string   `json:"name"`
 	Type        string   `json:"type"`
@@ -202,6 +207,7 @@ type Map struct {
 // Cgroup is one control group. CPU and memory are of the group with all its descendants, as the kernel counts them.
 type Cgroup struct {
 	Path       string   `json:"path"`
+	Charged             // of the group and what is below it, down to groups that have another
 	Role       string   `json:"role"` // app, load, subject, self, or empty
 	CPUSeconds *float64 `json:"cpu_seconds"`
 	// BPFSeconds is eBPF run time of its tasks in every context, descendants included, as far as it could be split:
@@ -236,6 +242,7 @@ type Memory struct {
 
 // Self is what the scale cost.
 type Self struct {
+	Cgroup         *string  `json:"cgroup"`      // the group that the scale runs in; nil where it is not known
 	CPUSeconds     float64  `json:"cpu_seconds"` // user and system time of this process in the window
 	RSSBytes       uint64   `json:"rss_bytes"`
 	BPFSeconds     *float64 `json:"bpf_seconds"` // programs of the scale's own (iterators)

@@ -194,9 +194,10 @@ func TestJSONNames(t *testing.T) {
 		cpu.attributed_seconds cpu.unexplained_seconds cpu.lines cpu.bpf_unsplit_seconds
 		cpu.idle_stolen_seconds cpu.idle_stolen_error_seconds
 		programs maps cgroups
+		workloads tare self.cgroup
 		self.cpu_seconds self.rss_bytes self.bpf_seconds self.bpf_bytes self.stats_seconds self.sampler_seconds self.witness_seconds self.samples self.samples_lost
 		noise warnings`)
-	raw, err := json.Marshal(Ledger{Programs: []Program{}, Maps: []Map{}, Cgroups: []Cgroup{}, Warnings: []Warning{}})
+	raw, err := json.Marshal(Ledger{Programs: []Program{}, Maps: []Map{}, Cgroups: []Cgroup{}, Workloads: []Workload{}, Warnings: []Warning{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,14 +225,19 @@ func TestJSONNames(t *testing.T) {
 		want string
 	}{
 		{Share{}, "cgroup seconds lo hi samples method"},
-		{Program{}, "id name type tag loaded_at owners attached run_count run_seconds ns_per_run recursion_misses memory_bytes shares seen " +
+		{Program{}, "charge workload id name type tag loaded_at owners attached run_count run_seconds ns_per_run recursion_misses memory_bytes shares seen " +
 			"sampled_seconds stolen_seconds stolen_method map_ids own unloaded"},
 		{Noise{}, "witness period_seconds stolen_seconds longest_stall_seconds stalls stalls_omitted occupied occupied_omitted busiest late_looks " +
 			"longest_late_seconds"},
 		{Stall{PID: 1, Comm: "x", Cgroup: "/"}, "cpu from_ns to_ns seconds cause idle pid comm cgroup"},
 		{Occupant{}, "pid comm cgroup processes seconds"},
-		{Map{}, "id name type key_bytes value_bytes max_entries bytes bytes_method charged_to held_by inner used_by"},
-		{Cgroup{}, "path role cpu_seconds bpf_seconds bpf_inside_seconds throttled_seconds throttled_periods periods memory"},
+		{Map{}, "charge workload id name type key_bytes value_bytes max_entries bytes bytes_method charged_to held_by inner used_by"},
+		{Cgroup{}, "charge workload path role cpu_seconds bpf_seconds bpf_inside_seconds throttled_seconds throttled_periods periods memory"},
+		{Charged{Component: "x"}, "charge workload component"},
+		{Workload{}, "name cgroups gross_cpu_seconds net_cpu_seconds tare_cpu_seconds tare_bpf_seconds tare_cgroups_cpu_seconds " +
+			"gross_memory_hard_bytes net_memory_hard_bytes tare_memory_hard_bytes tare_map_bytes tare_cgroups_memory_hard_bytes notes"},
+		{Tare{}, "cpu_seconds cgroups_cpu_seconds bpf_seconds bpf_unsplit_seconds unassigned_cpu_seconds memory_hard_bytes " +
+			"unassigned_memory_hard_bytes"},
 		{Memory{}, "current peak anon file shmem kernel slab_reclaimable sock inactive_file hard soft working_set"},
 	} {
 		raw, _ := json.Marshal(c.v)

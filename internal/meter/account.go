@@ -54,8 +54,9 @@ func (a *account) ledger() *ledger.Ledger {
 	l.Programs = a.bpfPrograms()
 	l.Maps = a.bpfMaps()
 	l.Cgroups = a.cgroups(l.Programs)
-	l.CPU = a.budget(l)
 	l.Self = a.self()
+	l.CPU = a.budget(l)
+	l.Settle()
 	if a.seen != nil {
 		l.Noise = &a.seen.Noise
 		if a.seen.Lost > 0 {
@@ -161,6 +162,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 		ID: p.ID, Name: p.Name, Type: p.Type, Tag: p.Tag, LoadedAt: &p.LoadedAt, Owners: owners(p.Owners), Attached: p.Attached,
 		MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished, Own: p.Own,
 	}
+	out.Charged = ownCharge(p.Own)
 	if out.Attached == nil {
 		out.Attached = []string{}
 	}
@@ -291,12 +293,21 @@ func owners(hs []bpf.Holder) []ledger.Owner {
 	return out
 }
 
+// ownCharge is the charge of what may be the scale's own. Whose the rest is, nobody has said yet.
+func ownCharge(yes bool) ledger.Charged {
+	if yes {
+		return ledger.Charged{Charge: ledger.ChargeSelf}
+	}
+	return ledger.Charged{}
+}
+
 func (a *account) bpfMaps() []ledger.Map {
 	out := make([]ledger.Map, 0, len(a.snapshot.Maps))
 	for i := range a.snapshot.Maps {
 		m := &a.snapshot.Maps[i]
 		lm := ledger.Map{
-			ID: m.ID, Name: m.Name, Type: m.Type, KeyBytes: m.KeySize, ValueBytes: m.ValueSize, MaxEntries: m.MaxEntries, Bytes: m.Bytes, BytesMethod: string(m.BytesMethod),
+			Charged: ownCharge(m.Own),
+			ID:      m.ID, Name: m.Name, Type: m.Type, KeyBytes: m.KeySize, ValueBytes: m.ValueSize, MaxEntries: m.MaxEntries, Bytes: m.Bytes, BytesMethod: string(m.BytesMethod),
 			ChargedTo: m.ChargedTo, HeldBy: owners(m.HeldBy), Inner: m.Inner, UsedBy: m.UsedBy,
 		}
 		if lm.Inner == nil {
@@ -495,8 +506,8 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	default:
 		a.warn("no-root-usage", "no counter holds the CPU time of processes outside control groups: it is part of what is unexplained")
 	}
-	if path, err := a.m.layout.PathOf(os.Getpid()); err == nil {
-		u.InGroup = path != "/" && path != ""
+	if path := l.Self.Cgroup; path != nil {
+		u.InGroup = *path != "/"
 	}
 	if a.found != nil && !a.m.hidden {
 		seconds := float64(a.found.idleInterrupts) * a.m.sampler.Period().Seconds()
@@ -572,6 +583,9 @@ func (a *account) rootUsage() float64 {
 func (a *account) self() ledger.Self {
 	now := selfTime()
 	s := ledger.Self{CPUSeconds: (now - a.m.reported).Seconds()}
+	if path, err := a.m.layout.PathOf(os.Getpid()); err == nil && path != "" {
+		s.Cgroup = &path
+	}
 	a.m.reported = now
 	if _, peak, err := (proc.FS{}).Resident(os.Getpid()); err == nil {
 		s.RSSBytes = peak

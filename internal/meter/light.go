@@ -153,6 +153,7 @@ func (lw *LightWindow) Close() (*ledger.Ledger, error) {
 	l.Programs, l.Maps = a.bpfPrograms(), a.bpfMaps()
 	l.Cgroups, l.Self = a.cgroups(l.Programs), a.self()
 	l.CPU.Lines = []ledger.CPULine{}
+	l.Settle()
 	l.Warnings = a.warnings
 	return l, nil
 }

@@ -1,0 +1,304 @@
+package ledger
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func group(path string, cpu float64, hard int64, c Charged) Cgroup {
+	return Cgroup{Path: path, CPUSeconds: &cpu, Memory: &Memory{Hard: &hard}, Charged: c}
+}
+
+func tareProgram(shares ...Share) Program {
+	p := Program{ID: 7, Charged: Charged{Charge: ChargeTare}, RunSeconds: ptr(0.0), Shares: shares}
+	for i := range shares {
+		*p.RunSeconds += shares[i].Seconds
+		p.Shares[i].Lo, p.Shares[i].Hi = 0.9*shares[i].Seconds, 1.1*shares[i].Seconds
+	}
+	return p
+}
+
+func tareMap(bytes uint64, chargedTo string) Map {
+	return Map{Charged: Charged{Charge: ChargeTare}, Bytes: &bytes, ChargedTo: &chargedTo}
+}
+
+var (
+	shop = Charged{Charge: ChargeWorkload, Workload: "shop"}
+	bank = Charged{Charge: ChargeWorkload, Workload: "bank"}
+	tare = Charged{Charge: ChargeTare}
+)
+
+// show is what a workload's account says, with "-" for what is not known.
+func show(w Workload) string {
+	var b strings.Builder
+	for _, v := range []*float64{w.GrossCPU, w.NetCPU, w.TareCPU, w.TareCgroupsCPU} {
+		if v == nil {
+			b.WriteString("- ")
+			continue
+		}
+		fmt.Fprintf(&b, "%g ", *v)
+	}
+	b.WriteString("|")
+	for _, v := range []*int64{w.GrossMemory, w.NetMemory, w.TareMemory, w.TareMaps} {
+		if v == nil {
+			b.WriteString(" -")
+			continue
+		}
+		fmt.Fprintf(&b, " %d", *v)
+	}
+	return b.String()
+}
+
+func TestSettle(t *testing.T) {
+	in := func(path string, c Context, s float64) Share { return Share{Cgroup: &path, Context: c, Seconds: s} }
+	unplaced := Share{Seconds: 0.25}
+	for _, c := range []struct {
+		name string
+		l    Ledger
+		// By workload: gross, net, tare CPU, of it groups | gross, net, tare memory, of it maps inside.
+		want map[string]string
+	}{
+		{"a workload alone", Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/b", 5, 50, Charged{})}},
+			map[string]string{"shop": "2 2 0 0 | 100 100 0 0"}},
+		{"one workload: tare's groups serve it", Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/t", 1,
+			40, tare)}},
+			map[string]string{"shop": "3 2 1 1 | 140 100 40 0"}},
+		{"two: they serve neither alone", Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/b", 3, 60,
+			bank), group("/t", 1, 40, tare)}},
+			map[string]string{"shop": "2 2 0 0 | 100 100 0 0", "bank": "3 3 0 0 | 60 60 0 0"}},
+		{"two: named, or inside the workload's group", Ledger{Cgroups: []Cgroup{
+			group("/a", 2, 100, shop), group("/a/proxy", 0.5, 30, tare), group("/b", 3, 60, bank),
+			group("/t", 1, 40, Charged{Charge: ChargeTare, Workload: "bank"})}},
+			map[string]string{"shop": "2 1.5 0.5 0.5 | 100 70 30 0", "bank": "4 3 1 1 | 100 60 40 0"}},
+		{"programs and maps inside", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/a/b", 1, 10, Charged{}), group("/t", 1, 40, tare)},
+			Programs: []Program{
+				tareProgram(in("/a/b/c", Task, 0.5), in("/t", Task, 0.25), in("(idle)", Softirq, 0.125)),
+				{ID: 8, Shares: []Share{in("/a", Task, 1)}}, // nobody's: it stays in net
+			},
+			Maps: []Map{tareMap(20, "/a/b"), tareMap(5, "/t"), tareMap(3, "/x"), {Bytes: ptr(uint64(9)),
+				ChargedTo: ptr("/a")}}},
+			map[string]string{"shop": "3 1.5 1.5 1 | 140 80 60 20"}},
+		{"interrupts apart from tasks", Ledger{
+			Host: Host{IRQTime: ptr(true)}, Cgroups: []Cgroup{group("/a", 2, 100, shop)},
+			Programs: []Program{tareProgram(in("/a", Task, 0.5), in("/a", Softirq, 0.25))}},
+			map[string]string{"shop": "2.25 1.5 0.75 0 | 100 100 0 0"}},
+		{"run time beyond the CPU time around it", Ledger{
+			Cgroups: []Cgroup{group("/a", 0.25, 100, shop)}, Programs: []Program{tareProgram(in("/a", Task, 0.5))}},
+			map[string]string{"shop": "0.25 0 0.25 0 | 100 100 0 0"}},
+		{"a part could not be placed", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{tareProgram(in("/a", Task, 0.5),
+				unplaced)}},
+			map[string]string{"shop": "2 1.5 0.5 0 | 100 100 0 0"}},
+		{"nothing could be placed", Ledger{
+			Cgroups:  []Cgroup{group("/a", 2, 100, shop), group("/t", 1, 40, tare)},
+			Programs: []Program{tareProgram(unplaced)}},
+			map[string]string{"shop": "3 - - 1 | 140 100 40 0"}},
+		{"nobody counted", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{{Charged: tare}}},
+			map[string]string{"shop": "2 - - 0 | 100 100 0 0"}},
+		{"a group of tare is gone", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop), {Path: "/t", Charged: tare, Vanished: true}}},
+			map[string]string{"shop": "- 2 - - | 100 100 0 0"}},
+		{"a group inside is gone", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop), {Path: "/a/b", Vanished: true}}},
+			map[string]string{"shop": "2 2 0 0 | 100 100 0 0"}},
+		{"memory was not read", Ledger{Cgroups: []Cgroup{{Path: "/a", CPUSeconds: ptr(2.0), Charged: shop}}},
+			map[string]string{"shop": "2 2 0 0 | - - 0 0"}},
+		{"nobody knows who pays for a map", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Maps: []Map{{Charged: tare, Bytes: ptr(uint64(5))}}},
+			map[string]string{"shop": "2 2 0 0 | 100 - - -"}},
+		{"maps larger than what the group holds", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Maps: []Map{tareMap(500, "/a")}},
+			map[string]string{"shop": "2 2 0 0 | 100 0 100 100"}},
+		{"the scale runs inside", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Self: Self{Cgroup: ptr("/a/b")},
+			CPU: CPU{Lines: []CPULine{{Name: LineSelf, Seconds: 0.5}}}},
+			map[string]string{"shop": "1.5 1.5 0 0 | 100 100 0 0"}},
+		{"the root group", Ledger{Cgroups: []Cgroup{group("/", 4, 100, shop), group("/t", 1, 40, tare)}},
+			map[string]string{"shop": "4 3 1 1 | 100 60 40 0"}},
+		{"a load inside", Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/a/l", 1, 40,
+			Charged{Charge: ChargeLoad})}},
+			map[string]string{"shop": "1 1 0 0 | 60 60 0 0"}},
+		{"nothing is charged", Ledger{Cgroups: []Cgroup{group("/a", 2, 100, Charged{})}}, map[string]string{}},
+	} {
+		c.l.Settle()
+		got := map[string]string{}
+		for _, w := range c.l.Workloads {
+			got[w.Name] = show(w)
+		}
+		if !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s:\n got %v\nwant %v", c.name, got, c.want)
+		}
+		if (c.l.Tare == nil) != (len(c.want) == 0) {
+			t.Errorf("%s: tare %+v", c.name, c.l.Tare)
+		}
+		again := c.l
+		again.Settle()
+		if !reflect.DeepEqual(again.Workloads, c.l.Workloads) {
+			t.Errorf("%s: settled again: %+v, before %+v", c.name, again.Workloads, c.l.Workloads)
+		}
+	}
+}
+
+// What a reader is told of bounds: what samples could not place is in the upper one alone.
+func TestSettleBounds(t *testing.T) {
+	l := Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop)},
+		Programs: []Program{tareProgram(Share{Cgroup: ptr("/a"), Context: Task, Seconds: 0.5}, Share{Seconds: 0.25})}}
+	l.Settle()
+	w := l.Workloads[0]
+	if b := w.TareBPF; b.Value != 0.5 || !near(b.Lo, 0.45) || !near(b.Hi, 0.8) || len(w.Notes) != 1 {
+		t.Errorf("bounds %+v, notes %q", b, w.Notes)
+	}
+	if *l.Tare.BPFUnsplit != 0.25 || *l.Tare.CPU != 0.5 || *l.Tare.UnassignedCPU != 0 {
+		t.Errorf("tare %+v", *l.Tare)
+	}
+}
+
+// Run time that was stolen is nobody's cost.
+func TestSettleTakesStolenTimeOut(t *testing.T) {
+	p := tareProgram(Share{Cgroup: ptr("/a"), Context: Task, Seconds: 0.5})
+	p.StolenSeconds = &Interval{Value: 0.125}
+	l := Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{p}}
+	l.Settle()
+	if got := show(l.Workloads[0]); got != "2 1.625 0.375 0 | 100 100 0 0" {
+		t.Error(got)
+	}
+}
+
+// Whatever is charged to whom: gross = net + tare to the nanosecond and the byte, and what tare used stands in a
+// workload's gross or is unassigned, once.
+func TestGrossIsNetAndTare(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 2))
+	whole := 0
+	for n := range 4000 {
+		l := randomLedger(rng)
+		l.Settle()
+		ns := func(v *float64) int64 { return int64(math.Round(*v * 1e9)) }
+		known := true
+		served, servedMemory := int64(0), int64(0)
+		for _, w := range l.Workloads {
+			if w.NetCPU != nil && w.TareCPU != nil {
+				if w.GrossCPU == nil || ns(w.GrossCPU) != ns(w.NetCPU)+ns(w.TareCPU) {
+					t.Fatalf("ledger %d: %+v", n, w)
+				}
+				if *w.NetCPU < 0 || *w.TareCPU < 0 {
+					t.Fatalf("ledger %d: less than nothing: %+v", n, w)
+				}
+				if ns(w.TareCPU) != ns(&w.TareBPF.Value)+ns(w.TareCgroupsCPU) {
+					t.Fatalf("ledger %d: tare is not the sum of its parts: %+v", n, w)
+				}
+				if b := w.TareBPF; b.Lo > b.Value || b.Value > b.Hi {
+					t.Fatalf("ledger %d: %+v", n, b)
+				}
+			}
+			if w.NetMemory != nil && w.TareMemory != nil && (w.GrossMemory == nil ||
+				*w.GrossMemory != *w.NetMemory+*w.TareMemory) {
+				t.Fatalf("ledger %d: %+v", n, w)
+			}
+			if w.TareCPU == nil || w.TareMemory == nil {
+				if known = false; len(w.Notes) == 0 {
+					t.Fatalf("ledger %d: something is not known, and nothing says why: %+v", n, w)
+				}
+				continue
+			}
+			served, servedMemory = served+ns(w.TareCPU), servedMemory+*w.TareMemory
+		}
+		if l.Tare == nil || !known || l.Tare.CPU == nil || l.Tare.Memory == nil {
+			continue
+		}
+		whole++
+		if ns(l.Tare.CPU) != served+ns(l.Tare.UnassignedCPU) || ns(l.Tare.CPU) != ns(l.Tare.CgroupsCPU)+ns(l.Tare.BPF) {
+			t.Fatalf("ledger %d: %d ns of tare are on workloads: %+v", n, served, *l.Tare)
+		}
+		if *l.Tare.Memory != servedMemory+*l.Tare.UnassignedMemory || *l.Tare.UnassignedMemory < 0 ||
+			*l.Tare.UnassignedCPU < 0 {
+			t.Fatalf("ledger %d: %d bytes of tare are on workloads: %+v", n, servedMemory, *l.Tare)
+		}
+	}
+	if whole < 1000 {
+		t.Errorf("only %d ledgers had everything known: the test shows little", whole)
+	}
+}
+
+// randomLedger has a tree of groups whose counters hold those below, programs with shares all over, and maps.
+func randomLedger(rng *rand.Rand) *Ledger {
+	l := &Ledger{}
+	if rng.IntN(2) == 0 {
+		l.Host.IRQTime = ptr(rng.IntN(2) == 0)
+	}
+	charges := []Charged{{}, {}, shop, bank, tare, {Charge: ChargeTare, Workload: "bank"}, {Charge: ChargeTare,
+		Workload: "nobody"},
+		{Charge: ChargeLoad}, {Charge: ChargeSelf}, {Charge: ChargeTare, Component: "proxy"}, {Charge: ChargeWorkload,
+			Workload: "shop", Component: "web"}}
+	gaps := rng.IntN(8) == 0 // counters that are not known
+	var paths []string
+	var grow func(path string, depth int) (cpu float64, hard int64)
+	grow = func(path string, depth int) (float64, int64) {
+		cpu, hard := rng.Float64(), rng.Int64N(1<<30)
+		for i := range rng.IntN(4 - depth) {
+			c, h := grow(fmt.Sprintf("%s/%c", path, 'a'+i), depth+1)
+			cpu, hard = cpu+c, hard+h
+		}
+		g := group(path, cpu, hard, charges[rng.IntN(len(charges))])
+		if gaps && rng.IntN(6) == 0 {
+			g.CPUSeconds, g.Memory, g.Vanished = nil, nil, rng.IntN(2) == 0
+		}
+		l.Cgroups = append(l.Cgroups, g)
+		paths = append(paths, path)
+		return cpu, hard
+	}
+	for i := range 1 + rng.IntN(3) {
+		grow(fmt.Sprintf("/%c", 'p'+i), 1)
+	}
+	rng.Shuffle(len(l.Cgroups), func(i, j int) { l.Cgroups[i], l.Cgroups[j] = l.Cgroups[j], l.Cgroups[i] })
+	place := func() *string {
+		switch rng.IntN(8) {
+		case 0:
+			return ptr("(idle)")
+		case 1:
+			return ptr("/")
+		case 2:
+			return ptr(paths[rng.IntN(len(paths))] + "/gone")
+		}
+		return ptr(paths[rng.IntN(len(paths))])
+	}
+	for range rng.IntN(4) {
+		p := Program{Charged: charges[rng.IntN(len(charges))]}
+		if !gaps || rng.IntN(4) > 0 {
+			p = tareProgram()
+			for range rng.IntN(5) {
+				s := Share{Cgroup: place(), Context: []Context{Task, Softirq, Hardirq}[rng.IntN(3)],
+					Seconds: rng.Float64() / 3}
+				s.Lo, s.Hi = s.Seconds*0.5, s.Seconds*1.5
+				if rng.IntN(6) == 0 {
+					s.Cgroup = nil
+				}
+				p.Shares = append(p.Shares, s)
+				*p.RunSeconds += s.Seconds
+			}
+			p.Charged = charges[rng.IntN(len(charges))]
+			if *p.RunSeconds > 0 && rng.IntN(2) == 0 {
+				p.StolenSeconds = &Interval{Value: *p.RunSeconds * rng.Float64()}
+			}
+		}
+		l.Programs = append(l.Programs, p)
+	}
+	for range rng.IntN(5) {
+		m := Map{Charged: charges[rng.IntN(len(charges))], Bytes: ptr(rng.Uint64N(1 << 28)), ChargedTo: place()}
+		if gaps && rng.IntN(4) == 0 {
+			m.Bytes = nil
+		}
+		if gaps && rng.IntN(4) == 0 {
+			m.ChargedTo = nil
+		}
+		l.Maps = append(l.Maps, m)
+	}
+	return l
+}
