@@ -1,0 +1,89 @@
+package charge
+
+import "strings"
+
+// Patterns: * is any characters, ? one character; in the path of a group neither is a slash, and a part ** is any
+// number of parts. A backslash before *, ?, a comma or a backslash takes its meaning away; before anything else it
+// is itself, as in the names that systemd makes (dev-disk\x2dby).
+
+// matchPath says whether a group's path matches a pattern.
+func matchPath(pattern, path string) bool {
+	want, have := parts(pattern), parts(path)
+	// The last ** that was passed takes one part more whenever what follows it does not match: no others need to be
+	// tried again.
+	w, h, star, from := 0, 0, -1, 0
+	for h < len(have) {
+		switch {
+		case w < len(want) && want[w] == "**":
+			star, from = w, h
+			w++
+		case w < len(want) && matchName(want[w], have[h]):
+			w, h = w+1, h+1
+		case star >= 0:
+			from++
+			w, h = star+1, from
+		default:
+			return false
+		}
+	}
+	for w < len(want) && want[w] == "**" {
+		w++
+	}
+	return w == len(want)
+}
+
+// parts are those of a path; the root has none.
+func parts(path string) []string {
+	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
+}
+
+// matchName says whether a name matches a pattern, byte by byte.
+func matchName(pattern, name string) bool {
+	p, n, star, from := 0, 0, -1, 0
+	for n < len(name) {
+		c, literal, next := at(pattern, p)
+		switch {
+		case p < len(pattern) && !literal && c == '*':
+			star, from = next, n
+			p = next
+		case p < len(pattern) && (!literal && c == '?' || c == name[n]):
+			p, n = next, n+1
+		case star >= 0:
+			from++
+			p, n = star, from
+		default:
+			return false
+		}
+	}
+	for p < len(pattern) {
+		c, literal, next := at(pattern, p)
+		if literal || c != '*' {
+			return false
+		}
+		p = next
+	}
+	return true
+}
+
+// at is the byte of a pattern at i, whether it stands for itself alone, and where the next begins.
+func at(pattern string, i int) (c byte, literal bool, next int) {
+	if i >= len(pattern) {
+		return 0, false, i
+	}
+	if pattern[i] == '\\' && i+1 < len(pattern) && strings.IndexByte(`*?,\`, pattern[i+1]) >= 0 {
+		return pattern[i+1], true, i + 2
+	}
+	return pattern[i], pattern[i] != '*' && pattern[i] != '?', i + 1
+}
+
+// literals is how many bytes of a name a pattern needs.
+func literals(pattern string) (n int) {
+	for i := 0; i < len(pattern); {
+		c, literal, next := at(pattern, i)
+		if literal || c == '?' {
+			n++
+		}
+		i = next
+	}
+	return n
+}
