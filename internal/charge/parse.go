@@ -82,9 +82,8 @@ func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 		case key == keyWorkload && charge == ledger.ChargeTare:
 			into = &r.Workload
 		case key != keyComponent:
-			return fail(withGuess(key, further, `it may have `+strings.Join(further,
-				" and ")+`; a comma that belongs to the pattern is written \,`),
-				"there is no %q in such a rule", clip(key))
+			may := "it may have " + strings.Join(further, " and ") + `; a comma that belongs to the pattern is written \,`
+			return fail(withGuess(key, further, may), "there is no %q in such a rule", clip(key))
 		}
 		if *into != "" {
 			return fail("give it once", "%q is there twice", key)

@@ -35,7 +35,11 @@ func openFile(path, what string) (*os.File, error) {
 
 // readSpecFile reads the file of a spec.
 func readSpecFile(path string) ([]byte, error) {
-	const what = "the spec"
+	return readFile(path, "the spec", "'tare list quickstart' prints a spec to start from")
+}
+
+// readFile reads a short file that a person wrote.
+func readFile(path, what, mend string) ([]byte, error) {
 	f, err := openFile(path, what)
 	if err != nil {
 		return nil, err
@@ -45,5 +49,5 @@ func readSpecFile(path string) ([]byte, error) {
 	if err == nil && len(data) > maxSpecFile {
 		err = fmt.Errorf("it has more than %d MiB", maxSpecFile>>20)
 	}
-	return data, fault.Wrap(err, fault.Usage, path, "'tare list quickstart' prints a spec to start from", "%s cannot be read", what)
+	return data, fault.Wrap(err, fault.Usage, path, mend, "%s cannot be read", what)
 }

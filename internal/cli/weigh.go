@@ -8,7 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tare/internal/charge"
 	"tare/internal/fault"
+	"tare/internal/host/cgroup"
 	"tare/internal/host/perf"
 	"tare/internal/ledger"
 	"tare/internal/meter"
@@ -23,29 +25,67 @@ func newWeigh() *cobra.Command {
 	var window time.Duration
 	var asJSON bool
 	var hz int
+	var given []ruleFlag
 	cmd := &cobra.Command{
 		Use:   "weigh",
 		Short: "Weigh this machine: one ledger of who used what, eBPF time split by control group",
-		Long: `Weigh reads every counter, waits, reads them again, and prints the account of that window: the CPU budget with the remainder that
-nobody explains, eBPF programs with their run time split by control group and context, maps, control groups and memory.
+		Long: `Weigh reads every counter, waits, reads them again, and prints the account of that window: the CPU budget with
+the remainder that nobody explains, eBPF programs with their run time split by control group and context,
+maps, control groups and memory.
 
-The kernel's eBPF run statistics are on during the window (they cost each run of a program about 20 to 50 ns; the ledger says what it
-came to), by a descriptor that ends with this process. Nothing else of the machine is changed. Ctrl-C ends the window early.`,
+The kernel's eBPF run statistics are on during the window (they cost each run of a program about 20 to 50 ns;
+the ledger says what it came to), by a descriptor that ends with this process. Nothing else of the machine is
+changed. Ctrl-C ends the window early.
+
+Rules say what belongs to whom. For each workload the ledger then tells gross, what it uses in all, from net,
+the application itself, and tare, what infrastructure uses on its behalf: gross = net + tare. Each rule
+selects by one of
+
+  cgroup=PATH    control groups, and what is below them down to groups that have a rule of their own
+  comm=NAME      groups whose processes all have that name, and the eBPF programs and maps that such processes hold
+  program=NAME   eBPF programs
+  map=NAME       eBPF maps
+
+where * is any characters but a slash, ? is one, and ** in a path is any number of its parts. A program or map
+that no rule names belongs to whoever holds it, wherever it runs. A rule for a group comes before those for
+groups above it; of rules that match the same thing the first counts, with those of --rules FILE at its place
+among the flags. A warning names rules that match nothing.
+
+With one workload, all infrastructure serves it. With several, infrastructure serves the workload that it
+names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of no single workload.`,
 		Example: `  tare weigh                    # ten seconds, for people
-  tare weigh --for 1m --json    # a minute, for programs: schema tare.ledger/v1`,
+  tare weigh --for 1m --json    # a minute, for programs: schema tare.ledger/v1
+
+  # what a service costs with the infrastructure around it
+  tare weigh --workload 'shop=/kubepods/shop*' --tare 'cgroup=/kube-system/*' --tare 'comm=containerd*'
+
+  # a sidecar inside the workload's groups, and an eBPF program that nobody holds any more
+  tare weigh --workload 'shop=/kubepods/shop*' --tare 'cgroup=/kubepods/shop*/**/envoy' --tare 'program=cil_*'
+
+  # the same from a file: rules: [{charge: tare, cgroup: "/kube-system/*"}, ...]
+  tare weigh --rules rules.yaml`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if window < 100*time.Millisecond || window > longestWindow {
-				return fault.New(fault.Usage, "--for "+window.String(), "try --for 10s", "a window lasts from 100ms to %v", longestWindow)
+				return fault.New(fault.Usage, "--for "+window.String(), "try --for 10s",
+					"a window lasts from 100ms to %v", longestWindow)
 			}
 			if hz < 0 || hz > 10_000 {
-				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 499", "samples per second and CPU are from 0 (none) to 10000")
+				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 499",
+					"samples per second and CPU are from 0 (none) to 10000")
 			}
 			if hz == 0 {
 				hz = -1
 			}
+			rules, err := readRules(given)
+			if err != nil {
+				return err
+			}
 			l, err := weigh(cmd.Context(), window, meter.Options{SampleHz: hz})
 			if err != nil {
+				return err
+			}
+			if err := applyRules(rules, l); err != nil {
 				return err
 			}
 			out := cmd.OutOrStdout()
@@ -60,6 +100,13 @@ came to), by a descriptor that ends with this process. Nothing else of the machi
 	f := cmd.Flags()
 	f.DurationVar(&window, "for", 10*time.Second, "length of the window")
 	f.BoolVar(&asJSON, "json", false, "print one JSON document and nothing else")
+	f.Var(&ruleValue{ledger.ChargeWorkload, &given}, string(ledger.ChargeWorkload),
+		"what belongs to an application: 'NAME=/PATH' or 'NAME=SELECTOR'; may be repeated")
+	f.Var(&ruleValue{ledger.ChargeTare, &given}, string(ledger.ChargeTare),
+		"what is infrastructure: 'SELECTOR[,workload=NAME][,component=NAME]'; may be repeated")
+	f.Var(&ruleValue{ledger.ChargeLoad, &given}, string(ledger.ChargeLoad),
+		"what puts workloads to work: 'SELECTOR'; may be repeated")
+	f.Var(&ruleValue{"", &given}, "rules", "a YAML file of rules; may be repeated")
 	f.IntVar(&hz, "hz", perf.DefaultHz, "samples per second and CPU; 0 for none: then eBPF time is not split")
 	return cmd
 }
@@ -86,4 +133,70 @@ func weigh(ctx context.Context, d time.Duration, o meter.Options) (l *ledger.Led
 	case <-ctx.Done():
 	}
 	return w.Close()
+}
+
+// ruleFlag is a rule, or with no charge the name of a file of rules, as it was given.
+type ruleFlag struct {
+	charge ledger.Charge
+	text   string
+}
+
+// ruleValue gathers what several flags give, in the order of the command line: it says which rule counts.
+type ruleValue struct {
+	charge ledger.Charge
+	given  *[]ruleFlag
+}
+
+func (v *ruleValue) Set(text string) error {
+	*v.given = append(*v.given, ruleFlag{v.charge, text})
+	return nil
+}
+
+func (v *ruleValue) String() string { return "" }
+
+func (v *ruleValue) Type() string {
+	if v.charge == "" {
+		return "FILE"
+	}
+	return "RULE"
+}
+
+func readRules(given []ruleFlag) (rules []charge.Rule, err error) {
+	for _, g := range given {
+		if g.charge != "" {
+			r, err := charge.ParseFlag(g.charge, g.text)
+			if err != nil {
+				return nil, err
+			}
+			rules = append(rules, r)
+			continue
+		}
+		data, err := readFile(g.text, "the file of rules", "docs/charges.md has one to start from")
+		if err != nil {
+			return nil, err
+		}
+		more, err := charge.ParseFile(g.text, data)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, more...)
+	}
+	return rules, charge.Check(rules)
+}
+
+// applyRules charges what the ledger holds. Processes are looked at now, at the end of the window.
+func applyRules(rules []charge.Rule, l *ledger.Ledger) error {
+	if len(rules) == 0 {
+		return nil
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	running, err := charge.Running(layout)
+	if err != nil {
+		return err
+	}
+	charge.Apply(rules, l, running)
+	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"math"
 	"slices"
+
+	"tare/internal/quantity"
 )
 
 // Charge is the side that a control group, program or map belongs to; empty: unknown.
@@ -362,9 +364,12 @@ func (s *settlement) addPrograms() {
 			}
 		}
 	}
-	if s.bpfUnknown == "" && s.placed == 0 && s.unsplit > 0 {
-		s.bpfUnknown = "none of the run time of tare's programs could be placed by samples"
-	}
+}
+
+// lost says whether samples placed nothing of what tare's programs ran, and it is more than a thousandth of what it
+// may be a part of.
+func (s *settlement) lost(of *int64) bool {
+	return s.placed == 0 && s.unsplit > 0 && (of == nil || s.unsplit > *of/1000)
 }
 
 // servedBy is the workload that a program or map names as the one it serves, if the ledger has it.
@@ -454,24 +459,27 @@ func (s *settlement) workload(name string) Workload {
 		inside = min(inside, *cpu)
 	}
 	apart := s.apart[name]
-	if s.bpfUnknown != "" {
+	switch {
+	case s.bpfUnknown != "":
 		note("%s: net and tare are not known", s.bpfUnknown)
-		if apart == 0 && (s.l.Host.IRQTime == nil || !*s.l.Host.IRQTime) {
-			w.GrossCPU = seconds(plus(cpu, groups))
-		}
-	} else {
+	case s.lost(cpu):
+		note("samples could not place any of the %s that eBPF programs of tare ran: net and tare are not "+
+			"known; use a longer --for or a higher --hz",
+			quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds))
+	default:
 		bpf := inside + apart
-		b := s.bounds[name]
-		w.TareBPF = &Interval{Value: float64(bpf) / 1e9, Lo: min(b.Lo, float64(bpf)/1e9), Hi: max(b.Hi,
-			float64(bpf)/1e9) + float64(s.unsplit)/1e9}
+		value, b := float64(bpf)/1e9, s.bounds[name]
+		w.TareBPF = &Interval{Value: value, Lo: min(b.Lo, value), Hi: max(b.Hi, value) + float64(s.unsplit)/1e9}
 		if s.unsplit > 0 {
-			note("samples could not place %.3g s of tare's programs: what of it ran here stands in net",
-				float64(s.unsplit)/1e9)
+			note("samples could not place %s that eBPF programs of tare ran: any of it that ran here is in net",
+				quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds))
 		}
-		inCPU, out := -inside, apart
-		w.NetCPU = seconds(plus(cpu, &inCPU))
+		w.NetCPU = seconds(plus(cpu, minus(&inside)))
 		w.TareCPU = seconds(plus(&bpf, groups))
-		w.GrossCPU = seconds(plus(cpu, &out, groups))
+		w.GrossCPU = seconds(plus(cpu, &apart, groups))
+	}
+	if irqApart := s.l.Host.IRQTime != nil && *s.l.Host.IRQTime; w.TareBPF == nil && !irqApart {
+		w.GrossCPU = seconds(plus(cpu, groups)) // wherever programs ran, it is in the groups' CPU time
 	}
 	w.TareCgroupsCPU = seconds(groups)
 	s.weighMemory(&w, own, serving, note)
@@ -521,19 +529,25 @@ func (s *settlement) tare() *Tare {
 		assignedMemory = plus(assignedMemory, w.TareMemory)
 	}
 	if s.bpfUnknown == "" {
-		bpf := int64(0)
-		for _, name := range s.names {
-			bpf += *nanoseconds(&s.l.workload(name).TareBPF.Value)
+		t.BPFUnsplit = seconds(&s.unsplit)
+	}
+	if s.bpfUnknown == "" && !s.lost(groups) {
+		bpf := new(int64)
+		for _, w := range s.l.Workloads {
+			if w.TareBPF == nil {
+				bpf = nil
+				break
+			}
+			bpf = plus(bpf, nanoseconds(&w.TareBPF.Value))
 		}
 		for _, ns := range s.elsewhere {
-			bpf += ns
+			bpf = plus(bpf, &ns)
 		}
 		for _, ns := range s.tareApart {
-			bpf += ns
+			bpf = plus(bpf, &ns)
 		}
-		t.BPF, t.BPFUnsplit = seconds(&bpf), seconds(&s.unsplit)
-		all := plus(groups, &bpf)
-		t.CPU, t.UnassignedCPU = seconds(all), seconds(plus(all, minus(assigned)))
+		all := plus(groups, bpf)
+		t.BPF, t.CPU, t.UnassignedCPU = seconds(bpf), seconds(all), seconds(plus(all, minus(assigned)))
 	}
 	memory, _ := total(s.memory, isTare)
 	if s.mapsUnplaced {
@@ -547,12 +561,4 @@ func (s *settlement) tare() *Tare {
 	}
 	t.Memory, t.UnassignedMemory = memory, plus(memory, minus(assignedMemory))
 	return t
-}
-
-func (l *Ledger) workload(name string) *Workload {
-	i := slices.IndexFunc(l.Workloads, func(w Workload) bool { return w.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &l.Workloads[i]
 }

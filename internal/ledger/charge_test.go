@@ -100,6 +100,14 @@ func TestSettle(t *testing.T) {
 			Cgroups:  []Cgroup{group("/a", 2, 100, shop), group("/t", 1, 40, tare)},
 			Programs: []Program{tareProgram(unplaced)}},
 			map[string]string{"shop": "3 - - 1 | 140 100 40 0"}},
+		{"next to nothing could not be placed", Ledger{
+			Cgroups:  []Cgroup{group("/a", 2, 100, shop), group("/t", 1, 40, tare)},
+			Programs: []Program{tareProgram(Share{Seconds: 0.001})}},
+			map[string]string{"shop": "3 2 1 1 | 140 100 40 0"}},
+		{"nothing could be placed, and interrupts are apart", Ledger{
+			Host: Host{IRQTime: ptr(true)}, Cgroups: []Cgroup{group("/a", 2, 100, shop)},
+			Programs: []Program{tareProgram(unplaced)}},
+			map[string]string{"shop": "- - - 0 | 100 100 0 0"}},
 		{"nobody counted", Ledger{
 			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{{Charged: tare}}},
 			map[string]string{"shop": "2 - - 0 | 100 100 0 0"}},

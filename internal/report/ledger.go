@@ -22,6 +22,7 @@ func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 		clean(l.Host.Hostname), clean(l.Host.Kernel), l.Host.CPUs, l.Host.CgroupMode, cmp.Or(l.Host.Sampler, "nothing")))
 	t.line("")
 	t.budget(l)
+	t.workloads(l)
 	t.noise(l)
 	t.programs(withoutOwn(l))
 	t.groups(l)
@@ -89,6 +90,39 @@ func notSplit(line ledger.CPULine, left float64, name string, sign rune) part {
 		p.note = line.Method + "; " + took + " more, not split, inside the other lines"
 	}
 	return p
+}
+
+// workloads tells gross, net and tare of each workload, where somebody has said what belongs to whom.
+func (t *text) workloads(l *ledger.Ledger) {
+	if l.Tare == nil {
+		return
+	}
+	t.line(t.bold("Gross = net + tare"))
+	if len(l.Workloads) > 0 {
+		t.line(fmt.Sprintf("  %10s %10s %10s   %10s %10s %10s  %s",
+			"CPU gross", "net", "tare", "hard gross", "net", "tare", "workload"))
+	}
+	for _, w := range l.Workloads {
+		t.line(fmt.Sprintf("  %10s %10s %10s   %10s %10s %10s  %s",
+			orDash(w.GrossCPU, quantity.Seconds), orDash(w.NetCPU, quantity.Seconds), orDash(w.TareCPU, quantity.Seconds),
+			orDash(w.GrossMemory, quantity.Bytes), orDash(w.NetMemory, quantity.Bytes), orDash(w.TareMemory, quantity.Bytes),
+			clean(w.Name)))
+		if b := w.TareBPF; b != nil && b.Hi > 0 {
+			t.line(fmt.Sprintf("          tare: %s [%s, %s] in eBPF programs inside its groups, %s in groups that serve it",
+				quantity.Value(b.Value, quantity.Seconds), quantity.Value(b.Lo, quantity.Seconds), quantity.Value(b.Hi, quantity.Seconds),
+				orDash(w.TareCgroupsCPU, quantity.Seconds)))
+		}
+		for _, note := range w.Notes {
+			t.wrap("          ", clean(note))
+		}
+	}
+	x := l.Tare
+	t.line(fmt.Sprintf("  tare in all: %s of CPU time, %s of hard memory", orDash(x.CPU, quantity.Seconds), orDash(x.Memory, quantity.Bytes)))
+	if left, held := x.UnassignedCPU, x.UnassignedMemory; left != nil && *left > 0 || held != nil && *held > 0 {
+		t.wrap("  ", fmt.Sprintf("of that, %s of CPU time and %s of hard memory are in no workload's gross: nothing tells which workload they serve",
+			orDash(left, quantity.Seconds), orDash(held, quantity.Bytes)))
+	}
+	t.line("")
 }
 
 const (
@@ -159,7 +193,7 @@ func (t *text) programs(l *ledger.Ledger) {
 	}
 	for _, p := range l.Programs[:min(heaviest, ran)] {
 		t.line(fmt.Sprintf("  %6d  %-16s %-18s %10.0f %10s %10s", p.ID, clean(cmp.Or(p.Name, "(no name)")), p.Type, float64(*p.RunCount)/l.Window.Seconds,
-			quantity.Value(*p.NsPerRun/1e9, quantity.Seconds), quantity.Value(*p.RunSeconds, quantity.Seconds)))
+			quantity.Value(*p.NsPerRun/1e9, quantity.Seconds), quantity.Value(*p.RunSeconds, quantity.Seconds)) + side(p.Charged))
 		for i, s := range p.Shares {
 			if i == 4 && len(p.Shares) > 5 {
 				t.line(fmt.Sprintf("          %d more shares", len(p.Shares)-i))
@@ -196,12 +230,30 @@ func (t *text) groups(l *ledger.Ledger) {
 		if left := l.CPU.BPFUnsplit; inside != nil && *inside == 0 && left != nil && *left > 0 {
 			inside = nil // what could not be split may have run here
 		}
-		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds), orDash(inside, quantity.Seconds), orDash(c.ThrottledSeconds, quantity.Seconds), hard, soft, clean(c.Path)))
+		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds), orDash(inside, quantity.Seconds), orDash(c.ThrottledSeconds, quantity.Seconds), hard, soft,
+			clean(c.Path)+side(c.Charged)))
 	}
 	if len(l.Cgroups) > heaviest {
 		t.line(fmt.Sprintf("  and %d more; --json has all", len(l.Cgroups)-heaviest))
 	}
 	t.line("")
+}
+
+// side is whose something is, behind its name.
+func side(c ledger.Charged) string {
+	words := string(c.Charge)
+	switch {
+	case c.Charge == "":
+		return ""
+	case c.Charge == ledger.ChargeWorkload:
+		words = c.Workload
+	case c.Workload != "":
+		words += " of " + c.Workload
+	}
+	if c.Component != "" {
+		words += ": " + c.Component
+	}
+	return "  [" + clean(words) + "]"
 }
 
 func (t *text) maps(l *ledger.Ledger) {
@@ -226,7 +278,7 @@ func (t *text) maps(l *ledger.Ledger) {
 			charged = clean(*m.ChargedTo)
 		}
 		t.line(fmt.Sprintf("  %10s %-9s %-16s %-14s charged to %s, held by %s, used by programs %s", orDash(m.Bytes, quantity.Bytes), m.BytesMethod,
-			clean(cmp.Or(m.Name, "(no name)")), m.Type, charged, orNone(slices.Compact(holders)), orNone(users)))
+			clean(cmp.Or(m.Name, "(no name)")), m.Type, charged, orNone(slices.Compact(holders)), orNone(users)) + side(m.Charged))
 	}
 	t.line("")
 }
