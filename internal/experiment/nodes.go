@@ -664,7 +664,8 @@ func union(a, b []string) []string {
 
 // trim leaves out of the nodes' records what the trial's own has, and of its ledger what they have.
 func (p *pooled) trim(agents string) {
-	roles := map[string]string{}
+	roles := map[string]groupRole{}
+	objects := nodesObjects{programs: map[uint32]ledger.Charged{}, maps: map[uint32]ledger.Charged{}}
 	for i := range p.trial.Nodes {
 		t := p.trial.Nodes[i].Trial
 		if t == nil {
@@ -679,9 +680,10 @@ func (p *pooled) trim(agents string) {
 		}
 		for _, g := range t.Ledger.Cgroups {
 			if g.Role != "" {
-				roles[g.Path] = g.Role
+				roles[g.Path] = groupRole{g.Role, g.Charged}
 			}
 		}
+		objects.add(t.Ledger)
 		if p.trial.Nodes[i].Failed == "" {
 			t.Ledger.Maps = nil
 		}
@@ -690,7 +692,8 @@ func (p *pooled) trim(agents string) {
 		return
 	}
 	if agents != "" {
-		roles[agents] = "self"
+		roles[agents] = newRole(roleSelf, "")
+		objects.charge(p.trial.Ledger)
 	}
 	m := &measurement{spec: p.spec, ledger: p.trial.Ledger, tree: cmp.Or(agents, "/")}
 	m.setRoles(roles)

@@ -132,7 +132,7 @@ func (x *trial) startTracer(ctx context.Context, arm *Part) error {
 		return fmt.Errorf("starting %s: %w", x.arm, err)
 	}
 	x.mu.Lock()
-	x.roles[g.Path()] = "subject"
+	x.roles[g.Path()] = newRole(roleSubject, x.arm)
 	x.mu.Unlock()
 	if err := e.tracer.Ready(ctx, tracerTimeout); err != nil {
 		return err

@@ -71,8 +71,8 @@ type trial struct {
 	cancel   context.CancelCauseFunc
 	tree     *placement.Tree
 	work     *placement.Group
-	roles    map[string]string // by path of group
-	mu       sync.Mutex        // guards started and roles while processes start side by side
+	roles    map[string]groupRole // by path of group
+	mu       sync.Mutex           // guards started and roles while processes start side by side
 	started  []*process
 	apps     map[string]string // address by name, of those that serve
 	controls map[string]string // where loads that steer an application ask it, by name
@@ -95,7 +95,8 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	x.cancel = cancel
-	x.roles, x.apps, x.controls, x.loads = map[string]string{}, map[string]string{}, map[string]string{}, map[string]*process{}
+	x.roles = map[string]groupRole{}
+	x.apps, x.controls, x.loads = map[string]string{}, map[string]string{}, map[string]*process{}
 	x.groups, x.wants = map[string]*placement.Group{}, map[string]role.Wants{}
 
 	err := x.measure(work, t)
@@ -319,13 +320,13 @@ func (x *trial) start(ctx context.Context, group, as, name string, limits Option
 		return nil, err
 	}
 	x.started = append(x.started, p)
-	x.roles[g.Path()] = as
+	x.roles[g.Path()] = newRole(as, name)
 	return p, nil
 }
 
 func (x *trial) startApp(ctx context.Context, name string, part *Part) error {
 	argv := append([]string{x.machine.Self}, part.Kind.argv(part.Options, site{})...)
-	p, err := x.start(ctx, path.Join(workGroup, name), "app", name, part.Limits, argv)
+	p, err := x.start(ctx, path.Join(workGroup, name), roleApp, name, part.Limits, argv)
 	if err != nil {
 		return err
 	}
@@ -373,7 +374,7 @@ func (x *trial) startSubject(ctx context.Context, arm *Part) error {
 		return fmt.Errorf("subject %s does not speak the role protocol, and other ways to know that it is ready are not there yet", kind.Name)
 	}
 	began := time.Now()
-	if x.subject, err = x.start(ctx, subjectGroup, "subject", x.arm, arm.Limits, command.Argv); err != nil {
+	if x.subject, err = x.start(ctx, subjectGroup, roleSubject, x.arm, arm.Limits, command.Argv); err != nil {
 		return err
 	}
 	if err := x.subject.wait(ctx, x.subject.ready, "ready message", readyTimeout, (*rawMessage)(&x.readyRaw)); err != nil {
@@ -396,7 +397,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *Part) error {
 		at.address, at.rewritten = x.serviceAddress(part.To), true
 		x.own(arm, &at)
 	}
-	p, err := x.start(ctx, path.Join(workGroup, name), "load", name, part.Limits, append([]string{x.machine.Self}, part.Kind.argv(part.Options, at)...))
+	p, err := x.start(ctx, path.Join(workGroup, name), roleLoad, name, part.Limits, append([]string{x.machine.Self}, part.Kind.argv(part.Options, at)...))
 	if err != nil {
 		return err
 	}
@@ -459,17 +460,6 @@ func sleepUntil(ctx context.Context, at int64) error {
 	for {
 		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil); !errors.Is(err, unix.EINTR) {
 			return err
-		}
-	}
-}
-
-// setRoles says in the ledger what each group of the trial was for.
-func (m *measurement) setRoles(roles map[string]string) {
-	for _, l := range m.ledgers() {
-		for i := range l.Cgroups {
-			if r, ok := roles[l.Cgroups[i].Path]; ok {
-				l.Cgroups[i].Role = r
-			}
 		}
 	}
 }
