@@ -79,26 +79,37 @@ type Tare struct {
 func (l *Ledger) Settle() {
 	l.Workloads, l.Tare = []Workload{}, nil
 	l.spread()
-	s := settlement{l: l, index: groupIndex(l.Cgroups), cpu: map[Charged]*sum{}, memory: map[Charged]*sum{},
-		tops: map[Charged][]string{}}
-	charged := slices.ContainsFunc(l.Cgroups, func(g Cgroup) bool {
-		return g.Charge == ChargeWorkload ||
-			g.Charge == ChargeTare
-	}) ||
-		slices.ContainsFunc(l.Programs, func(p Program) bool { return p.Charge == ChargeTare }) ||
-		slices.ContainsFunc(l.Maps, func(m Map) bool { return m.Charge == ChargeTare })
-	if !charged {
+	if !l.charged() {
 		return
 	}
-	s.addGroups()
-	s.takeSelf()
-	s.findWorkloads()
+	s := newSettlement(l)
 	s.addPrograms()
 	s.addMaps()
 	for _, name := range s.names {
 		l.Workloads = append(l.Workloads, s.workload(name))
 	}
 	l.Tare = s.tare()
+}
+
+// charged says whether anything is a workload's, or tare.
+func (l *Ledger) charged() bool {
+	on := func(c Charged) bool { return c.Charge == ChargeWorkload || c.Charge == ChargeTare }
+	return slices.ContainsFunc(l.Cgroups, func(g Cgroup) bool { return on(g.Charged) }) ||
+		slices.ContainsFunc(l.Programs, func(p Program) bool { return on(p.Charged) }) ||
+		slices.ContainsFunc(l.Maps, func(m Map) bool { return on(m.Charged) })
+}
+
+// irqApart says whether the kernel takes interrupts out of tasks' and groups' CPU time.
+func (l *Ledger) irqApart() bool { return l.Host.IRQTime != nil && *l.Host.IRQTime }
+
+// newSettlement sums what groups used by charge.
+func newSettlement(l *Ledger) *settlement {
+	s := &settlement{l: l, index: groupIndex(l.Cgroups), cpu: map[Charged]*sum{}, memory: map[Charged]*sum{},
+		tops: map[Charged][]string{}}
+	s.addGroups()
+	s.takeSelf()
+	s.findWorkloads()
+	return s
 }
 
 // groupIndex is the charge of each listed group by path.
@@ -320,7 +331,6 @@ func (s *settlement) addPrograms() {
 	s.inside, s.apart, s.elsewhere, s.tareApart = map[string]int64{}, map[string]int64{}, map[string]int64{},
 		map[Charged]int64{}
 	s.bounds = map[string]Interval{}
-	irqInTasks := s.l.Host.IRQTime == nil || !*s.l.Host.IRQTime
 	for i := range s.l.Programs {
 		p := &s.l.Programs[i]
 		if p.Charge != ChargeTare {
@@ -344,7 +354,7 @@ func (s *settlement) addPrograms() {
 				continue
 			}
 			s.placed += ns
-			counted := share.Context == Task || irqInTasks
+			counted := share.Context == Task || !s.l.irqApart()
 			switch at := s.chargeOf(*share.Cgroup); at.Charge {
 			case ChargeWorkload:
 				if counted {
@@ -478,7 +488,7 @@ func (s *settlement) workload(name string) Workload {
 		w.TareCPU = seconds(plus(&bpf, groups))
 		w.GrossCPU = seconds(plus(cpu, &apart, groups))
 	}
-	if irqApart := s.l.Host.IRQTime != nil && *s.l.Host.IRQTime; w.TareBPF == nil && !irqApart {
+	if w.TareBPF == nil && !s.l.irqApart() {
 		w.GrossCPU = seconds(plus(cpu, groups)) // wherever programs ran, it is in the groups' CPU time
 	}
 	w.TareCgroupsCPU = seconds(groups)

@@ -235,6 +235,73 @@ func TestGrossIsNetAndTare(t *testing.T) {
 	}
 }
 
+// Several windows, each with too few samples: those of all together say where the programs ran.
+func TestPool(t *testing.T) {
+	window := func(cpu float64, inside, elsewhere int) *Ledger {
+		p := tareProgram(Share{Seconds: 0.4})
+		p.Seen = []Seen{{Cgroup: ptr("/a/x"), Context: Task, Samples: inside}, {Cgroup: ptr("/load"), Context: Task,
+			Samples: elsewhere}}
+		l := &Ledger{Cgroups: []Cgroup{group("/a", cpu, 100, shop), group("/t", 0.5, 40, tare)},
+			Programs: []Program{p}, Maps: []Map{tareMap(10, "/a")}}
+		l.Settle()
+		return l
+	}
+	if w := window(2, 8, 2).Workloads[0]; w.NetCPU != nil {
+		t.Fatalf("the test shows nothing: one window is enough: %+v", w)
+	}
+	for _, c := range []struct {
+		name    string
+		windows []*Ledger
+		want    string
+	}{
+		{"of all together", []*Ledger{window(2, 10, 0), window(3, 10, 10), window(4, 10, 0)},
+			"3.5 2.7 0.8 0.5 | 140 90 50 10"},
+		{"too few", []*Ledger{window(2, 10, 0), window(3, 10, 0)}, "3 - - 0.5 | 140 90 50 10"},
+		{"nothing ran", []*Ledger{{Cgroups: []Cgroup{group("/a", 2, 100, shop)}}}, "2 2 0 0 | 100 100 0 0"},
+	} {
+		for _, l := range c.windows {
+			l.Settle()
+		}
+		pooled := Pool(c.windows)
+		if len(pooled) != 1 || show(pooled[0]) != c.want {
+			t.Errorf("%s: %+v, want %s", c.name, pooled, c.want)
+		}
+	}
+	other := &Ledger{Cgroups: []Cgroup{group("/b", 2, 100, bank)}}
+	other.Settle()
+	if got := Pool([]*Ledger{window(2, 20, 20), other}); len(got) != 0 || Pool(nil) != nil {
+		t.Errorf("workloads that are not in every window: %+v", got)
+	}
+
+	rng := rand.New(rand.NewPCG(3, 4))
+	for n := range 500 {
+		var windows []*Ledger
+		for range 1 + rng.IntN(4) {
+			l := randomLedger(rng)
+			for i := range l.Programs {
+				for _, s := range l.Programs[i].Shares {
+					l.Programs[i].Seen = append(l.Programs[i].Seen, Seen{Cgroup: s.Cgroup, Context: s.Context,
+						Samples: rng.IntN(30)})
+				}
+			}
+			l.Settle()
+			windows = append(windows, l)
+		}
+		for _, w := range Pool(windows) {
+			known := w.NetCPU != nil && w.TareCPU != nil
+			if known && math.Round(*w.GrossCPU*1e9) != math.Round(*w.NetCPU*1e9)+math.Round(*w.TareCPU*1e9) {
+				t.Fatalf("pool %d: %s", n, show(w))
+			}
+			if w.NetCPU != nil && *w.NetCPU < 0 {
+				t.Fatalf("pool %d: %s", n, show(w))
+			}
+			if w.NetMemory != nil && w.TareMemory != nil && *w.GrossMemory != *w.NetMemory+*w.TareMemory {
+				t.Fatalf("pool %d: %s", n, show(w))
+			}
+		}
+	}
+}
+
 // randomLedger has a tree of groups whose counters hold those below, programs with shares all over, and maps.
 func randomLedger(rng *rand.Rand) *Ledger {
 	l := &Ledger{}

@@ -87,6 +87,7 @@ type htmlPage struct {
 	CPU       []cpuTable
 	Unplaced  []string
 	Memory    []memoryTable
+	Gross     []grossRow
 	Trials    []trialRow
 	TrialHead []string
 
@@ -148,7 +149,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	p := &htmlPage{
 		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons), Started: started(run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
-		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes, Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(),
+		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes, Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(), Gross: d.gross,
 		Notes: notes(s), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec), Intervals: intervals(s), SelfCost: selfCost(s),
 		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir, Version: run.Version,
 		Style: template.CSS(pageStyle), // our own file

@@ -51,6 +51,7 @@ type chartData struct {
 	events   []eventTable
 	nodes    []nodeTable
 	unplaced []string
+	gross    []grossRow
 }
 
 type chartArm struct {
@@ -176,6 +177,7 @@ func newChartData(s *analysis.Summary, trials []record.Trial) *chartData {
 	m.estimates()
 	m.curves()
 	m.models()
+	m.grossOf()
 	m.cpu()
 	m.memoryParts()
 	m.inTime()
@@ -657,6 +659,22 @@ func (m *dataMaker) cpu() {
 		return slices.IndexFunc(cpuParts, func(x struct{ bar, name string }) bool { return x.name == p.Part })
 	}
 	slices.SortStableFunc(m.CPU, func(a, b chartPart) int { return cmp.Compare(order(a), order(b)) })
+}
+
+// grossOf is what each application used in the trials of each arm, and what was used on its behalf, where the trials were charged.
+func (m *dataMaker) grossOf() {
+	trials := m.byPlace()
+	for _, p := range slices.SortedFunc(maps.Keys(trials), comparePlaces) {
+		var windows []*ledger.Ledger
+		for _, t := range trials[p] {
+			windows = append(windows, t.Ledger)
+		}
+		for _, w := range ledger.Pool(windows) {
+			m.gross = append(m.gross, grossRow{Workload: w.Name, Arm: m.Arms[p.arm].Name, Level: m.Levels[p.level].Name, Cells: []string{
+				orDash(w.GrossCPU, quantity.Seconds), orDash(w.NetCPU, quantity.Seconds), orDash(w.TareCPU, quantity.Seconds),
+				orDash(w.GrossMemory, quantity.Bytes), orDash(w.NetMemory, quantity.Bytes), orDash(w.TareMemory, quantity.Bytes)}})
+		}
+	}
 }
 
 // memoryFields are what a group holds, in the order of the table; the first four are the parts of hard and soft memory.

@@ -99,7 +99,8 @@ func (d *chartData) cpuTables() []cpuTable {
 			for _, c := range sums {
 				v := of(c)
 				any = any || v != 0
-				r.Cells = append(r.Cells, quantity.Value(v*c.Capacity, quantity.Seconds)+" ["+quantity.Value(v, quantity.Part)+"]")
+				r.Cells = append(r.Cells, quantity.Value(v*c.Capacity, quantity.Seconds)+" ["+quantity.Value(v,
+					quantity.Part)+"]")
 			}
 			if any {
 				t.Rows = append(t.Rows, r)
@@ -130,6 +131,12 @@ type memoryTable struct {
 	Cells            []string
 }
 
+// grossRow is what one application used in one arm: gross, net and tare of CPU time and hard memory.
+type grossRow struct {
+	Workload, Arm, Level string
+	Cells                []string
+}
+
 func (d *chartData) memoryTables() []memoryTable { return d.memory }
 
 // trialRow is one trial with the metrics of the head.
@@ -153,7 +160,8 @@ func (d *chartData) trialRows() (head []string, rows []trialRow) {
 		}
 	}
 	for _, t := range d.Trials {
-		r := trialRow{Index: t.Index, Block: t.Block, At: fmt.Sprintf("%.1f s", t.At), Arm: d.Arms[t.Arm].Name, Level: d.Levels[t.Level].Name, Valid: t.Valid, Why: t.Why}
+		r := trialRow{Index: t.Index, Block: t.Block, At: fmt.Sprintf("%.1f s", t.At), Arm: d.Arms[t.Arm].Name,
+			Level: d.Levels[t.Level].Name, Valid: t.Valid, Why: t.Why}
 		for _, m := range metrics {
 			text, ok := t.Texts[m]
 			if !ok {

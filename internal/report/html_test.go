@@ -177,6 +177,39 @@ func TestHTMLBudgetCloses(t *testing.T) {
 	}
 }
 
+// Gross, tare and net of an application are means over the trials of an arm, in which the samples of all say where programs ran.
+func TestHTMLGross(t *testing.T) {
+	f := func(v float64) *float64 { return &v }
+	hard := int64(100e6)
+	server, client := "/trial/server", "/trial/client"
+	run, trials := analysistest.Quickstart(plain)
+	for i := range trials {
+		l := trials[i].Ledger
+		l.Cgroups = []ledger.Cgroup{
+			{Path: server, Role: "app", CPUSeconds: f(0.5), Memory: &ledger.Memory{Hard: &hard},
+				Charged: ledger.Charged{Charge: ledger.ChargeWorkload, Workload: "server"}},
+			{Path: client, Role: "load", CPUSeconds: f(0.5), Charged: ledger.Charged{Charge: ledger.ChargeLoad}},
+		}
+		l.Programs, l.Maps = nil, nil
+		if trials[i].Arm == "kernelmesh" {
+			tare := ledger.Charged{Charge: ledger.ChargeTare}
+			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/trial/subject", CPUSeconds: f(0.25), Memory: &ledger.Memory{Hard: &hard}, Charged: tare})
+			l.Programs = []ledger.Program{{Charged: tare, ID: 7, RunSeconds: f(0.04), Shares: []ledger.Share{{Seconds: 0.04}},
+				Seen: []ledger.Seen{{Cgroup: &client, Context: ledger.Task, Samples: 9}, {Cgroup: &server, Context: ledger.Task, Samples: 3}}}}
+		}
+		l.Settle()
+	}
+	page, _ := htmlOf(t, run, trials, report.HTMLOptions{NoCharts: true})
+	_, table, _ := strings.Cut(page, `aria-label="Gross, tare and net"`)
+	table, _, _ = strings.Cut(table, "</table>")
+	got := prose("<p " + table)
+	for _, want := range []string{"server direct 500 ms 500 ms 0 s 100 MB 100 MB 0 B", "server kernelmesh 750 ms 490 ms 260 ms 200 MB 100 MB 100 MB"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
+
 // What an experiment asks stands in tables of its own; what is not known is a dash, never 0.
 func TestHTMLAnswerTables(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)

@@ -47,7 +47,8 @@ func TestPlantedWeight(t *testing.T) {
 	var windows []plantedWindow
 	for early, wait := 0, time.Second/2; len(windows) < weightWindows; {
 		// The window ends when the load has, however long that takes, so it is asked for longer than it will be.
-		p := command{args: []string{"weigh", "--for", "1h", "--json"}, timeout: 5 * time.Minute}.start(t)
+		p := command{args: []string{"weigh", "--for", "1h", "--json", "--tare", "program=" + w.program,
+			"--workload", "a=" + w.group("a"), "--workload", "b=" + w.group("b")}, timeout: 5 * time.Minute}.start(t)
 		launched := time.Now()
 		time.Sleep(wait)
 		before, began := w.counters(t), time.Now()
@@ -128,6 +129,7 @@ func (w *weight) judge(t *testing.T, l *ledger.Ledger, made uint64, before, afte
 	if !l.CPU.Closes() {
 		t.Errorf("the CPU budget does not close: %+v", l.CPU)
 	}
+	w.settles(t, l, prog)
 	p = plantedWindow{runs: *prog.RunCount, seconds: *prog.RunSeconds}
 	for _, s := range prog.Shares {
 		if s.Cgroup != nil && *s.Cgroup == w.group("a") && s.Context == ledger.Task {
@@ -135,6 +137,40 @@ func (w *weight) judge(t *testing.T, l *ledger.Ledger, made uint64, before, afte
 		}
 	}
 	return p, true
+}
+
+// settles checks gross = net + tare of both groups: the program is tare inside of them, by its shares.
+func (w *weight) settles(t *testing.T, l *ledger.Ledger, prog ledger.Program) {
+	t.Helper()
+	if len(l.Workloads) != 2 || l.Tare == nil || prog.Charge != ledger.ChargeTare {
+		t.Fatalf("charged by rules: workloads %+v, tare %+v, program %+v", l.Workloads, l.Tare, prog.Charged)
+	}
+	ran, _ := prog.RanSeconds()
+	ns := func(seconds float64) int64 { return int64(math.Round(seconds * 1e9)) }
+	for _, x := range l.Workloads {
+		if x.GrossCPU == nil {
+			t.Errorf("gross of %s is not known: %q", x.Name, x.Notes)
+			continue
+		}
+		if x.NetCPU == nil || x.TareCPU == nil {
+			if len(x.Notes) == 0 {
+				t.Errorf("nothing says why net of %s is not known", x.Name)
+			}
+			continue
+		}
+		if ns(*x.GrossCPU) != ns(*x.NetCPU)+ns(*x.TareCPU) {
+			t.Errorf("%s: gross %v is not net %v + tare %v", x.Name, *x.GrossCPU, *x.NetCPU, *x.TareCPU)
+		}
+		shares := 0.0
+		for _, s := range prog.Shares {
+			if s.Cgroup != nil && *s.Cgroup == w.group(x.Name) {
+				shares += s.Seconds * ran / *prog.RunSeconds
+			}
+		}
+		if got := x.TareBPF.Value; math.Abs(got-shares) > 1e-6 && *x.NetCPU > 0 {
+			t.Errorf("%s: %v s of the program are tare, its shares say %v", x.Name, got, shares)
+		}
+	}
 }
 
 // sumsToTotal checks that the shares sum to the program's run time to the nanosecond.
@@ -219,9 +255,10 @@ func programOf(t *testing.T, l ledger.Ledger, id uint32) ledger.Program {
 
 // weight is the planted program and the groups that run it.
 type weight struct {
-	id   uint32
-	name string              // of the test's groups
-	dirs map[string][]string // of group a and b, in every hierarchy that counts CPU time
+	id      uint32
+	program string              // its name
+	name    string              // of the test's groups
+	dirs    map[string][]string // of group a and b, in every hierarchy that counts CPU time
 }
 
 func (w *weight) group(name string) string { return "/" + w.name + "/" + name }
@@ -293,11 +330,14 @@ func (w *weight) load(t *testing.T, object []byte, steps uint32, pin string) {
 	}
 	bpftool(t, "prog", "load", file, pin)
 	bpftool(t, "cgroup", "attach", w.dirs[""][0], "connect4", "pinned", pin)
-	var shown struct{ ID uint32 }
+	var shown struct {
+		ID   uint32
+		Name string
+	}
 	if err := json.Unmarshal(bpftool(t, "-j", "prog", "show", "pinned", pin), &shown); err != nil {
 		t.Fatal(err)
 	}
-	w.id = shown.ID
+	w.id, w.program = shown.ID, shown.Name
 }
 
 func (w *weight) unload(t *testing.T, pin string) {

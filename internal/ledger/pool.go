@@ -1,0 +1,132 @@
+package ledger
+
+import "math"
+
+// minPooled is how many samples of tare's programs say where these ran: attribution.MinSamples, of which it is the
+// mirror.
+const minPooled = 25
+
+// Pool is the account of each workload over several windows, as the mean of one. A single window may have too few
+// samples to say where tare's programs ran; in all together their run time is placed by all of their samples. Notes
+// and bounds are those of single windows and left out. Workloads that are not in every window are left out too.
+func Pool(windows []*Ledger) []Workload {
+	if len(windows) == 0 {
+		return nil
+	}
+	p := pool{n: int64(len(windows)), ran: new(int64), workloads: map[string]*pooled{}}
+	for _, l := range windows {
+		p.add(l)
+	}
+	var all []Workload
+	for _, name := range p.names {
+		if w := p.workloads[name]; w.windows == p.n {
+			all = append(all, p.mean(w))
+		}
+	}
+	return all
+}
+
+// pool is what several windows hold together.
+type pool struct {
+	n         int64  // windows
+	ran       *int64 // ns that tare's programs ran; nil where that is not known
+	samples   int64  // of them
+	irqApart  bool
+	names     []string
+	workloads map[string]*pooled
+}
+
+// pooled is what they hold of one workload.
+type pooled struct {
+	name                     string
+	windows                  int64
+	own, groups              *int64 // ns
+	inside, apart            int64  // samples
+	gross, net, tare, inMaps *int64 // bytes
+}
+
+func (p *pool) add(l *Ledger) {
+	s := newSettlement(l)
+	p.irqApart = p.irqApart || l.irqApart()
+	for i := range l.Workloads {
+		account := &l.Workloads[i]
+		w := p.workloads[account.Name]
+		if w == nil {
+			w = &pooled{name: account.Name, own: new(int64), groups: new(int64), gross: new(int64), net: new(int64),
+				tare: new(int64), inMaps: new(int64)}
+			p.workloads[w.name] = w
+			p.names = append(p.names, w.name)
+		}
+		w.windows++
+		own, _ := total(s.cpu, func(c Charged) bool { return c.Charge == ChargeWorkload && c.Workload == w.name })
+		w.own, w.groups = plus(w.own, own), plus(w.groups, nanoseconds(account.TareCgroupsCPU))
+		w.gross, w.net = plus(w.gross, account.GrossMemory), plus(w.net, account.NetMemory)
+		w.tare, w.inMaps = plus(w.tare, account.TareMemory), plus(w.inMaps, account.TareMaps)
+	}
+	for i := range l.Programs {
+		prog := &l.Programs[i]
+		if prog.Charge != ChargeTare {
+			continue
+		}
+		ran, known := prog.RanSeconds()
+		if !known {
+			p.ran = nil
+		} else {
+			p.ran = plus(p.ran, nanoseconds(&ran))
+		}
+		for _, seen := range prog.Seen {
+			p.samples += int64(seen.Samples)
+			if seen.Cgroup == nil {
+				continue
+			}
+			c := s.chargeOf(*seen.Cgroup)
+			w := p.workloads[c.Workload]
+			switch {
+			case c.Charge != ChargeWorkload || w == nil:
+			case seen.Context == Task || !l.irqApart():
+				w.inside += int64(seen.Samples)
+			default:
+				w.apart += int64(seen.Samples)
+			}
+		}
+	}
+}
+
+// mean is the account of one window. Net and tare are rounded, and gross is their sum.
+func (p *pool) mean(w *pooled) Workload {
+	each := func(n *int64) *int64 {
+		if n == nil {
+			return nil
+		}
+		m := int64(math.Round(float64(*n) / float64(p.n)))
+		return &m
+	}
+	out := Workload{Name: w.name, Cgroups: []string{}, Notes: []string{}}
+	own, groups := each(w.own), each(w.groups)
+	out.TareCgroupsCPU = seconds(groups)
+	if inside, apart := p.placed(w.inside), p.placed(w.apart); inside != nil && apart != nil && own != nil {
+		in := min(*each(inside), *own)
+		bpf := in + *each(apart)
+		net, tare := plus(own, minus(&in)), plus(&bpf, groups)
+		out.NetCPU, out.TareCPU, out.GrossCPU = seconds(net), seconds(tare), seconds(plus(net, tare))
+	} else if !p.irqApart {
+		out.GrossCPU = seconds(plus(own, groups))
+	}
+	out.NetMemory, out.TareMemory, out.TareMaps = each(w.net), each(w.tare), each(w.inMaps)
+	if out.GrossMemory = plus(out.NetMemory, out.TareMemory); out.GrossMemory == nil {
+		out.GrossMemory = each(w.gross)
+	}
+	return out
+}
+
+// placed is the run time of tare's programs in all windows that so many of their samples stand for.
+func (p *pool) placed(samples int64) *int64 {
+	switch {
+	case p.ran == nil || *p.ran > 0 && p.samples < minPooled:
+		return nil
+	case *p.ran == 0:
+		return new(int64)
+	}
+	ns := int64(math.Round(float64(*p.ran) * (float64(samples) / float64(p.samples))))
+	return &ns
+}
