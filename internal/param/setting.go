@@ -41,7 +41,7 @@ type Setting struct {
 
 	// Phrase is how its levels read in a sentence where it is a factor, by value; of "": any other, which stands in
 	// the place of {}. Nil: they are given by name.
-	Phrase map[string]string   `json:"doc"`
+	Phrase map[string]string `json:"doc"`
 }
 
 // Canonical checks a value as a person wrote it and gives its canonical form. The error reads on after the name of the
