@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/cluster"
@@ -187,13 +188,11 @@ func TestNodes(t *testing.T) {
 
 // setDown takes the interface of that name down.
 func setDown(name string) error {
-	i, err := net.InterfaceByName(name)
+	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return err
 	}
-	down := link(i.Index, true)
-	ne.PutUint32(down[8:], 0)
-	return ask(unix.RTM_NEWLINK, 0, down)
+	return netlink.LinkSetDown(link)
 }
 
 // TestClean: what a run that has ended left is removed though a process keeps its namespace; what a run has, or somebody else, is not.

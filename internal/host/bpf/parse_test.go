@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"reflect"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -187,44 +188,44 @@ func FuzzCgroupMounts(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) { parseCgroupMounts(text) })
 }
 
-func netlinkMessage(typ uint16, body ...byte) []byte {
-	b := binary.NativeEndian.AppendUint32(nil, uint32(16+len(body)))
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	return append(append(b, make([]byte, 10)...), body...)
+// attribute is one attribute of rtnetlink, padded.
+func attribute(typ uint16, value ...byte) []byte {
+	b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(value)))
+	b = append(binary.NativeEndian.AppendUint16(b, typ), value...)
+	return append(b, make([]byte, -len(b)&3)...)
 }
 
-func TestNetlinkMessages(t *testing.T) {
-	refused := binary.NativeEndian.AppendUint32(nil, ^uint32(unix.EPERM)+1)
-	for _, c := range []struct {
-		name string
-		in   []byte
-		seen int
-		done bool
-		err  error
-	}{
-		{"nothing", nil, 0, false, nil},
-		{"two and the end", append(append(netlinkMessage(16, 1, 2, 3, 4), netlinkMessage(16)...), netlinkMessage(unix.NLMSG_DONE)...), 2, true, nil},
-		{"an error", netlinkMessage(unix.NLMSG_ERROR, refused...), 0, true, unix.EPERM},
-		{"no error", netlinkMessage(unix.NLMSG_ERROR, 0, 0, 0, 0), 0, true, nil},
-		{"cut off", netlinkMessage(16)[:12], 0, false, nil},
-	} {
-		seen := 0
-		done, err := messages(c.in, func(uint16, []byte) { seen++ })
-		if seen != c.seen || done != c.done || err != c.err {
-			t.Errorf("%s: %d messages, done %v, %v", c.name, seen, done, err)
-		}
+func TestNetlinkAttributes(t *testing.T) {
+	link := slices.Concat([]byte{0, 0, 1, 0}, []byte{7, 0, 0, 0}, make([]byte, 8), attribute(unix.IFLA_IFNAME, 'e', '0', 0),
+		attribute(unix.IFLA_XDP, slices.Concat(attribute(2, 4), attribute(4, 0, 0, 0, 0), attribute(5, 9, 0, 0, 0), attribute(6, 8, 0, 0, 0))...))
+	if index, d, ok := parseDevice(link); index != 7 || d.name != "e0" || !slices.Equal(d.xdp, []uint32{9, 8}) || !ok {
+		t.Errorf("interface %d %+v %v", index, d, ok)
 	}
-	if _, err := messages([]byte{200, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, nil); err == nil {
-		t.Error("a message longer than its datagram is accepted")
+	filter := func(kind string) []byte {
+		return slices.Concat(make([]byte, 20), attribute(1, append([]byte(kind), 0)...), attribute(2, attribute(11, 5, 0, 0, 0)...))
+	}
+	if id, ok := classifier(filter("bpf")); id != 5 || !ok {
+		t.Errorf("program %d, %v", id, ok)
+	}
+	if id, ok := classifier(filter("u32")); ok {
+		t.Errorf("a classifier of another kind has the program %d", id)
+	}
+	for n := range link { // what is cut off is no error, and no more than what there is of it
+		if _, d, _ := parseDevice(link[:n]); len(d.xdp) > 0 {
+			t.Errorf("of %d bytes: %+v", n, d)
+		}
 	}
 }
 
 func FuzzNetlink(f *testing.F) {
-	f.Add(netlinkMessage(16, 8, 0, 3, 0, 'l', 'o', 0, 0))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		_, _ = messages(b, func(_ uint16, body []byte) {
-			attributes(body, func(_ uint16, value []byte) { attributes(value, func(uint16, []byte) {}) })
-		})
+	f.Add(append(make([]byte, 20), attribute(3, 'l', 'o', 0)...))
+	f.Add(append(make([]byte, 20), attribute(2, attribute(11, 5)...)...))
+	f.Fuzz(func(_ *testing.T, b []byte) { // they must come back
+		parseDevice(b)
+		classifier(b)
+		if len(b) >= 20 {
+			isClsact(b)
+		}
 	})
 }
 

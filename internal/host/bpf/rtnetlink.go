@@ -2,8 +2,12 @@ package bpf
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"iter"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,158 +19,138 @@ type device struct {
 	xdp  []uint32 // program ids
 }
 
-const (
-	tcIngress = 0xfffffff2 // the two hooks of a clsact qdisc: TC_H_CLSACT | TC_H_MIN_INGRESS, TC_H_MIN_EGRESS
-	tcEgress  = 0xfffffff3
-	tcaBPFID  = 11 // TCA_BPF_ID
-	iflaXDP   = 43 // IFLA_XDP
-)
-
 // devices lists the interfaces by index.
+//
+// The attributes are read here and not by the library's LinkList, which parses everything that hangs on every interface
+// and knows one XDP program of each: an interface may have one for each mode.
 func devices() (map[uint32]device, error) {
-	request := make([]byte, 16) // struct ifinfomsg: all families, all interfaces
-	out := map[uint32]device{}
-	err := dump(unix.RTM_GETLINK, request, func(typ uint16, body []byte) {
-		if typ != unix.RTM_NEWLINK || len(body) < 16 {
-			return
-		}
-		var d device
-		attributes(body[16:], func(typ uint16, value []byte) {
-			switch typ {
-			case unix.IFLA_IFNAME:
-				d.name = cString(value)
-			case iflaXDP:
-				attributes(value, func(typ uint16, value []byte) {
-					const first, last = 4, 7 // IFLA_XDP_PROG_ID, and by mode: driver, generic, hardware
-					if typ >= first && typ <= last && len(value) >= 4 {
-						if id := binary.NativeEndian.Uint32(value); id != 0 {
-							d.xdp = append(d.xdp, id)
-						}
-					}
-				})
-			}
-		})
-		out[binary.NativeEndian.Uint32(body[4:])] = d
-	})
+	messages, err := dump(unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_UNSPEC))
 	if err != nil {
 		return nil, fmt.Errorf("listing network interfaces: %w", err)
+	}
+	out := map[uint32]device{}
+	for _, body := range messages {
+		if index, d, ok := parseDevice(body); ok {
+			out[index] = d
+		}
 	}
 	return out, nil
 }
 
+// parseDevice reads a message of type RTM_NEWLINK.
+func parseDevice(body []byte) (index uint32, d device, ok bool) {
+	if len(body) < unix.SizeofIfInfomsg {
+		return 0, device{}, false
+	}
+	for typ, value := range attributes(body[unix.SizeofIfInfomsg:]) {
+		switch typ {
+		case unix.IFLA_IFNAME:
+			d.name = cString(value)
+		case unix.IFLA_XDP:
+			for typ, value := range attributes(value) {
+				// IFLA_XDP_PROG_ID, and by mode: driver, generic, hardware.
+				if typ < nl.IFLA_XDP_PROG_ID || typ > nl.IFLA_XDP_PROG_ID+3 || len(value) < 4 {
+					continue
+				}
+				if id := binary.NativeEndian.Uint32(value); id != 0 {
+					d.xdp = append(d.xdp, id)
+				}
+			}
+		}
+	}
+	return uint32(nl.DeserializeIfInfomsg(body).Index), d, true
+}
+
 // tcAttachments finds BPF classifiers on clsact qdiscs.
 func tcAttachments(found func(ifindex, program uint32, hook string)) error {
-	const size = 20 // struct tcmsg: family and padding, ifindex, handle, parent, info
-	var clsact []uint32
-	err := dump(unix.RTM_GETQDISC, make([]byte, size), func(typ uint16, body []byte) {
-		if typ != unix.RTM_NEWQDISC || len(body) < size {
-			return
-		}
-		attributes(body[size:], func(typ uint16, value []byte) {
-			if typ == unix.TCA_KIND && cString(value) == "clsact" {
-				clsact = append(clsact, binary.NativeEndian.Uint32(body[4:]))
-			}
-		})
-	})
+	qdiscs, err := dump(unix.RTM_GETQDISC, unix.RTM_NEWQDISC, &nl.TcMsg{})
 	if err != nil {
 		return fmt.Errorf("listing queueing disciplines: %w", err)
 	}
-	for _, ifindex := range clsact {
-		for hook, parent := range map[string]uint32{"ingress": tcIngress, "egress": tcEgress} {
-			request := make([]byte, size)
-			binary.NativeEndian.PutUint32(request[4:], ifindex)
-			binary.NativeEndian.PutUint32(request[12:], parent)
-			err := dump(unix.RTM_GETTFILTER, request, func(typ uint16, body []byte) {
-				if typ != unix.RTM_NEWTFILTER || len(body) < size {
-					return
-				}
-				attributes(body[size:], func(typ uint16, value []byte) {
-					if typ != unix.TCA_OPTIONS {
-						return
-					}
-					attributes(value, func(typ uint16, value []byte) {
-						if typ == tcaBPFID && len(value) >= 4 {
-							found(ifindex, binary.NativeEndian.Uint32(value), hook)
-						}
-					})
-				})
-			})
+	for _, qdisc := range qdiscs {
+		if len(qdisc) < nl.SizeofTcMsg || !isClsact(qdisc) {
+			continue
+		}
+		ifindex := nl.DeserializeTcMsg(qdisc).Ifindex
+		hooks := map[string]uint32{"ingress": netlink.HANDLE_MIN_INGRESS, "egress": netlink.HANDLE_MIN_EGRESS}
+		for hook, parent := range hooks {
+			filters, err := dump(unix.RTM_GETTFILTER, unix.RTM_NEWTFILTER, &nl.TcMsg{Ifindex: ifindex, Parent: parent})
 			if err != nil {
 				return fmt.Errorf("listing the filters of interface %d: %w", ifindex, err)
+			}
+			for _, filter := range filters {
+				if program, ok := classifier(filter); ok {
+					found(uint32(ifindex), program, hook)
+				}
 			}
 		}
 	}
 	return nil
 }
 
-// attributes walks a list of rtnetlink attributes; what is cut off is left out.
-func attributes(b []byte, visit func(typ uint16, value []byte)) {
-	for len(b) >= 4 {
-		n, typ := int(binary.NativeEndian.Uint16(b)), binary.NativeEndian.Uint16(b[2:])
-		if n < 4 || n > len(b) {
+// isClsact reads a message of type RTM_NEWQDISC.
+func isClsact(body []byte) bool {
+	for typ, value := range attributes(body[nl.SizeofTcMsg:]) {
+		if typ == nl.TCA_KIND && cString(value) == "clsact" {
+			return true
+		}
+	}
+	return false
+}
+
+// classifier reads a message of type RTM_NEWTFILTER: the id of the program, if it is of a BPF classifier.
+func classifier(body []byte) (program uint32, ok bool) {
+	if len(body) < nl.SizeofTcMsg {
+		return 0, false
+	}
+	kind := ""
+	for typ, value := range attributes(body[nl.SizeofTcMsg:]) {
+		switch typ {
+		case nl.TCA_KIND: // comes before the options, whose meaning depends on it
+			kind = cString(value)
+		case nl.TCA_OPTIONS:
+			if kind != "bpf" {
+				continue
+			}
+			for typ, value := range attributes(value) {
+				if typ == nl.TCA_BPF_ID && len(value) >= 4 {
+					return binary.NativeEndian.Uint32(value), true
+				}
+			}
+		}
+	}
+	return 0, false
+}
+
+// attributes walks a list of rtnetlink attributes. A list that is cut off is left out.
+func attributes(b []byte) iter.Seq2[int, []byte] {
+	return func(yield func(int, []byte) bool) {
+		// Attributes are padded to four bytes, and the library relies on it.
+		list, err := nl.ParseRouteAttr(b[:len(b)&^(unix.RTA_ALIGNTO-1)])
+		if err != nil {
 			return
 		}
-		visit(typ&0x3fff, b[4:n]) // without the flags for nesting and byte order
-		b = b[min(len(b), (n+3)&^3):]
-	}
-}
-
-// dump makes one rtnetlink request for a list.
-func dump(typ uint16, request []byte, visit func(typ uint16, body []byte)) error {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	const header = 16 // struct nlmsghdr
-	ne := binary.NativeEndian
-	msg := make([]byte, header, header+len(request))
-	ne.PutUint32(msg, uint32(header+len(request)))
-	ne.PutUint16(msg[4:], typ)
-	ne.PutUint16(msg[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
-	if err := unix.Sendto(fd, append(msg, request...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return err
-	}
-	buf := make([]byte, 65536)
-	for {
-		n, _, err := unix.Recvfrom(fd, buf, 0)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		done, err := messages(buf[:n], visit)
-		if done || err != nil {
-			return err
+		for _, a := range list {
+			if !yield(int(a.Attr.Type&nl.NLA_TYPE_MASK), a.Value) {
+				return
+			}
 		}
 	}
 }
 
-// messages walks one datagram of a dump; done is true when the last message was in it.
-func messages(b []byte, visit func(typ uint16, body []byte)) (done bool, err error) {
-	const header = 16
-	ne := binary.NativeEndian
-	for len(b) >= header {
-		n := int(ne.Uint32(b))
-		if n < header || n > len(b) {
-			return true, fmt.Errorf("a netlink message of %d bytes in %d", n, len(b))
-		}
-		switch typ := ne.Uint16(b[4:]); typ {
-		case unix.NLMSG_DONE:
-			return true, nil
-		case unix.NLMSG_ERROR:
-			if n < header+4 {
-				return true, fmt.Errorf("a netlink error of %d bytes", n)
+// dump makes one rtnetlink request for a list, and gives the bodies of the answers.
+func dump(request int, answer uint16, body nl.NetlinkRequestData) ([][]byte, error) {
+	const attempts = 3
+	for i := 1; ; i++ {
+		r := nl.NewNetlinkRequest(request, unix.NLM_F_DUMP)
+		r.AddData(body)
+		messages, err := r.Execute(unix.NETLINK_ROUTE, answer)
+		if errors.Is(err, nl.ErrDumpInterrupted) { // the list changed while the kernel wrote it
+			if i < attempts {
+				continue
 			}
-			if code := int32(ne.Uint32(b[header:])); code != 0 {
-				return true, unix.Errno(-code)
-			}
-			return true, nil
-		default:
-			visit(typ, b[header:n])
+			err = nil // it changes all the time: what there is of it is as good as the next would be
 		}
-		b = b[min(len(b), (n+3)&^3):]
+		return messages, err
 	}
-	return false, nil
 }
