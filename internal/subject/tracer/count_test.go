@@ -206,7 +206,11 @@ events_total{type="PROCESS_EXIT"} 100
 events_total_other 5
 other 7
 big 1.2e+06
-
+# TYPE wait_seconds histogram
+wait_seconds_bucket{le="+Inf"} 4
+wait_seconds_sum 0.5
+wait_seconds_count 4
+broken{ 1
 # EOF
 `
 	for _, c := range []struct {
@@ -221,6 +225,7 @@ big 1.2e+06
 		{"other", 7, true},
 		{"big", 1_200_000, true},
 		{"missing", 0, false},
+		{"wait_seconds_count", 4, true},
 	} {
 		s, err := parseSelector(c.selector)
 		if err != nil {
@@ -231,12 +236,13 @@ big 1.2e+06
 			t.Errorf("%s: %d (%v, %v), want %d (%v)", c.selector, got, seen, err, c.want, c.seen)
 		}
 	}
-	for _, text := range []string{"", "1a", "a{", `a{b}`, `a{b=c}`, `a{b="c}`, `a{b="c"} d`, "a b"} {
+	for _, text := range []string{"", "1a", "a{", `a{b}`, `a{b=c}`, `a{b="c}`, `a{b="c"} d`, "a b", `a{b="c"} 1`, `a{b="c"} 1 {d="e"}`,
+		"a{b=\"c\"} 1\na{b=\"c\"}", "a{b=\"\xff\"}", `a{b="c",b="d"}`} {
 		if _, err := parseSelector(text); err == nil {
 			t.Errorf("%q is taken for a metric", text)
 		}
 	}
-	for _, page := range []string{"a NaN\n", "a -1\n", "a\t\n", `a{b="c` + "\n", "a x\n"} {
+	for _, page := range []string{"a NaN\n", "a -1\n", "a\t\n", `a{b="c` + "\n", "a x\n", "a 1", "a 1e300\n", "a +Inf\n", "a{b=\"c\",b=\"d\"} 1\n"} {
 		if _, _, err := (&selector{name: "a"}).sum(page); err == nil {
 			t.Errorf("%q is taken for a count", page)
 		}
@@ -248,6 +254,9 @@ func FuzzSelector(f *testing.F) {
 	f.Add("exec", uint32(7), "# junk\nother 1")
 	f.Add("a\\b\"c\n}", uint32(0), "events{type=")
 	f.Fuzz(func(t *testing.T, label string, n uint32, junk string) {
+		if !utf8.ValidString(label) {
+			t.Skip("no label")
+		}
 		escaped := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(label)
 		text := fmt.Sprintf(`events{kind="%s"}`, escaped)
 		s, err := parseSelector(text)

@@ -2,18 +2,21 @@ package tracer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net/http"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 )
 
-// selector names samples of a Prometheus metric: a name, and labels that they must have, such as events_total{type="exec"}.
+// A selector names samples of a Prometheus metric: a name, and labels that they must have, such as
+// events_total{type="exec"}.
 type selector struct {
 	name   string
 	labels map[string]string
@@ -23,86 +26,78 @@ var metricName = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*$`)
 
 // parseSelector reads a selector. The error reads on after what it is called.
 func parseSelector(text string) (*selector, error) {
-	name, rest, labelled := strings.Cut(strings.TrimSpace(text), "{")
+	text = strings.TrimSpace(text)
+	name, _, labelled := strings.Cut(text, "{")
 	name = strings.TrimSpace(name)
 	if !metricName.MatchString(name) {
 		return nil, fmt.Errorf("is no name of a metric: %q", name)
 	}
-	s := &selector{name: name, labels: map[string]string{}}
 	if !labelled {
-		return s, nil
+		return &selector{name: name}, nil
 	}
-	labels, rest, err := readLabels(rest)
-	if err == nil && strings.TrimSpace(rest) != "" {
-		err = fmt.Errorf("has %q after its labels", rest)
+	if strings.Contains(text, "\n") || !strings.HasSuffix(text, "}") {
+		return nil, fmt.Errorf("does not end with its labels: %q", text)
 	}
-	s.labels = labels
-	return s, err
+	samples, err := parseSamples(name, text+" 0\n") // a selector is a sample without its value
+	if err != nil {
+		return nil, fmt.Errorf("has labels that cannot be read: %w", err)
+	}
+	if len(samples) != 1 || samples[0].TimestampMs != nil { // a{b="c"} 1 {d="e"}
+		return nil, fmt.Errorf("is not one name with labels: %q", text)
+	}
+	return &selector{name: name, labels: labelsOf(samples[0])}, nil
 }
 
-// readLabels reads labels from after their { to after their }.
-func readLabels(text string) (labels map[string]string, rest string, err error) {
-	labels = map[string]string{}
-	for {
-		text = strings.TrimLeft(text, " \t,")
-		if rest, ok := strings.CutPrefix(text, "}"); ok {
-			return labels, rest, nil
-		}
-		name, value, ok := strings.Cut(text, "=")
-		if !ok {
-			return nil, "", errors.New("has labels without an end")
-		}
-		if value = strings.TrimLeft(value, " \t"); !strings.HasPrefix(value, `"`) {
-			return nil, "", fmt.Errorf("has the label %q without quotes around its value", strings.TrimSpace(name))
-		}
-		var b strings.Builder
-		i := 1
-		for ; i < len(value) && value[i] != '"'; i++ {
-			if value[i] == '\\' && i+1 < len(value) {
-				i++
-				if value[i] == 'n' {
-					b.WriteByte('\n')
-					continue
-				}
-			}
-			b.WriteByte(value[i])
-		}
-		if i >= len(value) {
-			return nil, "", errors.New("has a label without an end")
-		}
-		labels[strings.TrimSpace(name)] = b.String()
-		text = value[i+1:]
-	}
-}
-
-// sum adds up the samples of a page in the text format of Prometheus that the selector names; false where there are none.
+// sum adds up the samples of a page in the text format of Prometheus that the selector names; false where there are
+// none.
+//
+// Only the metric's own samples are parsed: a page of metrics may be long, and a mistake in another metric is none in
+// this one. Without its # TYPE line a metric is untyped, so the _count of a histogram is a metric as any other.
 func (s *selector) sum(page string) (total int64, seen bool, err error) {
-	sum := 0.0
+	var own strings.Builder
 	for line := range strings.Lines(page) {
-		rest, ok := strings.CutPrefix(line, s.name)
-		if !ok || rest == "" || !strings.ContainsAny(rest[:1], "{ \t") {
-			continue // of another metric, whose name may begin in the same way
+		rest, ok := strings.CutPrefix(strings.TrimLeft(line, " \t"), s.name)
+		if ok && rest != "" && strings.ContainsAny(rest[:1], "{ \t") { // no longer name
+			own.WriteString(line)
 		}
-		var labels map[string]string
-		if inside, ok := strings.CutPrefix(strings.TrimLeft(rest, " \t"), "{"); ok {
-			if labels, rest, err = readLabels(inside); err != nil {
-				return 0, false, fmt.Errorf("the metric %s %w", s.name, err)
-			}
-		}
-		if !s.matches(labels) {
+	}
+	samples, err := parseSamples(s.name, own.String())
+	if err != nil {
+		return 0, false, fmt.Errorf("the metric %s cannot be read: %w", s.name, err)
+	}
+	sum := 0.0
+	for _, m := range samples {
+		if !s.matches(labelsOf(m)) {
 			continue
 		}
-		fields := strings.Fields(rest)
-		if len(fields) == 0 {
-			return 0, false, fmt.Errorf("the metric %s has a sample without a value", s.name)
-		}
-		v, err := strconv.ParseFloat(fields[0], 64)
-		if err != nil || math.IsNaN(v) || v < 0 || v >= 1<<53 {
-			return 0, false, fmt.Errorf("the metric %s has a sample of %q, which is no count", s.name, fields[0])
+		v := m.GetUntyped().GetValue()
+		if math.IsNaN(v) || v < 0 || v >= 1<<53 {
+			return 0, false, fmt.Errorf("the metric %s has a sample of %v, which is no count", s.name, v)
 		}
 		sum, seen = sum+v, true
 	}
+	if sum >= 1<<63 {
+		return 0, false, fmt.Errorf("the metric %s adds up to %v, which is no count", s.name, sum)
+	}
 	return int64(math.Round(sum)), seen, nil
+}
+
+// parseSamples parses lines of the text format that hold samples of one metric.
+func parseSamples(name, lines string) ([]*dto.Metric, error) {
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(lines))
+	if err != nil {
+		return nil, err
+	}
+	return families[name].GetMetric(), nil
+}
+
+func labelsOf(m *dto.Metric) map[string]string {
+	labels := map[string]string{}
+	for _, l := range m.GetLabel() {
+		labels[l.GetName()] = l.GetValue()
+	}
+	return labels
 }
 
 func (s *selector) matches(labels map[string]string) bool {
