@@ -1,0 +1,313 @@
+package cli
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/experiments"
+	"tare/internal/analysis"
+	"tare/internal/fault"
+	"tare/internal/record"
+)
+
+// oldRuns are run directories as earlier versions wrote them; see the README there.
+const oldRuns = "../../test/runs"
+
+// unpack writes the files of an old run into a directory, as 'tare run' had.
+func unpack(t *testing.T, name string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, file := range []string{record.RunFile, record.TrialsFile, record.SummaryFile} {
+		text := gunzip(t, filepath.Join(oldRuns, name, file+".gz"))
+		if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func gunzip(t *testing.T, path string) []byte {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	data, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	return data
+}
+
+// eachOldRun runs a test for every old run.
+func eachOldRun(t *testing.T, test func(t *testing.T, dir string)) {
+	t.Helper()
+	entries, err := os.ReadDir(oldRuns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, e := range entries {
+		if e.IsDir() {
+			seen[e.Name()] = true
+			t.Run(e.Name(), func(t *testing.T) { test(t, unpack(t, e.Name())) })
+		}
+	}
+	for _, name := range append(experiments.Names(), "quickstart-before-metrics") {
+		if !seen[name] {
+			t.Errorf("%s has no run of %s", oldRuns, name)
+		}
+	}
+}
+
+// TestOldRuns: a run of an earlier version is read, and says what it said when it was made: every estimate, and every
+// number in its answers. Estimates and sentences that it did not have may be added.
+func TestOldRuns(t *testing.T) {
+	eachOldRun(t, func(t *testing.T, dir string) {
+		var was, is analysis.Summary
+		text, err := os.ReadFile(filepath.Join(dir, record.SummaryFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(text, &was); err != nil {
+			t.Fatalf("the summary that it left: %v", err)
+		}
+		for _, format := range reportFormats {
+			out, err := runReport(dir, "--format", format)
+			if err != nil {
+				t.Errorf("as %s: %v", format, err)
+				continue
+			}
+			want := was.Question
+			switch format {
+			case "json":
+				want = analysis.Schema
+			case "bench": // has a line for each trial that tells anything, and the directions of metrics
+				want = "Benchmark"
+				if !strings.Contains(out, "\nUnit memory_hard_bytes better=lower\n") {
+					t.Errorf("it does not know that less memory is better:\n%s", out)
+				}
+			}
+			if !contains(out, want) {
+				t.Errorf("as %s it lacks %q:\n%s", format, want, out)
+			}
+			if format == "json" {
+				if err := json.Unmarshal([]byte(out), &is); err != nil {
+					t.Fatalf("the JSON does not read back: %v", err)
+				}
+			}
+		}
+		if is.Schema != was.Schema || is.Valid != was.Valid || is.Partial != was.Partial || is.Blocks != was.Blocks {
+			t.Errorf("schema %q, valid %v, partial %v, %d blocks; it was %q, %v, %v, %d",
+				is.Schema, is.Valid, is.Partial, is.Blocks, was.Schema, was.Valid, was.Partial, was.Blocks)
+		}
+		got, want := is.Trials, was.Trials
+		got.Excluded, want.Excluded = nil, nil // they say why in words
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("trials %+v; they were %+v", got, want)
+		}
+		if len(was.Estimates) == 0 || len(was.Answers) == 0 && was.Valid {
+			t.Errorf("it had %d estimates and %d answers, with which it shows nothing",
+				len(was.Estimates), len(was.Answers))
+		}
+		sameEstimates(t, &was, &is)
+		sameAnswers(t, &was, &is)
+	})
+}
+
+// contains reports whether text has words in their order, however its lines are broken, and whether or not it is HTML.
+func contains(text, words string) bool {
+	plain := strings.NewReplacer("&#39;", "'", "&amp;", "&").Replace(text)
+	return strings.Contains(strings.Join(strings.Fields(plain), " "), words)
+}
+
+func sameEstimates(t *testing.T, was, is *analysis.Summary) {
+	t.Helper()
+	for _, w := range was.Estimates {
+		i := slices.IndexFunc(is.Estimates, func(e analysis.Estimate) bool {
+			return e.Metric == w.Metric && e.Arm == w.Arm && maps.Equal(e.Factors, w.Factors)
+		})
+		if i < 0 {
+			t.Errorf("%s of %s %v is gone", w.Metric, w.Arm, w.Factors)
+			continue
+		}
+		e := is.Estimates[i]
+		same := equalTo(&e.Value, &w.Value) && equalTo(e.Lo, w.Lo) && equalTo(e.Hi, w.Hi) && e.N == w.N &&
+			e.Unit == w.Unit && (e.Withheld == "") == (w.Withheld == "") &&
+			(e.Difference == nil) == (w.Difference == nil)
+		if d, v := e.Difference, w.Difference; same && d != nil {
+			same = equalTo(&d.Value, &v.Value) && equalTo(d.Lo, v.Lo) && equalTo(d.Hi, v.Hi) &&
+				d.Resolved == v.Resolved && d.N == v.N && d.Lost == v.Lost
+		}
+		if !same {
+			t.Errorf("%s of %s %v is %s\nit was %s", w.Metric, w.Arm, w.Factors, shownAsJSON(e), shownAsJSON(w))
+		}
+	}
+}
+
+// equalTo compares what went through decimal figures; nil is equal to nil alone.
+func equalTo(a, b *float64) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return math.Abs(*a-*b) <= 1e-9*math.Max(math.Abs(*a), math.Abs(*b))
+}
+
+func shownAsJSON(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// figure is a number in a sentence.
+var figure = regexp.MustCompile(`[0-9][0-9.,]*[0-9]|[0-9]`)
+
+// sameAnswers: the sentences may be others, but not what they rest on nor the numbers in them.
+func sameAnswers(t *testing.T, was, is *analysis.Summary) {
+	t.Helper()
+	evidence, numbers := map[string]bool{}, map[string]bool{}
+	for _, a := range is.Answers {
+		for _, e := range a.Evidence {
+			evidence[e] = true
+		}
+		for _, n := range figure.FindAllString(a.Answer, -1) {
+			numbers[n] = true
+		}
+	}
+	for _, a := range was.Answers {
+		for _, e := range a.Evidence {
+			if !evidence[e] {
+				t.Errorf("no answer rests on %s any more, as this did: %s", e, a.Answer)
+			}
+		}
+		for _, n := range figure.FindAllString(a.Answer, -1) {
+			if !numbers[n] {
+				t.Errorf("no answer has the number %s any more, as this had: %s\nthey are %s",
+					n, a.Answer, shownAsJSON(is.Answers))
+			}
+		}
+	}
+}
+
+// TestOldRunsDamaged: a record that was changed or torn is refused with the place; a last line that was cut off is left
+// out, with a warning.
+func TestOldRunsDamaged(t *testing.T) {
+	eachOldRun(t, func(t *testing.T, dir string) {
+		runJSON, trials := filepath.Join(dir, record.RunFile), filepath.Join(dir, record.TrialsFile)
+		whole := map[string][]byte{}
+		for _, path := range []string{runJSON, trials} {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole[path] = text
+		}
+		first := bytes.IndexByte(whole[trials], '\n')
+		last := bytes.LastIndexByte(bytes.TrimSpace(whole[trials]), '\n')
+		if first < 0 || last < first {
+			t.Fatalf("%s has fewer than two lines", trials)
+		}
+		replaced := func(text []byte, old, new string) []byte {
+			if !bytes.Contains(text, []byte(old)) {
+				t.Fatalf("there is no %s to damage", old)
+			}
+			return bytes.Replace(text, []byte(old), []byte(new), 1)
+		}
+		for _, c := range []struct {
+			name, path string
+			text       []byte // nil: the file is gone
+			says       string // of the error; empty: a warning
+		}{
+			{"no run.json", runJSON, nil, "this is not a run directory"},
+			{"run.json is empty", runJSON, []byte{}, "this is not the record of a run"},
+			{"half of run.json", runJSON, whole[runJSON][:len(whole[runJSON])/2], "this is not the record of a run"},
+			{"run.json of another schema", runJSON, replaced(whole[runJSON], "tare.run/v1", "tare.run/v9"),
+				`the schema is "tare.run/v9"`},
+			{"seed of another type", runJSON, replaced(whole[runJSON], `"seed":`, `"seed": "x", "was":`),
+				"this is not the record of a run"},
+			{"a torn first trial", trials, whole[trials][first/2:], ":1: this line is not the record of a trial"},
+			{"a trial of another schema", trials, replaced(whole[trials], "tare.trial/v1", "tare.trial/v0"),
+				`:1: the schema is "tare.trial/v0"`},
+			{"an index of another type", trials, replaced(whole[trials], `"index":`, `"index":"x","was":`),
+				":1: this line is not the record of a trial"},
+			{"a torn last trial", trials, whole[trials][:(last+len(whole[trials]))/2], ""},
+		} {
+			err := os.WriteFile(c.path, c.text, 0o644)
+			if c.text == nil {
+				err = os.Remove(c.path)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := runReport(dir, "--format", "json")
+			switch {
+			case c.says == "" && (err != nil || !strings.Contains(out, "the last line was cut off and is left out")):
+				t.Errorf("%s: error %v and no warning in the report", c.name, err)
+			case c.says == "":
+			case err == nil || fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.says):
+				t.Errorf("%s: %v, want an error of use that says %q", c.name, err, c.says)
+			}
+			if err := os.WriteFile(c.path, whole[c.path], 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// TestOldRunsAreSmall keeps the fixtures from growing, and what they say of the machine that made them out.
+func TestOldRunsAreSmall(t *testing.T) {
+	const most, mostOfAll = 150_000, 1_000_000
+	total := int64(0)
+	err := filepath.WalkDir(oldRuns, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		if total += info.Size(); info.Size() > most {
+			t.Errorf("%s has %d bytes", path, info.Size())
+		}
+		return nil
+	})
+	if err != nil || total > mostOfAll {
+		t.Errorf("%d bytes, %v", total, err)
+	}
+	eachOldRun(t, func(t *testing.T, dir string) {
+		c, err := record.Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h := c.Run.Environment.Hostname; h != "example.invalid" {
+			t.Errorf("its machine is called %q", h)
+		}
+		for _, file := range []string{record.RunFile, record.TrialsFile, record.SummaryFile} {
+			text, err := os.ReadFile(filepath.Join(dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if path := regexp.MustCompile(`"/(home|root|tmp|work)/[^"]*`).Find(text); path != nil {
+				t.Errorf("%s has the path %s", file, path)
+			}
+		}
+	})
+}
