@@ -1,0 +1,421 @@
+package e2e
+
+import (
+	"encoding/json"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"tare/experiments"
+	"tare/internal/analysis"
+	"tare/internal/record"
+)
+
+// A smallest is a built-in experiment in its smallest form, and what every run of that must show on any machine.
+type smallest struct {
+	arms     []string         // beside the baseline and its twin
+	levels   map[string][]any // of its factors, the cheapest
+	duration string           // of a window; 300ms when empty
+	set      []string         // further settings, as of --set
+	flags    []string         // further flags of tare run
+
+	// tells are the metrics that the answer speaks of. Every trial of every arm has each, or says who voided it.
+	tells []string
+	// ofSubject are those that arms with a subject have besides: all arms, where the baseline is a subject too.
+	ofSubject []string
+	// check looks at one trial further.
+	check func(t *testing.T, tr record.Trial)
+}
+
+// openGates are the gates that noise alone trips, opened: what a short window on a busy machine says means little, and
+// this does not test it.
+var openGates = map[string]any{
+	"rate": 0, "errors": 1, "lag": "60s", "drift": 1000, "generator_cpu": 1, "throttled": "1h", "held": 0,
+	"connections": 0, "invalid": 1,
+}
+
+var smallests = map[string]smallest{
+	"quickstart": {
+		arms: []string{"kernelmesh"}, set: []string{"rate=200", "connections=16"},
+		tells: []string{"latency_p50_seconds", "cpu_seconds_per_connection", "bpf_seconds_per_connection",
+			"memory_hard_bytes", "map_bytes"},
+		ofSubject: []string{"start_seconds"},
+		check:     requestsAnswered,
+	},
+	"config-consistency": {
+		arms: []string{"snapshot"},
+		tells: []string{"wrong_connect_share", "failed_connect_share", "stale_connect_share", "torn_connect_share",
+			"missed_connect_share", "backward_connect_share", "replacements_per_second",
+			"replacement_seconds", "throughput_per_second"},
+		check: func(t *testing.T, tr record.Trial) {
+			for _, metric := range []string{"wrong_connect_share", "failed_connect_share"} {
+				if c := tr.Counts[metric]; c.Of == 0 || tr.Arm == "snapshot" && c.In != 0 {
+					t.Errorf("%s: of %d connections %d are in %s", tr.Arm, c.Of, c.In, metric)
+				}
+			}
+		},
+	},
+	"config-flush": {
+		arms:   []string{"naive", "snapshot"},
+		levels: map[string][]any{"*.resource": {"cluster"}, "*.operation": {"insert"}, "*.from": {"struct"}},
+		tells: []string{"flush_seconds", "records_per_flush", "map_updates_per_flush", "map_deletes_per_flush",
+			"syscalls_per_flush", "bytes_per_flush", "grace_periods_per_flush"},
+		check: func(t *testing.T, tr record.Trial) {
+			if n := tr.Metrics["records_per_flush"]; n < 1 || n != math.Trunc(n) {
+				t.Errorf("%s: every flush is of the same resource, and has %g records", tr.Arm, n)
+			}
+		},
+	},
+	"config-path": {
+		arms: []string{"snapshot"}, levels: map[string][]any{"*.services": {1}},
+		set:   []string{"*.max-services=64", "*.max-endpoints=1280"},
+		tells: []string{"bpf_seconds_per_connection", "connect_p50_seconds", "throughput_per_second"},
+		check: func(t *testing.T, tr record.Trial) {
+			if programRuns(tr, "km_connect4") == 0 && !windowCut(tr) {
+				t.Errorf("%s: the connect program never ran", tr.Arm)
+			}
+		},
+	},
+	"config-push": {
+		arms: []string{"snapshot"}, levels: map[string][]any{"mesh.services": {10}, "push.what": {"one"}},
+		set: []string{"*.max-services=64", "*.max-endpoints=1280"},
+		tells: []string{"push_usable_p50_seconds", "push_received_p50_seconds", "push_decoded_p50_seconds",
+			"push_visible_p50_seconds", "push_refused_ratio", "push_wrong_ratio"},
+		check: func(t *testing.T, tr record.Trial) {
+			for _, metric := range []string{"push_refused_ratio", "push_wrong_ratio"} {
+				if v := tr.Metrics[metric]; tr.Arm == "snapshot" && v != 0 {
+					t.Errorf("a store that changes as a whole has %s %g", metric, v)
+				}
+			}
+			steps := []string{"push_received_p50_seconds", "push_decoded_p50_seconds", "push_visible_p50_seconds"}
+			for i := range steps[1:] {
+				if a, b := tr.Metrics[steps[i]], tr.Metrics[steps[i+1]]; a > b {
+					t.Errorf("%s: %s is %g s, and %s, which comes after it, %g s", tr.Arm, steps[i], a, steps[i+1], b)
+				}
+			}
+		},
+	},
+	"config-scale": {
+		arms: []string{"value", "snapshot"}, levels: map[string][]any{"*.services": {1}},
+		tells: []string{"lookup_seconds", "map_bytes", "start_seconds"},
+	},
+	"ebpf-cpu-limit": {
+		arms: []string{"kernelmesh", "sockops-10000"}, levels: map[string][]any{"client.count": {1}}, duration: "400ms",
+		tells: []string{"limited_cpus", "limited_share", "limited_cpu_seconds_per_connection",
+			"bpf_seconds_per_connection", "cpu_seconds_per_connection", "throughput_per_second"},
+		check: func(t *testing.T, tr record.Trial) {
+			if v := tr.Metrics["limit_cpus"]; v != 0.25 {
+				t.Errorf("%s: the limit is %g CPUs", tr.Arm, v)
+			}
+			requestsAnswered(t, tr)
+		},
+	},
+	"ebpf-memory": {
+		arms: []string{"fixed", "fitted"}, levels: map[string][]any{"*.services": {100}},
+		set:   []string{"rate=100", "connections=16"},
+		tells: []string{"memory_hard_bytes", "memory_kernel_bytes", "map_bytes"},
+		ofSubject: []string{"map_before_bytes", "map_after_bytes", "map_by_program_bytes", "map_declared_bytes",
+			"map_charged_share"},
+		check: func(t *testing.T, tr record.Trial) {
+			before, under := tr.Metrics["map_before_bytes"], tr.Metrics["map_bytes"]
+			if tr.Arm == "fixed" && before != under {
+				t.Errorf("maps that load does not change have %g bytes before it and %g under it", before, under)
+			}
+			requestsAnswered(t, tr)
+		},
+	},
+	"ebpf-saturation": {
+		arms: []string{"kernelmesh"}, levels: map[string][]any{"connections": {8}}, duration: "1s",
+		set:   []string{"app.count=2", "client.count=2"},
+		tells: []string{"bpf_cpu_share", "bpf_seconds_per_connection", "throughput_per_second", "latency_p50_seconds"},
+		check: func(t *testing.T, tr record.Trial) {
+			connections := 0
+			for _, l := range tr.Loads {
+				connections += l.Connections
+			}
+			if len(tr.Loads) != 2 || connections != 8 {
+				t.Errorf("%s: %d connections of %d loads, not 8 of 2", tr.Arm, connections, len(tr.Loads))
+			}
+			requestsAnswered(t, tr)
+		},
+	},
+	"ebpf-stress": {
+		arms: []string{"kernelmesh"}, levels: map[string][]any{"steps": {65535}},
+		tells: []string{"sched_delay_p50_seconds", "sched_delay_max_seconds", "bpf_cpu_share",
+			"throughput_per_second"},
+		ofSubject: []string{"bpf_run_seconds", "bpf_seconds_per_connection"},
+		check:     requestsAnswered,
+	},
+	"trace-exec": {
+		arms: []string{"exectrace"}, levels: map[string][]any{"execs.rate": {200}},
+		tells:     []string{"events_generated", "throughput_per_second"},
+		ofSubject: []string{"events_lost", "cpu_seconds_per_kiloevent", "rss_bytes"},
+		check:     eventsCounted,
+	},
+	"trace-scaling": {
+		// Counters may be read a tenth of the window after its edges, and two nodes on a busy machine need that.
+		arms: []string{"exectrace"}, levels: map[string][]any{"nodes": {2}}, duration: "2s",
+		flags:     []string{"--local-nodes", "2"},
+		tells:     []string{"events_generated", "throughput_per_second"},
+		ofSubject: []string{"events_lost", "cpu_seconds_per_kiloevent", "rss_bytes"},
+		check:     nodesCounted,
+	},
+	"trace-starved": {
+		arms: []string{"exectrace", "exectrace-limited"}, levels: map[string][]any{"neighbour.share": {1}},
+		set:       []string{"execs.rate=500"},
+		tells:     []string{"events_generated"},
+		ofSubject: []string{"events_lost", "cpu_seconds_per_kiloevent", "rss_bytes"},
+		check:     eventsCounted,
+	},
+}
+
+// requestsAnswered: requests were answered, and none failed, for which no noise is a reason; and the programs of the
+// data plane ran, if the arm has one.
+func requestsAnswered(t *testing.T, tr record.Trial) {
+	t.Helper()
+	for name, l := range tr.Loads {
+		if l.Generator != "http" {
+			continue
+		}
+		if l.Done == 0 || len(l.Errors) > 0 || l.Sent > l.Intended || l.Done+l.Unfinished > l.Sent || l.Late > l.Done {
+			t.Errorf("%s, %s: of %d requests %d were sent, %d answered, %d of them late, %d unfinished, errors %v",
+				tr.Arm, name, l.Intended, l.Sent, l.Done, l.Late, l.Unfinished, l.Errors)
+		}
+	}
+	if runs := programRuns(tr, "km_connect4"); (runs > 0) != hasSubject(tr) && !windowCut(tr) {
+		t.Errorf("%s: the connect program ran %d times", tr.Arm, runs)
+	}
+}
+
+// windowCut: the counters were read at another time than the load's window, because tare was held up, and the trial
+// says so. What they count is then not of the load, and a cost may be missing.
+func windowCut(tr record.Trial) bool {
+	return slices.ContainsFunc(tr.Validity.Reasons, func(r record.Reason) bool { return r.Gate == "window" && r.Cause != "" })
+}
+
+func hasSubject(tr record.Trial) bool { return tr.Arm != record.Direct && tr.Arm != record.AA }
+
+func programRuns(tr record.Trial, name string) (runs uint64) {
+	for _, p := range tr.Ledger.Programs {
+		if p.Name == name && p.RunCount != nil {
+			runs += *p.RunCount
+		}
+	}
+	return runs
+}
+
+// eventsCounted: the kernel counted what the load made, and the reference tracer delivered that, or says that it lost
+// the rest.
+func eventsCounted(t *testing.T, tr record.Trial) {
+	t.Helper()
+	e := tr.Events
+	switch {
+	case e == nil || e.Generated == 0 || e.Generated != e.Counted || e.Missed != 0 || e.Failed != 0:
+		t.Errorf("%s: the load made what the kernel did not count: %s", tr.Arm, shown(e))
+	case !hasSubject(tr):
+		if e.Delivered != nil {
+			t.Errorf("%s has no tracer: %s", tr.Arm, shown(e))
+		}
+	case e.Delivered == nil || e.SaidLost == nil || *e.Expected != e.Counted || *e.Delivered+*e.SaidLost != *e.Expected:
+		t.Errorf("%s: what was not delivered is not what was lost: %s", tr.Arm, shown(e))
+	}
+}
+
+// nodesCounted: every node counted for itself, and the trial has the sum. A node whose counters were read too late is
+// not in it, by its own word.
+func nodesCounted(t *testing.T, tr record.Trial) {
+	t.Helper()
+	generated := int64(0)
+	for _, n := range tr.Nodes {
+		if n.Trial == nil {
+			t.Errorf("%s has no trial: %s", n.Name, n.Failed)
+			continue
+		}
+		eventsCounted(t, *n.Trial)
+		switch {
+		case n.Failed == "":
+			generated += n.Trial.Events.Generated
+		case strings.Contains(n.Failed, "is too busy"):
+			t.Logf("%s: %s", n.Name, n.Failed)
+		default:
+			t.Errorf("%s: %s", n.Name, n.Failed)
+		}
+	}
+	if v, ok := tr.Metrics["events_generated"]; len(tr.Nodes) != 2 || ok && v != float64(generated) {
+		t.Errorf("%d nodes made %d events, and all together %g", len(tr.Nodes), generated, v)
+	}
+}
+
+// spec is the text of the experiment in its smallest form.
+func (s smallest) spec(t *testing.T, name string) string {
+	t.Helper()
+	_, text, ok := experiments.File(name)
+	if !ok {
+		t.Fatalf("there is no experiment %s", name)
+	}
+	spec := map[string]any{}
+	if err := yaml.Unmarshal(text, &spec); err != nil {
+		t.Fatal(err)
+	}
+	section := func(key string) map[string]any {
+		m, _ := spec[key].(map[string]any)
+		if m == nil {
+			m = map[string]any{}
+		}
+		spec[key] = m
+		return m
+	}
+	delete(spec, "quick")
+	spec["blocks"], spec["warmup"], spec["duration"] = 1, "50ms", "300ms"
+	spec["repeat"] = "100%" // half of so short a plan, as usual, is hardly an attempt
+	if s.duration != "" {
+		spec["duration"] = s.duration
+	}
+	maps.Copy(section("gates"), openGates)
+	arms := section("arms")
+	for _, arm := range s.arms {
+		if arms[arm] == nil {
+			t.Fatalf("%s has no arm %s", name, arm)
+		}
+	}
+	maps.DeleteFunc(arms, func(arm string, _ any) bool { return !slices.Contains(s.arms, arm) })
+	if factors := section("factors"); len(factors) == 0 {
+		delete(spec, "factors")
+	} else {
+		for factor := range factors {
+			if len(s.levels[factor]) == 0 {
+				t.Fatalf("%s has the factor %s, and no level of it was chosen", name, factor)
+			}
+			factors[factor] = s.levels[factor]
+		}
+	}
+	out, err := yaml.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// TestBuiltIns runs every built-in experiment from its spec to its answer, as small as it gets. How busy the machine is
+// must not matter: an invalid run, a failed trial, and a metric of the answer that is missing without a cause are
+// failures.
+func TestBuiltIns(t *testing.T) {
+	needsRoot(t)
+	for _, name := range experiments.Names() {
+		t.Run(name, func(t *testing.T) {
+			s, ok := smallests[name]
+			if !ok {
+				t.Fatal("it has no smallest form here")
+			}
+			leavesNothing(t)
+			s.run(t, name)
+		})
+	}
+}
+
+func (s smallest) run(t *testing.T, name string) {
+	dir := filepath.Join(t.TempDir(), "out")
+	args := append([]string{"run", specFile(t, s.spec(t, name)), "--out", dir, "--seed", "3"}, s.flags...)
+	for _, set := range s.set {
+		args = append(args, "--set", set)
+	}
+	o := command{args: args, timeout: 10 * time.Minute}.start(t).wait(t)
+	if o.code != 0 {
+		t.Fatal(o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d trials in %s", len(c.Trials), o.took.Round(100*time.Millisecond))
+	if c.Partial || len(c.Warnings) > 0 || len(c.Run.Plan) != 2+len(s.arms) {
+		t.Errorf("partial %v, warnings %q, %d planned trials of %d arms",
+			c.Partial, c.Warnings, len(c.Run.Plan), 2+len(s.arms))
+	}
+	last := map[int]record.Trial{} // attempts of each planned trial: the last is the one that came through
+	for _, tr := range c.Trials {
+		last[tr.Index] = tr
+	}
+	for _, p := range c.Run.Plan {
+		tr, ok := last[p.Index]
+		if !ok || tr.Arm != p.Arm || tr.Validity.Failed != "" {
+			t.Errorf("trial %d, %s: there %v, failed: %s", p.Index, p.Arm, ok, tr.Validity.Failed)
+			continue
+		}
+		metrics := s.tells
+		if hasSubject(tr) || c.Run.Baseline != "" {
+			metrics = slices.Concat(s.tells, s.ofSubject)
+		}
+		for _, metric := range metrics {
+			tellsOrVoided(t, tr, metric)
+		}
+		if s.check != nil {
+			s.check(t, tr)
+		}
+	}
+	s.answered(t, dir)
+}
+
+// tellsOrVoided: the trial has the metric, or tripped a gate that voids it, and says who is the cause.
+func tellsOrVoided(t *testing.T, tr record.Trial, metric string) {
+	t.Helper()
+	if reason, voided := tr.Validity.VoidedBy(metric); voided {
+		if reason.Cause == "" || reason.Message == "" {
+			t.Errorf("%s: %s is void, and nobody is the cause: %+v", tr.Arm, metric, reason)
+		}
+		t.Logf("%s: %s is void: %s", tr.Arm, metric, reason.Message)
+		return
+	}
+	if slices.ContainsFunc(tr.Nodes, func(n record.NodeTrial) bool { return n.Failed != "" }) {
+		return // sums are of all nodes or of none; why a node failed is looked at apart
+	}
+	value, single := tr.Metrics[metric]
+	count, pooled := tr.Counts[metric]
+	switch {
+	case !single && !pooled && windowCut(tr):
+		t.Logf("%s: %s is missing, and the window was cut", tr.Arm, metric)
+	case !single && !pooled:
+		t.Errorf("%s: %s is missing; there are %q and %q", tr.Arm, metric,
+			slices.Sorted(maps.Keys(tr.Metrics)), slices.Sorted(maps.Keys(tr.Counts)))
+	case single && (math.IsNaN(value) || math.IsInf(value, 0)), pooled && (count.In < 0 || count.In > count.Of):
+		t.Errorf("%s: %s is %g, %+v", tr.Arm, metric, value, count)
+	}
+}
+
+// answered: the run is valid and has an answer, each of which rests on estimates that there are.
+func (s smallest) answered(t *testing.T, dir string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, record.SummaryFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var summary analysis.Summary
+	if err := json.Unmarshal(text, &summary); err != nil {
+		t.Fatal(err)
+	}
+	if !summary.Valid || len(summary.Answers) == 0 {
+		t.Fatalf("valid %v (%q), %d answers", summary.Valid, summary.InvalidReasons, len(summary.Answers))
+	}
+	rests := 0
+	for _, a := range summary.Answers {
+		t.Log(a.Answer)
+		for _, e := range a.Evidence {
+			metric, arm, _ := strings.Cut(e, " ")
+			is := func(e analysis.Estimate) bool { return e.Metric == metric && e.Arm == arm }
+			if !slices.ContainsFunc(summary.Estimates, is) {
+				t.Errorf("an answer rests on %s, which is no estimate: %s", e, a.Answer)
+			}
+			rests++
+		}
+	}
+	if rests == 0 && len(summary.Missing) == 0 {
+		t.Errorf("the answers rest on nothing, and nothing is missing: %+v", summary.Answers)
+	}
+}
