@@ -78,7 +78,7 @@ var smallests = map[string]smallest{
 		set:   []string{"*.max-services=64", "*.max-endpoints=1280"},
 		tells: []string{"bpf_seconds_per_connection", "connect_p50_seconds", "throughput_per_second"},
 		check: func(t *testing.T, tr record.Trial) {
-			if programRuns(tr, "km_connect4") == 0 {
+			if programRuns(tr, "km_connect4") == 0 && !windowCut(tr) {
 				t.Errorf("%s: the connect program never ran", tr.Arm)
 			}
 		},
@@ -189,9 +189,15 @@ func requestsAnswered(t *testing.T, tr record.Trial) {
 				tr.Arm, name, l.Intended, l.Sent, l.Done, l.Late, l.Unfinished, l.Errors)
 		}
 	}
-	if runs := programRuns(tr, "km_connect4"); (runs > 0) != hasSubject(tr) {
+	if runs := programRuns(tr, "km_connect4"); (runs > 0) != hasSubject(tr) && !windowCut(tr) {
 		t.Errorf("%s: the connect program ran %d times", tr.Arm, runs)
 	}
+}
+
+// windowCut: the counters were read at another time than the load's window, because tare was held up, and the trial
+// says so. What they count is then not of the load, and a cost may be missing.
+func windowCut(tr record.Trial) bool {
+	return slices.ContainsFunc(tr.Validity.Reasons, func(r record.Reason) bool { return r.Gate == "window" && r.Cause != "" })
 }
 
 func hasSubject(tr record.Trial) bool { return tr.Arm != record.Direct && tr.Arm != record.AA }
@@ -268,7 +274,7 @@ func (s smallest) spec(t *testing.T, name string) string {
 	}
 	delete(spec, "quick")
 	spec["blocks"], spec["warmup"], spec["duration"] = 1, "50ms", "300ms"
-	spec["repeat"] = "300%" // of so short a plan a few attempts are more than the half that is usual
+	spec["repeat"] = "100%" // half of so short a plan, as usual, is hardly an attempt
 	if s.duration != "" {
 		spec["duration"] = s.duration
 	}
@@ -373,6 +379,8 @@ func tellsOrVoided(t *testing.T, tr record.Trial, metric string) {
 	value, single := tr.Metrics[metric]
 	count, pooled := tr.Counts[metric]
 	switch {
+	case !single && !pooled && windowCut(tr):
+		t.Logf("%s: %s is missing, and the window was cut", tr.Arm, metric)
 	case !single && !pooled:
 		t.Errorf("%s: %s is missing; there are %q and %q", tr.Arm, metric,
 			slices.Sorted(maps.Keys(tr.Metrics)), slices.Sorted(maps.Keys(tr.Counts)))
