@@ -12,43 +12,73 @@ import (
 	"tare/internal/record"
 )
 
-// wording is how an experiment speaks of itself. An experiment without one is answered in the generic words.
-type wording struct {
-	subject string // what stands for an arm at the start of a sentence; empty: the arm's name
-
-	// answer gives the answers of a valid run where the generic words would miss the question; null: the generic words.
+// family is a way to answer that goes with some metrics. What an experiment is called plays no part, so a spec of one's
+// own is answered in the words of the built-in one that measures the same.
+type family struct {
+	speaks func(*table) bool // whether the run has what it speaks of
 	answer func(*Summary, *table) []Answer
+
+	// general says that it leaves the answer to what is more specific: it speaks only where no family before it did.
+	general bool
 }
 
-// wordings is the registry, by the name of the experiment.
-var wordings = map[string]wording{
-	"quickstart":         {subject: "The data plane"},
-	"ebpf-cpu-limit":     {answer: limitAnswers},
-	"ebpf-saturation":    {answer: saturationAnswers},
-	"ebpf-stress":        {answer: stressAnswers},
-	"ebpf-memory":        {answer: memoryAnswers},
-	"config-flush":       {answer: flushAnswers},
-	"config-scale":       {answer: scaleAnswers},
-	"config-consistency": {answer: consistencyAnswers},
-	"config-path":        {answer: pathAnswers},
-	"config-push":        {answer: pushAnswers},
-	"trace-exec":         {answer: traceAnswers},
-	"trace-starved":      {answer: traceAnswers},
-	"trace-scaling":      {answer: traceAnswers},
+// families are all but the generic words, the most specific first. Several may speak of one run: a tracer that is
+// weighed while a probe waits for a CPU is answered by what it lost, and by whether the machine stays usable.
+var families = []family{
+	{speaks: has("events_lost"), answer: traceAnswers},
+	{
+		speaks: both(has("limit_cpus", "limited_share", "limited_throttled_share"), either(subjectHas("bpf_cpus"), subjectHas("limited_bpf_cpus"))),
+		answer: limitAnswers,
+	},
+	{speaks: both(has("sched_delay_max_seconds"), subjectHas("bpf_cpu_share")), answer: stressAnswers},
+	{speaks: either(has("push_usable_seconds"), has("push_usable_p50_seconds")), answer: pushAnswers},
+	{speaks: has("wrong_connect_share", "failed_connect_share"), answer: consistencyAnswers},
+	{speaks: both(compared, has("flush_seconds")), answer: flushAnswers},
+	{speaks: both(compared, has("lookup_seconds")), answer: scaleAnswers},
+	{speaks: has("map_bytes", "map_after_bytes"), answer: memoryAnswers},
+	{speaks: both(compared, connectsOnly), answer: pathAnswers, general: true},
+	{speaks: has("map_bytes", "map_by_program_bytes"), answer: memoryAnswers, general: true},
+	{speaks: both(free, subjectHas("bpf_cpu_share")), answer: saturationAnswers, general: true},
 }
 
-// Level writes one value of each factor: "connections 64, rate 1000".
-func Level(level map[string]string) string {
-	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(level)) {
-		parts = append(parts, FactorName(name)+" "+level[name])
+// has is true of a run whose trials have all of some metrics.
+func has(metrics ...string) func(*table) bool {
+	return func(t *table) bool {
+		return !slices.ContainsFunc(metrics, func(name string) bool { return !t.has[name] })
 	}
-	return strings.Join(parts, ", ")
 }
 
-// FactorName is a factor as people call it: what is set in all arms ("arms.*.services") needs no path.
-func FactorName(name string) string {
-	return strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")
+func both(a, b func(*table) bool) func(*table) bool {
+	return func(t *table) bool { return a(t) && b(t) }
+}
+
+func either(a, b func(*table) bool) func(*table) bool {
+	return func(t *table) bool { return a(t) || b(t) }
+}
+
+// subjectHas is true of a run in which some subject has a metric that is not 0.
+func subjectHas(metric string) func(*table) bool {
+	return func(t *table) bool {
+		for _, arm := range t.subjects() {
+			for _, at := range t.levels {
+				if slices.ContainsFunc(t.column(at, arm, metric), func(v float64) bool { return v != 0 }) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+}
+
+// compared is true of a run whose baseline is a subject, too.
+func compared(t *table) bool { return t.baseline != "" }
+
+// free is true of a run with a load that goes as fast as it can: what it shows is then no rate that was asked for.
+func free(t *table) bool { return t.free }
+
+// connectsOnly is true of a run whose loads make connections and no requests over them.
+func connectsOnly(t *table) bool {
+	return has("bpf_seconds_per_connection", "connect_p50_seconds")(t) && !t.has["latency_p50_seconds"]
 }
 
 // Find is the estimate of one metric of one arm at one level; nil where there is none that may be quoted.
@@ -92,47 +122,58 @@ func (s *Summary) ArmName(arm string) string {
 	return arm
 }
 
-// answer says in words what each arm adds, at each level. Every clause rests on an estimate, which is named as evidence.
+// answer says in words what the run shows. Every sentence rests on estimates, which are named as evidence.
 func (s *Summary) answer(run record.Run, t *table) {
 	if !s.Valid {
-		s.Answers = append(s.Answers, Answer{Question: s.Question, Answer: "No answer: the run is invalid. " + strings.Join(s.InvalidReasons, ". ") + "."})
+		s.Answers = append(s.Answers, Answer{
+			Question: s.Question, Answer: "No answer: the run is invalid. " + strings.Join(s.InvalidReasons, ". ") + ".",
+		})
 		return
 	}
-	if own := wordings[s.Experiment].answer; own != nil {
-		for _, a := range own(s, t) {
-			a.Question, a.Answer = s.Question, s.partly()+a.Answer
-			s.Answers = append(s.Answers, a)
+	var all []Answer
+	for _, f := range families {
+		if f.speaks(t) && !(f.general && len(all) > 0) {
+			all = append(all, f.answer(s, t)...)
 		}
-		s.Answers = append(s.Answers, s.missingAnswers(run, t)...)
-		return
 	}
+	var missing []Answer
+	if len(all) > 0 {
+		missing = s.missingAnswers(run, t)
+	} else {
+		all = s.genericAnswers(run, t) // which say what is missing of each arm at its level
+	}
+	for i := range all {
+		all[i].Answer = s.partly() + all[i].Answer
+	}
+	for _, a := range append(all, missing...) {
+		a.Question = s.Question
+		s.Answers = append(s.Answers, a)
+	}
+}
+
+// genericAnswers say what each arm adds, at each level.
+func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 	arms := askedArms(run, t)
 	if slices.Contains(arms, record.Direct) {
 		arms = []string{record.AA} // a run of the baseline alone is about its noise
 	}
 	for _, arm := range arms {
 		for _, at := range s.everyLevel(run, t) {
-			c := clauses{s: s, arm: arm, at: at, loads: slices.Sorted(maps.Keys(t.loads))}
-			c.cost()
-			c.latency()
-			c.throughput()
-			c.memory()
-			c.rest()
-			c.missing(run, t)
-			if len(c.parts) == 0 {
+			p := &prose{s: s, arm: arm, at: at}
+			p.cost(slices.Sorted(maps.Keys(t.loads)))
+			p.latency()
+			p.throughput()
+			p.memory()
+			p.others()
+			p.missing(run, t)
+			if len(p.clauses) == 0 {
 				continue
 			}
-			subject := wordings[s.Experiment].subject
-			if subject == "" || len(arms) > 1 {
-				subject = arm
-			}
-			text := subject + " " + strings.Join(c.parts, "; ") + "."
-			if len(at) > 0 {
-				text = "At " + Level(at) + ": " + text
-			}
-			s.Answers = append(s.Answers, Answer{Question: s.Question, Answer: s.partly() + text, Evidence: c.evidence})
+			p.end(p.where() + arm)
+			all = append(all, p.answer())
 		}
 	}
+	return all
 }
 
 // partly is how an answer from a partial run begins.
@@ -148,80 +189,54 @@ func (t *table) subjects() []string {
 	return slices.DeleteFunc(slices.Clone(t.arms), func(a string) bool { return a == record.Direct || a == record.AA })
 }
 
-// clauses collects the parts of one sentence; the first has the verb that the subject goes with.
-type clauses struct {
-	s        *Summary
-	arm      string
-	at       factors
-	loads    []string // names of the run's loads
-	parts    []string
-	evidence []string
-}
-
-func (c *clauses) find(metric string) *Estimate { return c.s.Find(metric, c.arm, c.at) }
-
-func (c *clauses) add(e *Estimate, text string) {
-	c.parts = append(c.parts, text)
-	c.evidence = append(c.evidence, e.Metric+" "+e.Arm)
-}
-
 // kinds of time that a cost is given in, by the start of the metric's name, and what each is called.
 var times = []struct{ prefix, name string }{{"bpf_seconds_per_", "kernel time"}, {"cpu_seconds_per_", "CPU time"}}
 
 // cost speaks of the time that each unit of work costs, the metrics *_seconds_per_*.
-func (c *clauses) cost() {
+func (p *prose) cost(loads []string) {
 	for _, kind := range times {
-		for i := range c.s.Estimates {
-			e := &c.s.Estimates[i]
+		for i := range p.s.Estimates {
+			e := &p.s.Estimates[i]
 			per, ok := strings.CutPrefix(e.Metric, kind.prefix)
-			if !ok || e.Arm != c.arm || !maps.Equal(e.Factors, c.at) {
+			if !ok || e.Arm != p.arm || !maps.Equal(e.Factors, p.at) {
 				continue
 			}
 			what := kind.name + " per " + strings.ReplaceAll(per, "_", " ")
-			text := c.adds(e, what)
-			if kind.prefix == "bpf_seconds_per_" && c.baseIsZero(e) {
-				text += c.loadsPart()
+			text := p.adds(e, what)
+			if kind.prefix == "bpf_seconds_per_" && p.baseIsZero(e) {
+				text += p.loadsPart(loads)
 			}
-			c.add(e, text)
+			p.clause(e, text)
 			break // per connection and per request say the same twice
 		}
 	}
 }
 
-// base is the same metric of the baseline; nil where it has none.
-func (c *clauses) base(e *Estimate) *Estimate { return c.s.Find(e.Metric, record.Direct, c.at) }
-
-// baseIsZero says whether what the arm has is also what it adds: the baseline has none of it.
-func (c *clauses) baseIsZero(e *Estimate) bool {
-	base := c.base(e)
-	return base == nil || base.Value == 0
-}
-
 // loadsPart says how much of the arm's eBPF time ran in the control groups of the loads, by their name. It is a part of all that the arm
 // ran, so it says nothing of a difference to a baseline that runs programs, too.
-func (c *clauses) loadsPart() string {
-	share := c.find("bpf_client_share")
-	if share == nil || len(c.loads) == 0 {
+func (p *prose) loadsPart(loads []string) string {
+	share := p.peek("bpf_client_share")
+	if share == nil || len(loads) == 0 {
 		return ""
 	}
-	c.evidence = append(c.evidence, share.Metric+" "+share.Arm)
+	p.rest(share.Metric, share.Arm)
 	where := "loads' cgroups"
-	if len(c.loads) == 1 {
-		where = c.loads[0] + "'s cgroup"
+	if len(loads) == 1 {
+		where = loads[0] + "'s cgroup"
 	}
 	return fmt.Sprintf(", %.0f %% of it in the %s", 100*share.Value, where)
 }
 
 // adds words a cost: "adds 3.1 us [2.8, 3.4] of kernel time per connection".
-func (c *clauses) adds(e *Estimate, what string) string {
+func (p *prose) adds(e *Estimate, what string) string {
 	d := e.Difference
 	switch {
 	case d == nil:
 		return "takes " + written(e.Value, e.Lo, e.Hi, e.Unit) + " of " + what
-	case len(c.parts) > 0:
-		return what + " " + c.moved(e)
+	case len(p.clauses) > 0:
+		return what + " " + p.moved(e)
 	case d.Lo != nil && !d.Resolved:
-		return "adds no " + what + " that is resolved" + c.visible(e)
+		return "adds no " + what + " that is resolved" + p.visible(e)
 	case d.Value < 0:
 		return "saves " + size(d, e.Unit) + " of " + what
 	}
@@ -230,23 +245,19 @@ func (c *clauses) adds(e *Estimate, what string) string {
 
 // latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or
 // loses. Where the machine stood still too often, it speaks of the requests that no stall touched, and says so.
-func (c *clauses) latency() {
+func (p *prose) latency() {
 	of, while := "latency_", ""
-	share, running := c.s.whileRunning(c.at)
+	share, running := p.s.whileRunning(p.at)
 	if running {
 		of, while = of+runningPrefix, " while the machine was running"
 	}
 	for _, q := range []string{"p50", "p99", "p999"} {
-		if e := c.find(of + q + "_seconds"); e != nil && e.Difference != nil {
-			name := quantileName(q) + while
-			if len(c.parts) == 0 {
-				name = "shows latency whose " + name
-			}
-			c.add(e, name+" "+c.moved(e))
+		if e := p.peek(of + q + "_seconds"); e != nil && e.Difference != nil {
+			p.clause(e, p.opening("shows latency whose ", "")+quantileName(q)+while+" "+p.moved(e))
 			continue
 		}
-		if all := c.find("latency_" + q + "_seconds"); running && len(c.parts) > 0 && all != nil && all.Difference != nil {
-			c.parts = append(c.parts, fmt.Sprintf("%s%s cannot be told: the machine's stalls touched %s of the requests",
+		if all := p.peek("latency_" + q + "_seconds"); running && len(p.clauses) > 0 && all != nil && all.Difference != nil {
+			p.clauses = append(p.clauses, fmt.Sprintf("%s%s cannot be told: the machine's stalls touched %s of the requests",
 				quantileName(q), while, quantity.Rough(share, quantity.Part)))
 		}
 	}
@@ -257,37 +268,25 @@ func quantileName(q string) string {
 	return strings.TrimPrefix(quantity.Label("latency_"+q+"_seconds"), "latency ")
 }
 
-func (c *clauses) throughput() {
+func (p *prose) throughput() {
 	// At a fixed rate the throughput is what was asked for; a difference says something only where it is resolved.
-	if e := c.find("throughput_per_second"); e != nil && e.Difference != nil && e.Difference.Resolved {
-		name := "throughput"
-		if len(c.parts) == 0 {
-			name = "has a " + name + " that"
-		}
-		c.add(e, name+" "+c.moved(e))
+	if e := p.peek("throughput_per_second"); e != nil && e.Difference != nil && e.Difference.Resolved {
+		p.clause(e, p.opening("has a throughput that ", "throughput ")+p.moved(e))
 	}
 }
 
 // memory speaks of what the arm holds where the baseline holds nothing, and else of how much more or less that is.
-func (c *clauses) memory() {
+func (p *prose) memory() {
 	for _, m := range []struct{ metric, of, name string }{
-		{"memory_hard_bytes", "of hard memory", "hard memory"}, {"map_bytes", "of maps", "memory in maps"},
+		{"memory_hard_bytes", "hard memory", "hard memory"}, {"map_bytes", "maps", "memory in maps"},
 	} {
-		e := c.find(m.metric)
+		e := p.peek(m.metric)
 		switch {
-		case e == nil || e.Value == 0 && c.baseIsZero(e):
-		case c.baseIsZero(e):
-			text := quantity.Rough(e.Value, e.Unit) + " " + m.of
-			if len(c.parts) == 0 {
-				text = "holds " + text
-			}
-			c.add(e, text)
+		case e == nil || e.Value == 0 && p.baseIsZero(e):
+		case p.baseIsZero(e):
+			p.clause(e, p.opening("holds ", "")+quantity.Rough(e.Value, e.Unit)+" of "+m.of)
 		case e.Difference != nil:
-			text := m.name + " " + c.moved(e)
-			if len(c.parts) == 0 {
-				text = "has " + m.name + " that " + c.moved(e)
-			}
-			c.add(e, text)
+			p.clause(e, p.opening("has "+m.name+" that ", m.name+" ")+p.moved(e))
 		}
 	}
 }
@@ -295,31 +294,31 @@ func (c *clauses) memory() {
 // atMost is how many resolved differences a sentence names beside those that every sentence speaks of.
 const atMost = 3
 
-// rest names the resolved differences that no clause has spoken of, the largest in proportion first, one of each family of metrics
+// others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each family of metrics
 // (those whose names begin alike). How late the generator was is a check of the run and no result.
-func (c *clauses) rest() {
+func (p *prose) others() {
 	type found struct {
 		e    *Estimate
 		text string
 		by   float64 // part of the larger of the two values
 	}
 	spoken := map[string]bool{"lag": true, "own": true}
-	_, running := c.s.whileRunning(c.at)
-	for _, named := range c.evidence {
-		spoken[family(named)] = true
+	_, running := p.s.whileRunning(p.at)
+	for _, named := range p.evidence {
+		spoken[kin(named)] = true
 	}
 	var all []found
-	for i := range c.s.Estimates {
-		e := &c.s.Estimates[i]
-		if e.Arm != c.arm || !maps.Equal(e.Factors, c.at) || spoken[family(e.Metric)] {
+	for i := range p.s.Estimates {
+		e := &p.s.Estimates[i]
+		if e.Arm != p.arm || !maps.Equal(e.Factors, p.at) || spoken[kin(e.Metric)] {
 			continue
 		}
-		if running != strings.Contains(e.Metric, "_"+runningPrefix) && c.hasTwin(e.Metric) {
+		if running != strings.Contains(e.Metric, "_"+runningPrefix) && p.hasTwin(e.Metric) {
 			continue // of all requests and of the undisturbed ones, answers speak of one
 		}
-		if base := c.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
+		if base := p.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
 			size := max(math.Abs(e.Value), math.Abs(base.Value))
-			all = append(all, found{e, c.moved(e), math.Abs(e.Difference.Value) / size})
+			all = append(all, found{e, p.moved(e), math.Abs(e.Difference.Value) / size})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b found) int {
@@ -330,26 +329,23 @@ func (c *clauses) rest() {
 		if named == atMost {
 			break
 		}
-		if spoken[family(f.e.Metric)] {
+		if spoken[kin(f.e.Metric)] {
 			continue
 		}
-		spoken[family(f.e.Metric)] = true
+		spoken[kin(f.e.Metric)] = true
 		named++
-		name := quantity.Label(f.e.Metric)
-		if len(c.parts) == 0 {
-			name = "differs in the " + name + ", which"
-		}
-		c.add(f.e, name+" "+f.text)
+		label := quantity.Label(f.e.Metric)
+		p.clause(f.e, p.opening("differs in the "+label+", which ", label+" ")+f.text)
 	}
 }
 
 // hasTwin reports whether a metric is told both of all requests and of those that no stall touched.
-func (c *clauses) hasTwin(metric string) bool {
+func (p *prose) hasTwin(metric string) bool {
 	other := strings.Replace(metric, "_"+runningPrefix, "_", 1)
 	if other == metric {
 		other = strings.Replace(metric, "_p", "_"+runningPrefix+"p", 1)
 	}
-	return other != metric && c.s.Find(other, c.arm, c.at) != nil
+	return other != metric && p.s.Find(other, p.arm, p.at) != nil
 }
 
 // partFirst ranks a part of a whole before the same as a count: it says more by itself.
@@ -360,50 +356,8 @@ func partFirst(e *Estimate) int {
 	return 1
 }
 
-// family is what the names of related metrics begin with: "latency", "memory", "events".
-func family(metric string) string {
+// kin is what the names of related metrics begin with: "latency", "memory", "events".
+func kin(metric string) string {
 	name, _, _ := strings.Cut(metric, "_")
 	return name
-}
-
-// moved words a difference: "is 9 us [5, 13] higher", or why it says nothing.
-func (c *clauses) moved(e *Estimate) string {
-	d := e.Difference
-	switch {
-	case d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
-		return "is the same"
-	case !d.Resolved:
-		return "is not resolved" + c.visible(e)
-	case d.Value < 0:
-		return "is " + size(d, e.Unit) + " lower"
-	}
-	return "is " + size(d, e.Unit) + " higher"
-}
-
-func (c *clauses) visible(e *Estimate) string {
-	if v, ok := c.s.VisibleIn(e); ok && math.Abs(e.Difference.Value) <= v {
-		return " (smallest visible " + quantity.Rough(v, e.Unit) + ")"
-	}
-	if strings.HasPrefix(e.Difference.Unresolved, LagReason) {
-		return " (" + LagReason + ")"
-	}
-	return " (" + e.Difference.Unresolved + ")"
-}
-
-// size is a difference without its sign.
-func size(d *Difference, unit string) string {
-	switch {
-	case d.Lo == nil:
-		return quantity.Value(math.Abs(d.Value), unit) + " (no interval)"
-	case d.Value < 0:
-		return quantity.Interval(-d.Value, -*d.Hi, -*d.Lo, unit)
-	}
-	return quantity.Interval(d.Value, *d.Lo, *d.Hi, unit)
-}
-
-func written(v float64, lo, hi *float64, unit string) string {
-	if lo == nil || hi == nil {
-		return quantity.Value(v, unit)
-	}
-	return quantity.Interval(v, *lo, *hi, unit)
 }

@@ -47,6 +47,7 @@ func connectRun(t *testing.T, counts map[string]map[string]int) *Summary {
 	if err != nil {
 		t.Fatal(err)
 	}
+	sameByAnotherName(t, s, run, trials)
 	return s
 }
 

@@ -24,7 +24,7 @@ func difference(v float64, resolved bool) *Difference {
 
 // limitedRun is a run in which a heavy program takes 0.2 CPU of a limit of 0.25.
 func limitedRun() (*Summary, *table) {
-	s := &Summary{Experiment: "ebpf-cpu-limit", Question: "Q", Valid: true}
+	s := &Summary{Experiment: "mine", Question: "Q", Valid: true}
 	for arm, bpf := range map[string]float64{"kernelmesh": 0.004, "heavy": 0.2} {
 		s.Estimates = append(s.Estimates,
 			estimateOf("limit_cpus", arm, "CPUs", 0.25, nil), estimateOf("limited_cpus", arm, "CPUs", 0.2495, nil), estimateOf("limited_share", arm, "part", 0.998, nil),
@@ -33,7 +33,20 @@ func limitedRun() (*Summary, *table) {
 			estimateOf("throughput_per_second", arm, "per second", 500, difference(-2000, true)), estimateOf("limited_bpf_cpus", arm, "CPUs", bpf, nil), estimateOf("bpf_seconds_per_connection", arm, "seconds per connection", bpf/500, nil),
 			estimateOf("bpf_limited_task_share", arm, "part", 0.95, nil), estimateOf("bpf_limited_softirq_share", arm, "part", 0.03, nil), estimateOf("bpf_limited_inside_share", arm, "part", 0.98, nil))
 	}
-	return s, &table{levels: []factors{{}}, arms: []string{"direct", "aa", "heavy", "kernelmesh"}}
+	return s, tableOf(s, []factors{{}}, "direct", "aa", "heavy", "kernelmesh")
+}
+
+// tableOf is a table of trials that all have the values of the estimates.
+func tableOf(s *Summary, levels []factors, arms ...string) *table {
+	t := &table{levels: levels, arms: arms, has: map[string]bool{}, cells: map[cell]*values{}, in: map[levelArm][]int{}}
+	for _, e := range s.Estimates {
+		c := cell{factors(e.Factors).key(), e.Arm, 0}
+		if t.cells[c] == nil {
+			t.cells[c], t.in[levelArm{c.level, c.arm}] = &values{metrics: map[string]float64{}}, []int{0}
+		}
+		t.has[e.Metric], t.cells[c].metrics[e.Metric] = true, e.Value
+	}
+	return t
 }
 
 func (s *Summary) set(metric string, change func(*Estimate)) {
@@ -54,15 +67,15 @@ func TestLimitAnswers(t *testing.T) {
 		change func(*Summary)
 		want   []string
 	}{
-		{"shared", func(*Summary) {}, []string{"Yes: with heavy, at a limit of 0.25 CPU", "100 % [98, 102] of it", "throttled in 97 %", "0.20 CPU of the limit", "eBPF took 0.200 CPU", "2000 /s [1800, 2200] lower", "softirq above them, inside it too", "2.0 % in other groups", "with kernelmesh it is 400 us [360, 440] higher", "With kernelmesh: of the programs"}},
-		{"softirq apart", func(s *Summary) { s.set("bpf_limited_inside_share", scale(0.95/0.98)) }, []string{"Yes: ", "outside it, for this kernel takes interrupts out"}},
+		{"shared", func(*Summary) {}, []string{"Application and programs share the limit: with heavy, at a limit of 0.25 CPU", "100 % [98, 102] of it", "throttled in 97 %", "0.20 CPU of the limit", "eBPF took 0.200 CPU", "2000 /s [1800, 2200] lower", "softirq above them, inside it too", "2.0 % in other groups", "with kernelmesh it is 400 us [360, 440] higher", "With kernelmesh: of the programs"}},
+		{"softirq apart", func(s *Summary) { s.set("bpf_limited_inside_share", scale(0.95/0.98)) }, []string{"share the limit: with", "outside it, for this kernel takes interrupts out"}},
 		{"no softirq", func(s *Summary) { s.set("bpf_limited_softirq_share", scale(0)) }, []string{"so softirq decides nothing here"}},
-		{"exceeded", func(s *Summary) { s.set("limited_share", scale(1.2)) }, []string{"No, it was exceeded: "}},
-		{"not held", func(s *Summary) { s.set("limited_throttled_share", scale(0.3)) }, []string{"Not shown, for the limit did not hold anybody back: "}},
+		{"exceeded", func(s *Summary) { s.set("limited_share", scale(1.2)) }, []string{"The limit was exceeded: "}},
+		{"not held", func(s *Summary) { s.set("limited_throttled_share", scale(0.3)) }, []string{"The limit did not hold anybody back, so it does not show what it limits: "}},
 		{"nothing charged", func(s *Summary) {
 			s.set("limited_cpu_seconds_per_connection", func(e *Estimate) { e.Difference = difference(1e-9, false) })
-		}, []string{"Not resolved: "}},
-		{"without intervals", func(s *Summary) { s.set("limited_share", func(e *Estimate) { e.Lo, e.Hi = nil, nil }) }, []string{"Too little to say: "}},
+		}, []string{"Whether application and programs share the limit is not resolved: "}},
+		{"without intervals", func(s *Summary) { s.set("limited_share", func(e *Estimate) { e.Lo, e.Hi = nil, nil }) }, []string{"There is too little to say whether application"}},
 		{"held up", func(s *Summary) { s.set("limited_bpf_cpus", scale(2)) }, []string{"more than they were charged: something else held the programs up"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -87,7 +100,7 @@ func TestLimitAnswers(t *testing.T) {
 }
 
 func TestSaturationAnswers(t *testing.T) {
-	s := &Summary{Experiment: "ebpf-saturation", Question: "Q", Valid: true}
+	s := &Summary{Experiment: "mine", Question: "Q", Valid: true}
 	levels := []factors{{"connections": "100"}, {"connections": "3000"}}
 	for i, at := range levels {
 		for metric, e := range map[string]Estimate{
@@ -104,11 +117,13 @@ func TestSaturationAnswers(t *testing.T) {
 			s.Estimates = append(s.Estimates, e)
 		}
 	}
-	s.answer(record.Run{}, &table{levels: levels, arms: []string{"direct", "aa", "kernelmesh"}})
+	table := tableOf(s, levels, "direct", "aa", "kernelmesh")
+	table.free = true
+	s.answer(record.Run{}, table)
 	if len(s.Answers) != 3 {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
 	}
-	for i, want := range []string{"From connections 100 to connections 3000 the part of the machine that the programs of kernelmesh take goes from 2.00 %", "At connections 100: ", "450 /s"} {
+	for i, want := range []string{"The part of the machine that the programs of kernelmesh take goes from 2.00 % [1.96, 2.04] at connections 100 to 4.00 % [3.92, 4.08] at connections 3000; of the machine 97 % [95, 99] and 97 % [95, 99] are busy.", "At connections 100: the programs", "450 /s"} {
 		if a := s.Answers[min(i, 1)].Answer; !strings.Contains(a, want) {
 			t.Errorf("lacks %q: %s", want, a)
 		}

@@ -9,29 +9,6 @@ import (
 	"tare/internal/record"
 )
 
-// timesOf words a ratio to the baseline: "24 times faster" or "7,400 times as long".
-func timesOf(r *Ratio) string {
-	switch {
-	case r == nil || r.Value <= 0:
-		return ""
-	case r.Value >= 1:
-		return factor(r.Value) + " times as long"
-	}
-	return factor(1/r.Value) + " times faster"
-}
-
-// factor is a number of times with as many digits as say something.
-func factor(x float64) string {
-	switch {
-	case x < 10:
-		return fmt.Sprintf("%.1f", x)
-	case x < 1000:
-		return fmt.Sprintf("%.0f", x)
-	}
-	text := fmt.Sprintf("%.0f", x/100)
-	return text[:len(text)-1] + "," + text[len(text)-1:] + "00"
-}
-
 // flushAnswers say first which store is fastest and how the others stand to the baseline over all levels, and then each level by itself.
 func flushAnswers(s *Summary, t *table) []Answer {
 	if s.Baseline == "" {
@@ -39,17 +16,17 @@ func flushAnswers(s *Summary, t *table) []Answer {
 	}
 	var all []Answer
 	for _, at := range t.levels {
-		w := &words{s: s, at: at}
-		if w.find("flush_seconds", record.Direct) == nil {
+		p := &prose{s: s, at: at}
+		if p.of("flush_seconds", record.Direct) == nil {
 			continue
 		}
-		w.add("At %s: %s.", Level(at), w.flush(record.Direct))
+		p.add("%s%s.", p.where(), p.flush(record.Direct))
 		for _, arm := range t.subjects() {
-			if w.find("flush_seconds", arm) != nil {
-				w.add("%s.", w.flush(arm))
+			if p.of("flush_seconds", arm) != nil {
+				p.add("%s.", p.flush(arm))
 			}
 		}
-		all = append(all, w.answer())
+		all = append(all, p.answer())
 	}
 	if len(all) == 0 {
 		return nil
@@ -58,30 +35,31 @@ func flushAnswers(s *Summary, t *table) []Answer {
 }
 
 // flush words what one arm takes at a level, and what that is made of.
-func (w *words) flush(arm string) string {
-	e := w.find("flush_seconds", arm)
-	text := fmt.Sprintf("%s takes %s for a flush", w.s.ArmName(arm), said(e))
+func (p *prose) flush(arm string) string {
+	e := p.of("flush_seconds", arm)
+	text := fmt.Sprintf("%s takes %s for a flush", p.s.ArmName(arm), said(e))
 	if d := e.Difference; arm != record.Direct && d != nil {
 		switch ratio := timesOf(e.Ratio); {
 		case d.Lo != nil && !d.Resolved:
-			text += ", which is not resolved from " + w.s.Baseline
+			text += ", which is not resolved from " + p.s.Baseline
 		case ratio != "":
 			text += ", " + ratio
 		}
 	}
 	var made []string
 	for _, m := range []struct{ metric, what string }{
-		{"records_per_flush", "records"}, {"map_updates_per_flush", "map updates"}, {"map_deletes_per_flush", "deletes"}, {"syscalls_per_flush", "system calls"},
+		{"records_per_flush", "records"}, {"map_updates_per_flush", "map updates"}, {"map_deletes_per_flush", "deletes"},
+		{"syscalls_per_flush", "system calls"},
 		{"grace_periods_per_flush", "grace periods"},
 	} {
-		if v := w.find(m.metric, arm); v != nil && v.Value >= 0.05 {
+		if v := p.of(m.metric, arm); v != nil && v.Value >= 0.05 {
 			made = append(made, fmt.Sprintf("%.3g %s", v.Value, m.what))
 		}
 	}
-	if v := w.find("bytes_per_flush", arm); v != nil {
+	if v := p.of("bytes_per_flush", arm); v != nil {
 		made = append(made, quantity.Value(v.Value, quantity.Bytes))
 	}
-	if gp := w.s.Find("grace_periods_per_flush", arm, w.at); gp != nil && gp.Value >= 1 {
+	if gp := p.s.Find("grace_periods_per_flush", arm, p.at); gp != nil && gp.Value >= 1 {
 		made = append(made, quantity.Rough(e.Value/gp.Value, quantity.Seconds)+" for each grace period")
 	}
 	if len(made) > 0 {
@@ -124,7 +102,7 @@ func (v *span) String() string {
 
 // flushVerdict is the answer over all levels.
 func (s *Summary) flushVerdict(t *table) Answer {
-	w := &words{s: s}
+	p := &prose{s: s}
 	fastest, counted := map[string]int{}, 0
 	for _, at := range t.levels {
 		best, least := "", math.Inf(1)
@@ -140,28 +118,30 @@ func (s *Summary) flushVerdict(t *table) Answer {
 	}
 	for _, arm := range t.arms {
 		if n := fastest[arm]; n == counted {
-			w.add("%s has the shortest flushes%s.", s.ArmName(arm), map[bool]string{true: " at every level"}[counted > 1])
+			p.add("%s has the shortest flushes%s.", s.ArmName(arm), map[bool]string{true: " at every level"}[counted > 1])
 		} else if n > 0 {
-			w.add("%s has the shortest flushes at %d of %d levels.", s.ArmName(arm), n, counted)
+			p.add("%s has the shortest flushes at %d of %d levels.", s.ArmName(arm), n, counted)
 		}
 	}
 	for _, arm := range t.subjects() {
 		var v span
 		for _, at := range t.levels {
-			w.at = at
-			v.add(w.find("flush_seconds", arm))
+			p.at = at
+			v.add(p.of("flush_seconds", arm))
 		}
 		switch {
 		case v.n == 0:
 		case v.resolved == 0:
-			w.add("%s is not resolved from %s at any level.", arm, s.Baseline)
-		case v.resolved == v.n:
-			w.add("Against %s, %s is %s.", s.Baseline, arm, strings.Replace(v.String(), "times as long", "times slower", 1))
+			p.add("%s is not resolved from %s at any level.", arm, s.Baseline)
 		default:
-			w.add("Against %s, %s is %s (resolved at %d of %d levels).", s.Baseline, arm, strings.Replace(v.String(), "times as long", "times slower", 1), v.resolved, v.n)
+			text := strings.Replace(v.String(), "times as long", "times slower", 1)
+			if v.resolved < v.n {
+				text += fmt.Sprintf(" (resolved at %d of %d levels)", v.resolved, v.n)
+			}
+			p.add("Against %s, %s is %s.", s.Baseline, arm, text)
 		}
 	}
-	return w.answer()
+	return p.answer()
 }
 
 // scaleAnswers say for each store what a lookup, memory and start-up are at the ends of the scale, beside the baseline.
@@ -171,70 +151,61 @@ func scaleAnswers(s *Summary, t *table) []Answer {
 	}
 	var all []Answer
 	for _, arm := range append([]string{record.Direct}, t.subjects()...) {
-		w := &words{s: s, arm: arm}
-		if w.lookups(t); len(w.text) == 0 {
+		p := &prose{s: s, arm: arm}
+		if p.lookups(t); len(p.text) == 0 {
 			continue
 		}
-		w.at = t.levels[len(t.levels)-1]
-		w.holds(t)
-		all = append(all, w.answer())
+		p.at = t.levels[len(t.levels)-1]
+		p.holds(t)
+		all = append(all, p.answer())
 	}
 	return all
 }
 
 // lookups: at the first and the last level, and whether they are above the baseline's anywhere.
-func (w *words) lookups(t *table) {
-	name := w.s.ArmName(w.arm)
-	ends, above, below, n := w.against(t, "lookup_seconds")
+func (p *prose) lookups(t *table) {
+	name := p.s.ArmName(p.arm)
+	ends, verdict := p.against(t, "lookup_seconds")
 	if len(ends) == 0 {
 		return
 	}
-	text := fmt.Sprintf("%s: a lookup takes %s", name, strings.Join(ends, " and "))
-	switch {
-	case n == 0:
-	case below == n:
-		text += ", less than " + w.s.Baseline + " at every level"
-	case above > 0:
-		text += fmt.Sprintf(", more than %s at %d of %d levels", w.s.Baseline, above, n)
-	default:
-		text += fmt.Sprintf(", less than %s at %d of %d levels and at no level more that is resolved", w.s.Baseline, below, n)
-	}
-	w.add("%s.", text)
-	if e := w.find("lookup_first_seconds", w.arm); e != nil {
-		w.add("The first for a service after others, with what the processor has forgotten, takes %s at %s.", said(e), Level(w.at))
+	p.add("%s: a lookup takes %s%s.", name, join(ends), verdict)
+	if e := p.find("lookup_first_seconds"); e != nil {
+		p.add("The first for a service after others, with what the processor has forgotten, takes %s%s.", said(e), p.here())
 	}
 }
 
 // holds: memory and start-up at the last level, and what a service adds.
-func (w *words) holds(t *table) {
-	text := fmt.Sprintf("With %s its maps have %s", Level(w.at), w.say("map_bytes", w.arm))
-	for _, m := range w.s.Models {
-		if m.Metric == "map_bytes" && m.Arm == w.arm && len(m.Terms) == 2 && m.Terms[1].Value >= 1 {
+func (p *prose) holds(t *table) {
+	text := strings.TrimSpace(p.here() + " its maps have " + p.say("map_bytes"))
+	for _, m := range p.s.Models {
+		if m.Metric == "map_bytes" && m.Arm == p.arm && len(m.Terms) == 2 && m.Terms[1].Value >= 1 {
 			text += fmt.Sprintf(" (%s and %s for each service)", term(m.Terms[0], quantity.Bytes), term(m.Terms[1], quantity.Bytes))
 		}
 	}
-	if e := w.find("memory_hard_bytes", w.arm); e != nil {
+	if e := p.find("memory_hard_bytes"); e != nil {
 		text += fmt.Sprintf("; its group has %s of hard memory in all, the process with it", said(e))
 	}
-	w.add("%s.", text)
-	if open, fill := w.find("store_open_seconds", w.arm), w.find("store_fill_seconds", w.arm); open != nil && fill != nil {
-		w.add("It opens in %s and takes these services in %s.", said(open), said(fill))
+	p.add("%s.", Capital(text))
+	if open, fill := p.find("store_open_seconds"), p.find("store_fill_seconds"); open != nil && fill != nil {
+		p.add("It opens in %s and takes these services in %s.", said(open), said(fill))
 	}
 }
 
-// against gives a metric of the arm at the first and the last level in words, and at how many of n levels it is, resolved, above and below the baseline's. It
-// leaves the answer at the last level.
-func (w *words) against(t *table, metric string) (ends []string, above, below, n int) {
+// against gives a metric of the arm at the first and the last level in words, and a verdict over all levels: at how many of
+// them it is, resolved, above or below the baseline's. It leaves the answer at the last level.
+func (p *prose) against(t *table, metric string) (ends []string, verdict string) {
+	above, below, n := 0, 0, 0
 	for i, at := range t.levels {
-		w.at = at
-		e := w.find(metric, w.arm)
+		p.at = at
+		e := p.find(metric)
 		if e == nil {
 			continue
 		}
 		if i == 0 || i == len(t.levels)-1 {
-			ends = append(ends, said(e)+" at "+Level(at))
+			ends = append(ends, said(e)+p.here())
 		}
-		if d := e.Difference; w.arm != record.Direct && d != nil {
+		if d := e.Difference; p.arm != record.Direct && d != nil {
 			n++
 			switch {
 			case d.Resolved && d.Value > 0:
@@ -244,5 +215,14 @@ func (w *words) against(t *table, metric string) (ends []string, above, below, n
 			}
 		}
 	}
-	return ends, above, below, n
+	switch base := p.s.Baseline; {
+	case n == 0:
+	case below == n:
+		verdict = ", less than with " + base + " at every level"
+	case above > 0:
+		verdict = fmt.Sprintf(", more than with %s at %d of %d levels", base, above, n)
+	default:
+		verdict = fmt.Sprintf(", less than with %s at %d of %d levels and at no level more that is resolved", base, below, n)
+	}
+	return ends, verdict
 }

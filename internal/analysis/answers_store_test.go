@@ -2,6 +2,7 @@ package analysis
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -10,9 +11,10 @@ import (
 )
 
 // storeRun is a run whose baseline is a subject: each arm has the metrics that values gives, a little apart from block to block.
-func storeRun(t *testing.T, name, baseline string, levels []map[string]string, arms []string, values func(arm string, level map[string]string) map[string]float64) *Summary {
+func storeRun(t *testing.T, name, baseline string, levels []map[string]string, arms []string, values func(arm string, level map[string]string) map[string]float64,
+	phrases ...record.Phrase) *Summary {
 	t.Helper()
-	run := record.Run{Schema: record.RunSchema, Experiment: name, Question: "Which?", Baseline: baseline, Blocks: 8}
+	run := record.Run{Schema: record.RunSchema, Experiment: name, Question: "Which?", Baseline: baseline, Blocks: 8, Phrases: phrases}
 	var trials []record.Trial
 	for block := range run.Blocks {
 		for _, level := range levels {
@@ -37,7 +39,21 @@ func storeRun(t *testing.T, name, baseline string, levels []map[string]string, a
 	if !s.Valid {
 		t.Fatalf("invalid: %v", s.InvalidReasons)
 	}
+	sameByAnotherName(t, s, run, trials)
 	return s
+}
+
+// sameByAnotherName holds that answers depend on what was measured, and not on what the experiment is called.
+func sameByAnotherName(t *testing.T, s *Summary, run record.Run, trials []record.Trial) {
+	t.Helper()
+	run.Experiment = "mine"
+	other, err := Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(s.Answers, other.Answers) {
+		t.Errorf("%s is answered by\n%+v\nand the same called mine by\n%+v", s.Experiment, s.Answers, other.Answers)
+	}
 }
 
 func TestFlushAnswers(t *testing.T) {
@@ -96,9 +112,9 @@ func TestScaleAnswers(t *testing.T) {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
 	}
 	for i, wants := range [][]string{
-		{"sized (baseline): a lookup takes 600 ns", "at services 1 and", "With services 1000 its maps have 21.0 MB (20.0 MB and 1.00 kB for each service)", "takes these services in 100 ms", "The first for a service after others, with what the processor has forgotten, takes 9.0"},
-		{"less: a lookup takes 129 ns", "less than sized at every level"},
-		{"mixed: a lookup", "more than sized at 2 of 3 levels"},
+		{"sized (baseline): a lookup takes 600 ns", "at services 1 and", "At services 1000 its maps have 21.0 MB (20.0 MB and 1.00 kB for each service)", "takes these services in 100 ms", "The first for a service after others, with what the processor has forgotten, takes 9.0"},
+		{"less: a lookup takes 129 ns", "less than with sized at every level"},
+		{"mixed: a lookup", "more than with sized at 2 of 3 levels"},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(s.Answers[i].Answer, want) {

@@ -1,6 +1,7 @@
 package analysis
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,12 +41,12 @@ func TestTraceAnswers(t *testing.T) {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
 	}
 	for i, wants := range [][]string{
-		{"whole delivered every event. liar, lossy and silent did not."},
+		{"liar lost 40 of 16,000 events (0.250 %), lossy lost 40 of 16,000 events (0.250 %) and silent lost 40 of 16,000 events (0.250 %). whole delivered every event."},
 		{"liar: of 16,000 events in 16 trials 40 were lost (0.250 %), in 8 of the trials.", "wrong by 24 events", "56 came late (0.350 %)"},
-		{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.", "It says so itself, to the event.", "execs a second come about with it and 36,000 without, which is not resolved."},
+		{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.", "It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without, which is not resolved."},
 		{"silent: ", "It says nothing of what it loses."},
 		{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.", "The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",
-			"At rate 64000 27,000 execs a second come about with it and 36,000 without: 25", "less.", "Its processes hold 14.0 MB of resident memory, 20.0 MB at the most; its group holds 9.00 MB that could not be given back."},
+			"At rate 64000, the load made 27,000 events/s with it and 36,000 without: 25", "less.", "Its processes hold 14.0 MB of resident memory, 20.0 MB at the most; its group holds 9.00 MB that could not be given back."},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(s.Answers[i].Answer, want) {
@@ -55,6 +56,53 @@ func TestTraceAnswers(t *testing.T) {
 		if len(s.Answers[i].Evidence) == 0 {
 			t.Errorf("answer %d rests on nothing", i)
 		}
+	}
+}
+
+// TestOwnTracer is the spec of docs/tracers.md: what was lost is said first, whatever the experiment is called and
+// although other tracers and costs are there to speak of.
+func TestOwnTracer(t *testing.T) {
+	levels := []map[string]string{{"execs.rate": "100"}, {"execs.rate": "storm"}}
+	storm := record.Phrase{Factor: "execs.rate", Words: map[string]string{"": "at {} execs/s", "storm": "in a storm"}}
+	s := storeRun(t, "my-tracer", "", levels, []string{"exectrace", "mine"}, func(arm string, level map[string]string) map[string]float64 {
+		m := map[string]float64{"events_generated": 1000, "events_counted": 1000, "throughput_per_second": 10_000, "bpf_cpu_share": 0}
+		if arm == record.Direct || arm == record.AA {
+			return m
+		}
+		m["events_lost"], m["events_extra"], m["bpf_cpu_share"], m["bpf_seconds_per_kiloevent"] = 0, 0, 0.1, 2.8e-3
+		if arm == "mine" && level["execs.rate"] == "storm" {
+			m["events_lost"], m["throughput_per_second"] = 560, 2804
+		}
+		return m
+	}, storm)
+	for i, want := range []string{
+		"mine lost 4,480 of 16,000 events (28.0 %). exectrace delivered every event.", "exectrace: of 16,000 events in 16 trials none was lost",
+		"mine: of 16,000 events in 16 trials 4,480 were lost (28.0 %), in 8 of the trials. That is 56.0 % in a storm; none at 100 execs/s.",
+	} {
+		if i >= len(s.Answers) || !strings.HasPrefix(s.Answers[i].Answer, want) {
+			t.Errorf("answer %d does not begin with %q: %+v", i, want, s.Answers)
+		}
+	}
+}
+
+// TestSeveralFamilies: a run that measures two things is answered in the words of both.
+func TestSeveralFamilies(t *testing.T) {
+	s := storeRun(t, "mine", "", []map[string]string{nil}, []string{"tracer"}, func(arm string, _ map[string]string) map[string]float64 {
+		m := map[string]float64{
+			"events_generated": 1000, "bpf_cpu_share": 0, "sched_delay_p50_seconds": 1e-5, "sched_delay_max_seconds": 0.1, "cpu_busy_share": 1,
+		}
+		if arm == "tracer" {
+			m["events_lost"], m["bpf_cpu_share"] = 10, 0.5
+		}
+		return m
+	})
+	var begins []string
+	for _, a := range s.Answers {
+		first, _, _ := strings.Cut(a.Answer, " ")
+		begins = append(begins, first)
+	}
+	if want := []string{"tracer", "tracer:", "The", "A"}; !slices.Equal(begins, want) {
+		t.Errorf("answers begin with %q, want %q: %+v", begins, want, s.Answers)
 	}
 }
 

@@ -276,7 +276,8 @@ func (t *table) everyArm(run record.Run) []string {
 // which the same is missing for the same reason are put together.
 func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
 	type group struct {
-		text, levels string // what is said, and at which levels the arms before it were put together
+		text string // what is said of the arms that were put together at a level
+		at   factors
 	}
 	var all, merged []group
 	for _, at := range s.everyLevel(run, t) {
@@ -300,48 +301,43 @@ func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
 			}
 		}
 		for _, text := range order {
-			all = append(all, group{join(arms[text]) + text, Level(at)})
+			all = append(all, group{join(arms[text]) + text, at})
 		}
 	}
-	levels := map[string][]string{}
+	levels := map[string][]factors{}
 	for _, g := range all {
 		if levels[g.text] == nil {
 			merged = append(merged, g)
 		}
-		levels[g.text] = append(levels[g.text], g.levels)
+		levels[g.text] = append(levels[g.text], g.at)
 	}
 	var answers []Answer
 	for _, g := range merged {
 		text := g.text + "."
-		if at := join(levels[g.text]); at != "" {
-			text = "At " + at + ": " + text
+		if at := s.atAll(levels[g.text]); at != "" {
+			text = Capital(at) + ": " + text
 		}
-		answers = append(answers, Answer{Question: s.Question, Answer: text, Evidence: []string{}})
+		answers = append(answers, Answer{Answer: text, Evidence: []string{}})
 	}
 	return answers
 }
 
 // missing adds what could not be told at this level, with its reason, of the arm or of the baseline that it is compared with.
-func (c *clauses) missing(run record.Run, t *table) {
-	if slow := t.fellBehind(c.arm, c.at); slow != "" {
-		if len(c.parts) > 0 {
-			slow = "it " + slow
-		}
-		c.parts = append(c.parts, slow)
-		if e := c.find("throughput_per_second"); e != nil {
-			c.evidence = append(c.evidence, e.Metric+" "+e.Arm)
-		}
+func (p *prose) missing(run record.Run, t *table) {
+	if slow := t.fellBehind(p.arm, p.at); slow != "" {
+		p.clauses = append(p.clauses, p.opening("", "it ")+slow)
+		p.find("throughput_per_second")
 	}
-	gaps := c.s.gaps(run, t, c.arm, c.at)
+	gaps := p.s.gaps(run, t, p.arm, p.at)
 	for _, g := range gaps {
-		c.parts = append(c.parts, g.word())
+		p.clauses = append(p.clauses, g.word())
 	}
-	if c.arm == record.Direct {
+	if p.arm == record.Direct {
 		return
 	}
-	for _, g := range c.s.gaps(run, t, record.Direct, c.at) {
+	for _, g := range p.s.gaps(run, t, record.Direct, p.at) {
 		if !slices.ContainsFunc(gaps, func(o gap) bool { return o.metrics == g.metrics }) {
-			c.parts = append(c.parts, "in the baseline, "+g.word())
+			p.clauses = append(p.clauses, "in the baseline, "+g.word())
 		}
 	}
 }

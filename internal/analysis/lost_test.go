@@ -68,7 +68,7 @@ func TestEveryLatencyVoided(t *testing.T) {
 	if want := "latency and throughput: not measured, the hypervisor took 24 % of the CPU time"; !strings.Contains(texts(s), want) {
 		t.Errorf("no %q in\n%s", want, texts(s))
 	}
-	if want := "The data plane adds 3.0"; !strings.Contains(texts(s), want) {
+	if want := "kernelmesh adds 3.0"; !strings.Contains(texts(s), want) {
 		t.Errorf("no %q in\n%s", want, texts(s))
 	}
 	i := slices.IndexFunc(s.Missing, func(m analysis.Missing) bool { return m.Metric == "latency_p99_seconds" && m.Arm == "kernelmesh" })
@@ -116,7 +116,7 @@ func TestOneLevelSilencesNoOther(t *testing.T) {
 		if !s.Valid {
 			t.Errorf("%s: %q", name, s.InvalidReasons)
 		}
-		for _, want := range []string{"At rate 500: The data plane adds 3.", "At rate 1000: The data plane adds ", "At rate 4000: The data plane "} {
+		for _, want := range []string{"At rate 500: kernelmesh adds 3.", "At rate 1000: kernelmesh adds ", "At rate 4000: kernelmesh "} {
 			if !strings.Contains(texts(s), want) {
 				t.Errorf("%s: no %q in\n%s", name, want, texts(s))
 			}

@@ -37,8 +37,8 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	all := 0
 	miss := func(e *Estimate, width float64) {
 		name := quantity.Label(e.Metric) + " of " + e.Arm
-		if at := Level(e.Factors); at != "" {
-			name += " at " + at
+		if at := s.At(e.Factors); at != "" {
+			name += " " + at
 		}
 		if width > 0 {
 			name += fmt.Sprintf(" (%.2g %%)", 100*width)

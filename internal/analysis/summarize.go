@@ -29,10 +29,10 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s := &Summary{
 		Schema: Schema, Experiment: run.Experiment, Question: run.Question, Baseline: run.Baseline, Seed: run.Seed,
 		InvalidReasons: []string{}, Missing: []Missing{}, Stopped: run.Stopped, NotRepeated: run.NotRepeated,
-		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent,
+		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent, Phrases: run.Phrases,
 	}
 	t := newTable(trials, s)
-	t.defined = run.Defined()
+	t.defined, t.baseline = run.Defined(), run.Baseline
 	s.Trials = countTrials(run, trials)
 	s.Partial = s.Trials.Done < s.Trials.Planned || run.Open() && run.Stopped == ""
 	s.Blocks = completeBlocks(run, t)
@@ -69,11 +69,15 @@ type table struct {
 	levels  []factors
 	arms    []string // the baseline, its twin, then the others by name
 	metrics []string
+	has     map[string]bool // metrics that some trial tells, those that are pooled among them
+	free    bool            // a load goes as fast as it can
 	defined metric.Set
-	cells   map[cell]*values
-	in      map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
-	loads   map[string]bool               // by name
-	pools   map[pool]map[int]record.Count // by block
+
+	baseline string // the subject of the baseline; empty where it has none
+	cells    map[cell]*values
+	in       map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
+	loads    map[string]bool               // by name
+	pools    map[pool]map[int]record.Count // by block
 
 	outcomes map[levelArm]map[int]*outcome // by block, of the trials that were run, however often; one that was interrupted was not
 	selected map[armMetric]bool            // whose losses are beyond chance
@@ -151,8 +155,8 @@ func newTable(trials []record.Trial, s *Summary) *table {
 		counted := map[string]bool{}
 		for _, trial := range attempts {
 			unreadable += v.take(trial)
-			for name := range trial.Loads {
-				t.loads[name] = true
+			for name, r := range trial.Loads {
+				t.loads[name], t.free = true, t.free || r.Mode == load.Closed
 			}
 			for name, n := range trial.Counts {
 				if counted[name] || !trial.Validity.Stands(name) {
@@ -191,7 +195,10 @@ func newTable(trials []record.Trial, s *Summary) *table {
 	}
 	t.levels = slices.SortedFunc(maps.Values(levels), compareFactors)
 	t.arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
-	t.metrics = slices.Sorted(maps.Keys(metrics))
+	t.metrics, t.has = slices.Sorted(maps.Keys(metrics)), metrics
+	for key := range t.pools {
+		t.has[key.metric] = true
+	}
 	return t
 }
 

@@ -93,13 +93,13 @@ func TestAnswers(t *testing.T) {
 		want  []string
 	}{
 		{name: "all resolved", truth: plain, want: []string{
-			"The data plane adds 3.0 us [3.0, 3.2]", "] of kernel time per connection, 71 % of it in the client's cgroup; ",
+			"kernelmesh adds 3.0 us [3.0, 3.2]", "] of kernel time per connection, 71 % of it in the client's cgroup; ",
 			"; CPU time per connection is not resolved (smallest visible", "; p50 is 12", "] higher; ", "; 1.2 MB of maps."}},
 		{name: "noise", truth: noisy, want: []string{"; p50 is not resolved (", "; p99 is not resolved ("}},
 		{name: "another experiment", truth: plain, alter: own, want: []string{"kernelmesh adds 3.0"}},
-		{name: "few blocks", truth: fewer, want: []string{"The data plane adds 3.2", " us (no interval) of kernel time", "p50 is not resolved (4 blocks carry no interval; 6 are needed)"}},
-		{name: "levels", truth: swept, want: []string{"At rate 500: The data plane adds", "At rate 1000: ", "At rate 2000: "}},
-		{name: "partial", truth: plain, drop: 3, want: []string{"From a partial run (21 of 24 trials): The data plane adds"}},
+		{name: "few blocks", truth: fewer, want: []string{"kernelmesh adds 3.2", " us (no interval) of kernel time", "p50 is not resolved (4 blocks carry no interval; 6 are needed)"}},
+		{name: "levels", truth: swept, want: []string{"At rate 500: kernelmesh adds", "At rate 1000: ", "At rate 2000: "}},
+		{name: "partial", truth: plain, drop: 3, want: []string{"From a partial run (21 of 24 trials): kernelmesh adds"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			run, trials := analysistest.Quickstart(c.truth)

@@ -2,7 +2,10 @@
 // answers in words that are tied to them. It is pure: records in, summary out.
 package analysis
 
-import "tare/internal/ledger"
+import (
+	"tare/internal/ledger"
+	"tare/internal/record"
+)
 
 // Schema names the JSON form of Summary.
 const Schema = "tare.summary/v1"
@@ -29,6 +32,7 @@ type Summary struct {
 	Self           Self              `json:"self"`
 	Absent         map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
 	Warnings       []string          `json:"warnings"`
+	Phrases        []record.Phrase   `json:"phrases,omitempty"`      // how levels read in sentences
 	Stopped        string            `json:"stopped,omitempty"`      // why a run ended that has no number of blocks of its own
 	NotRepeated    string            `json:"not_repeated,omitempty"` // spoiled trials that were not run again
 }

@@ -177,7 +177,7 @@ func (s *Summary) whyNothing(run record.Run, t *table) []string {
 			}
 		}
 		of := len(t.outcomes[levelArm{p.at.key(), p.arm}])
-		text := fmt.Sprintf("arm %s%s lost %d of %d trials", p.arm, p.at.phrase(" at "), lost, of)
+		text := fmt.Sprintf("arm %s lost %d of %d trials", strings.TrimSpace(p.arm+" "+s.At(p.at)), lost, of)
 		if left := of - lost; plannedBlocks(run) >= stats.MinBlocks && left < stats.MinBlocks {
 			text += fmt.Sprintf(", and an interval needs %d", stats.MinBlocks)
 		}
@@ -215,14 +215,6 @@ func (s *Summary) commonest(arm string, at factors) string {
 		best = "by the gate " + best
 	}
 	return fmt.Sprintf("; %d of them %s: %s", n, best, example)
-}
-
-// phrase writes the factors after the given word: " at rate 1000, connections 64"; nothing where there are none.
-func (f factors) phrase(before string) string {
-	if len(f) == 0 {
-		return ""
-	}
-	return before + Level(f)
 }
 
 func plannedBlocks(run record.Run) int {

@@ -4,6 +4,7 @@ package record
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	"tare/internal/ledger"
@@ -55,6 +56,9 @@ type Run struct {
 	// Metrics are the definitions of the metrics that trials of the run can have. Records of Tare before 0.3 have none.
 	Metrics []metric.Definition `json:"metrics,omitempty"`
 
+	// Phrases say how levels read in sentences, in the order in which they read. Factors without one are given by name.
+	Phrases []Phrase `json:"phrases,omitempty"`
+
 	// Precision and Until say when a run ends that has no number of blocks of its own; Plan and Blocks are then as far as it has come, and
 	// Stopped, which is empty while it runs and after it was interrupted, why it ended.
 	Precision *Precision `json:"precision,omitempty"`
@@ -64,6 +68,20 @@ type Run struct {
 	// NotRepeated says how many spoiled trials were not run again because further attempts had been in vain; empty
 	// where that was none.
 	NotRepeated string `json:"not_repeated,omitempty"`
+}
+
+// Phrase is how the levels of one factor read in a sentence: "with 64 connections".
+type Phrase struct {
+	Factor string            `json:"factor"`
+	Words  map[string]string `json:"words"` // by level; of "": any other level, which stands in the place of {}
+}
+
+// Of is the phrase of one level; empty where there is none.
+func (p Phrase) Of(level string) string {
+	if words, is := p.Words[level]; is {
+		return words
+	}
+	return strings.ReplaceAll(p.Words[""], "{}", level)
 }
 
 // Precision is how narrow the intervals of some metrics must be for a run to end.

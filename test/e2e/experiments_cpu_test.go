@@ -202,7 +202,7 @@ func sharesLimit(t *testing.T, s *analysis.Summary, arm string, at map[string]st
 		t.Logf("%s at %v: something else kept the groups from their limit: %+v", arm, at, e)
 		return
 	}
-	want := "Yes: with " + arm + ", at a limit of 0.25 CPU"
+	want := "Application and programs share the limit: with " + arm + ", at a limit of 0.25 CPU"
 	if !slices.ContainsFunc(s.Answers, func(a analysis.Answer) bool {
 		return strings.Contains(a.Answer, "client.count "+at["client.count"]) && strings.Contains(a.Answer, want)
 	}) {
@@ -375,7 +375,7 @@ func TestSaturation(t *testing.T) {
 	if s == nil {
 		return
 	}
-	if !strings.Contains(s.Answers[0].Answer, "From connections 100 to connections 3000 the part of the machine") {
+	if !strings.Contains(s.Answers[0].Answer, "The part of the machine that the programs of kernelmesh take goes from ") {
 		t.Errorf("answer: %s", s.Answers[0].Answer)
 	}
 	for _, level := range []string{"100", "3000"} {

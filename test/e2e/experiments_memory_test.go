@@ -40,7 +40,7 @@ func TestStress(t *testing.T) {
 	if e := s.Find("throughput_per_second", "kernelmesh", at); e == nil || !e.Difference.Resolved || e.Difference.Value >= 0 {
 		t.Errorf("throughput %+v", e)
 	}
-	if a := s.Answers[0].Answer; !regexp.MustCompile(`^(Yes, it stays|No, it does not stay|It cannot be told whether it stays) usable.* waited [0-9.]+ m?s at the longest`).MatchString(a) {
+	if a := s.Answers[0].Answer; !regexp.MustCompile(`^(The machine stays|The machine does not stay|Whether the machine stays) usable.* waited [0-9.]+ m?s at the longest`).MatchString(a) {
 		t.Errorf("the answer is %q", a)
 	}
 	if len(s.Answers) != 3 {

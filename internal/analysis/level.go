@@ -1,0 +1,55 @@
+package analysis
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Level names one value of each factor, for tables: "connections 64, rate 1000".
+func Level(level map[string]string) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(level)) {
+		parts = append(parts, FactorName(name)+" "+level[name])
+	}
+	return strings.Join(parts, ", ")
+}
+
+// FactorName is a factor as people call it: what is set in all arms ("arms.*.services") needs no path.
+func FactorName(name string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")
+}
+
+// At words a level as it stands in a sentence: "for a cluster inserted from decoded form", by the run's phrases and in
+// their order. Factors without one follow by name: "at rate 1000, connections 64".
+func (s *Summary) At(level map[string]string) string {
+	var parts []string
+	rest := maps.Clone(level)
+	for _, p := range s.Phrases {
+		value, is := rest[p.Factor]
+		if !is {
+			continue
+		}
+		if text := p.Of(value); text != "" {
+			parts = append(parts, text)
+			delete(rest, p.Factor)
+		}
+	}
+	if len(rest) > 0 {
+		parts = append(parts, "at "+Level(rest))
+	}
+	return strings.Join(parts, " ")
+}
+
+// atAll words several levels: "at rate 100, rate 1000 and rate 4000".
+func (s *Summary) atAll(levels []factors) string {
+	var all []string
+	for i, at := range levels {
+		text := s.At(at)
+		if i > 0 {
+			text = strings.TrimPrefix(text, "at ")
+		}
+		all = append(all, text)
+	}
+	return join(all)
+}
