@@ -34,6 +34,10 @@ type Knob struct {
 	Min     float64  // of counts, numbers, bytes and (in seconds) durations
 	Max     float64  // likewise; 0 is no limit
 	Doc     string
+
+	// Phrase is how its levels read in a sentence where it is a factor, by value; of "": any other, which stands in
+	// the place of {}. Nil: they are given by name.
+	Phrase map[string]string
 }
 
 // Options are the values of knobs by name, in canonical form: durations as Go prints them, bytes as a plain number.

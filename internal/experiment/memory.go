@@ -31,8 +31,11 @@ const (
 	knobEach     = "endpoints"
 )
 
+// withServices is how a number of services reads in a sentence.
+var withServices = map[string]string{"": "with {} services", "1": "with one service"}
+
 var serviceKnobs = []Knob{
-	{Name: knobServices, Type: TypeCount, Min: 1, Max: 1_000_000, Doc: "services in all: those of the applications, and as many more as it takes, with endpoints that nobody listens on; as many as there are applications when left out"},
+	{Name: knobServices, Type: TypeCount, Min: 1, Max: 1_000_000, Phrase: withServices, Doc: "services in all: those of the applications, and as many more as it takes, with endpoints that nobody listens on; as many as there are applications when left out"},
 	{Name: knobEach, Type: TypeCount, Min: 1, Max: maxEach, Doc: "endpoints of each of these others; 1 when left out"},
 	{Name: knobProtocol, Type: TypeWord, Words: []string{"tcp", "udp"}, Doc: "protocol of these others: `udp` for a load of kind `connect`, and then their endpoints are loopback addresses; `tcp` when left out"},
 	{Name: knobThen, Type: TypeCount, Min: 1, Max: 1_000_000, Doc: "services that are left when the load has ended: the subject reads its services again. Memory is then read twice more, before the load began and after this"},

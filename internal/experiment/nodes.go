@@ -33,7 +33,8 @@ import (
 
 // nodesKnob is a setting of the whole experiment, which can be a factor as those of its parts can.
 var nodesKnob = Knob{Name: "nodes", Type: TypeCount, Default: "0", Max: 10_000,
-	Doc: "machines that each run the whole of every trial, all at the same time; 0: the trial runs on this machine alone. See docs/nodes.md"}
+	Phrase: map[string]string{"": "on {} nodes", "0": "on this machine alone", "1": "on one node"},
+	Doc:    "machines that each run the whole of every trial, all at the same time; 0: the trial runs on this machine alone. See docs/nodes.md"}
 
 // nodes is on how many nodes trials run.
 func (s *Spec) nodes() int { return int(s.Whole.float(nodesKnob.Name)) }

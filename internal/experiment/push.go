@@ -21,7 +21,7 @@ var meshApp = &Kind{
 	Name:    "mesh",
 	Summary: "a whole mesh: a control plane (xDS) with services made up, which changes their endpoints when a load of kind `push` asks for it",
 	Knobs: []Knob{
-		{Name: knobServices, Type: TypeCount, Default: "100", Min: 1, Max: mesh.MaxServices, Doc: "services of the mesh, each a cluster and a UDP listener"},
+		{Name: knobServices, Type: TypeCount, Default: "100", Min: 1, Max: mesh.MaxServices, Phrase: map[string]string{"": "in a mesh of {} services", "1": "in a mesh of one service"}, Doc: "services of the mesh, each a cluster and a UDP listener"},
 		{Name: "endpoints", Type: TypeCount, Default: strconv.Itoa(mesh.DefaultEndpoints), Min: 1, Max: mesh.MaxEndpoints, Doc: "endpoints of each service; nobody listens on them"},
 	},
 	steered: true,
@@ -33,7 +33,7 @@ var pushLoad = &Kind{
 	Name:    "push",
 	Summary: "changes of a mesh's endpoints, one after the other, and connections until they show each; the subject must be a data plane with `xds`, and `peer: endpoint`",
 	Knobs: []Knob{
-		{Name: "what", Type: TypeWord, Default: push.One, Words: push.Whats, Doc: "what a change is of: one service, by chance, or all at once"},
+		{Name: "what", Type: TypeWord, Default: push.One, Words: push.Whats, Phrase: map[string]string{push.One: "of one service", push.All: "of all services at once"}, Doc: "what a change is of: one service, by chance, or all at once"},
 		{Name: "interval", Type: TypeDuration, Default: push.DefaultInterval.String(), Min: push.MinInterval.Seconds(), Max: push.MaxInterval.Seconds(), Doc: "time between two connections while a change is not seen yet"},
 		{Name: "pause", Type: TypeDuration, Default: push.DefaultPause.String(), Max: 60, Doc: "time from one change to the next, half to one and a half times as long by chance"},
 	},

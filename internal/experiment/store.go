@@ -12,16 +12,22 @@ import (
 	"tare/internal/subject/mesh/storebench"
 )
 
+// How the settings of a flush read in a sentence: "for a cluster inserted from decoded form".
+var (
+	flushed = map[string]string{storebench.Insert: "inserted", storebench.Replace: "replaced", storebench.Delete: "deleted"}
+	decoded = map[string]string{storebench.Struct: "from decoded form", storebench.Bytes: "from bytes on the wire"}
+)
+
 // storeSubject is the subject that is a store: it flushes by itself, and needs no load.
 var storeSubject = &Kind{
 	Name:    "store",
 	Summary: "a store of mesh configuration in BPF maps, by design, which flushes changes as fast as it goes",
 	Knobs: []Knob{
 		{Name: "store", Type: TypeText, Doc: "design, or design:variant: `naive`, `pooled` (`ahead`, `background`, `ondemand`), `sized` (`replace`, `ordered`), `value`, `snapshot`"},
-		{Name: "resource", Type: TypeWord, Default: storebench.Cluster, Words: storebench.Resources, Doc: "what is flushed: a cluster of 10 localities with one endpoint each and circuit breakers, or a listener with 5 filter chains"},
-		{Name: "operation", Type: TypeWord, Default: storebench.Replace, Words: storebench.Operations, Doc: "what a flush does with it; `lookup`: no flush at all, but questions for the services by a program in the kernel"},
-		{Name: "from", Type: TypeWord, Default: storebench.Struct, Words: storebench.Forms, Doc: "the form in which a change comes: decoded, or as an xDS resource on the wire"},
-		{Name: knobServices, Type: TypeCount, Min: 1, Max: storebench.MaxServices, Doc: "services in the store beside what is flushed, each a cluster and a listener; none when left out"},
+		{Name: "resource", Type: TypeWord, Default: storebench.Cluster, Words: storebench.Resources, Phrase: map[string]string{"": "for a {}"}, Doc: "what is flushed: a cluster of 10 localities with one endpoint each and circuit breakers, or a listener with 5 filter chains"},
+		{Name: "operation", Type: TypeWord, Default: storebench.Replace, Words: storebench.Operations, Phrase: flushed, Doc: "what a flush does with it; `lookup`: no flush at all, but questions for the services by a program in the kernel"},
+		{Name: "from", Type: TypeWord, Default: storebench.Struct, Words: storebench.Forms, Phrase: decoded, Doc: "the form in which a change comes: decoded, or as an xDS resource on the wire"},
+		{Name: knobServices, Type: TypeCount, Min: 1, Max: storebench.MaxServices, Phrase: withServices, Doc: "services in the store beside what is flushed, each a cluster and a listener; none when left out"},
 		{Name: "endpoints", Type: TypeCount, Min: 1, Max: storebench.MaxEndpoints, Doc: "endpoints of each of these services; 20 when left out"},
 		{Name: "max-clusters", Type: TypeCount, Min: 1, Max: 1 << 20, Doc: "clusters that the store is made for; the store's own choice when left out"},
 		{Name: "max-listeners", Type: TypeCount, Min: 1, Max: 1 << 20, Doc: "listeners that the store is made for, likewise"},

@@ -25,7 +25,7 @@ var execLoad = &Kind{
 	Name:    "exec",
 	Summary: "execs of a tiny program; it knows exactly how many it made",
 	Knobs: []Knob{
-		{Name: "rate", Type: TypeNumber, Words: []string{storm}, Default: storm, Min: 0.1, Max: exec.MaxRate, Doc: "execs per second of all workers, on an absolute schedule; `storm`: one after the other, as fast as they go"},
+		{Name: "rate", Type: TypeNumber, Words: []string{storm}, Default: storm, Min: 0.1, Max: exec.MaxRate, Phrase: map[string]string{"": "at {} execs/s", storm: "in a storm"}, Doc: "execs per second of all workers, on an absolute schedule; `storm`: one after the other, as fast as they go"},
 		{Name: "workers", Type: TypeCount, Min: 1, Max: 1024, Doc: "processes that exec, each on a CPU of its own as far as there are; as many as CPUs when left out"},
 	},
 	alone: true,

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"tare/internal/analysis"
 	"tare/internal/quantity"
@@ -27,7 +28,10 @@ var pageStyle string
 var pageSource string
 
 var page = template.Must(template.New("report").Funcs(template.FuncMap{
-	"lower": func(s string) string { return strings.Replace(s, "At ", "at ", 1) },
+	"lower": func(title string) string {
+		_, n := utf8.DecodeRuneInString(title)
+		return strings.ToLower(title[:n]) + title[n:]
+	},
 	"clean": clean, "level": analysis.Level, "label": quantity.Label,
 	"value": func(s string) string { v, _, _ := strings.Cut(s, " ["); return v },
 	"interval": func(s string) string {
@@ -134,7 +138,7 @@ type htmlRow struct {
 func htmlSections(s *analysis.Summary) []htmlSection {
 	var all []htmlSection
 	for _, sec := range sections(s) {
-		h := htmlSection{Title: strings.Replace(sec.title, "At *.", "At ", 1)}
+		h := htmlSection{Title: sec.title}
 		for _, r := range sec.rows {
 			h.Rows = append(h.Rows, htmlRow{r.metric, r.arm, r.value, r.difference, r.visible, r.metric != "", r.muted})
 		}

@@ -60,7 +60,7 @@ func sections(s *analysis.Summary) []section {
 	var all []section
 	at := map[string]int{}
 	for _, e := range s.Estimates { // in order of level, which the order of metrics must not disturb
-		title := titleOf(e)
+		title := titleOf(s, e)
 		if _, seen := at[title]; !seen {
 			at[title] = len(all)
 			all = append(all, section{title: title})
@@ -68,7 +68,7 @@ func sections(s *analysis.Summary) []section {
 	}
 	for _, e := range estimates {
 		if e.Arm != record.AA || !others {
-			sec := &all[at[titleOf(e)]]
+			sec := &all[at[titleOf(s, e)]]
 			sec.rows = append(sec.rows, rowOf(s, e))
 		}
 	}
@@ -82,11 +82,8 @@ func sections(s *analysis.Summary) []section {
 	return all
 }
 
-func titleOf(e analysis.Estimate) string {
-	if len(e.Factors) == 0 {
-		return ""
-	}
-	return "At " + analysis.Level(e.Factors)
+func titleOf(s *analysis.Summary, e analysis.Estimate) string {
+	return analysis.Capital(s.At(e.Factors))
 }
 
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {
@@ -168,7 +165,7 @@ func notes(s *analysis.Summary) []string {
 	for _, e := range s.Estimates {
 		name := quantity.Label(e.Metric) + " of " + s.ArmName(e.Arm)
 		if len(e.Factors) > 0 {
-			name += " at " + analysis.Level(e.Factors)
+			name += " " + s.At(e.Factors)
 		}
 		if e.Withheld != "" {
 			all = append(all, name+" is withheld: "+e.Withheld)

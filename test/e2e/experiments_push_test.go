@@ -52,7 +52,7 @@ func TestPush(t *testing.T) {
 		t.Errorf("snapshot has changes in its maps after %g s: %+v from sized", e.Value, e.Difference)
 	}
 	for i, arm := range []string{`sized \(baseline\)`, "snapshot"} {
-		want := regexp.MustCompile(`^A change of one of 1000 services, ` + arm + `: a new connection shows it [0-9.]+ .s .* after the control plane sent it, .* It is received after `)
+		want := regexp.MustCompile(`^A change of one service in a mesh of 1000 services, ` + arm + `: a new connection shows it [0-9.]+ .s .* after the control plane sent it, .* It is received after `)
 		if i >= len(s.Answers) || !want.MatchString(s.Answers[i].Answer) {
 			t.Errorf("answers: %+v", s.Answers)
 		}
