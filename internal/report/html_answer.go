@@ -2,7 +2,6 @@ package report
 
 import (
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
@@ -194,13 +193,8 @@ func (m *dataMaker) waitTables() []waitTable {
 			for _, metric := range []string{"sched_delay_p50_seconds", "sched_delay_p99_seconds", "sched_delay_max_seconds"} {
 				row.Cells = append(row.Cells, textOf(m.found(metric, arm, level)))
 			}
-			longest := math.Inf(-1)
-			for _, t := range m.Trials {
-				if v, has := t.Values["sched_delay_max_seconds"]; has && t.Valid && t.Arm == arm && t.Level == level {
-					longest = max(longest, v)
-				}
-			}
-			if math.IsInf(longest, -1) {
+			longest, waited := analysis.Largest(m.trials, "sched_delay_max_seconds", m.Arms[arm].arm, m.Levels[level].factors)
+			if !waited {
 				continue
 			}
 			all = append(all, waitTable{row.Level, row.Arm, append(row.Cells, quantity.Value(longest, quantity.Seconds))})

@@ -11,16 +11,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	"tare/internal/analysis"
 	"tare/internal/attribution"
 	"tare/internal/ledger"
-	"tare/internal/load"
 	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
-	"tare/internal/stats"
 )
 
 // chartData is what the charts are drawn from, embedded in the page as JSON. Values are in seconds, bytes and parts of one; each
@@ -57,6 +53,8 @@ type chartArm struct {
 	Name     string `json:"name"`
 	Baseline bool   `json:"baseline"`
 	Twin     bool   `json:"twin"`
+
+	arm string // as the record has it
 }
 
 type chartLevel struct {
@@ -236,7 +234,7 @@ func (m *dataMaker) names() {
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(arms), analysis.CompareArms) {
 		m.arms[name] = len(m.Arms)
-		m.Arms = append(m.Arms, chartArm{clean(m.s.ArmName(name)), name == record.Direct, name == record.AA})
+		m.Arms = append(m.Arms, chartArm{clean(m.s.ArmName(name)), name == record.Direct, name == record.AA, name})
 	}
 	m.Factor = m.sweptFactor()
 }
@@ -324,136 +322,23 @@ func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
 	return text
 }
 
-// percentiles are those of the curves; each is given where the samples carry it.
-var percentiles = []float64{0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999}
-
-// curves are made as the summary makes its quantiles: a quantile of every trial, then the median over blocks, and differences paired
-// within blocks. What every valid trial of an arm cannot carry is left out.
+// curves puts the curves of latency in the order of levels and arms.
 func (m *dataMaker) curves() {
-	type at struct {
-		place
-		block int
-	}
-	latency := map[at]*hdrhistogram.Histogram{}
-	blocks := map[place][]int{}
-	for _, t := range m.trials {
-		p := m.place(t)
-		if _, before := latency[at{p, t.Block}]; before || !t.Validity.Stands("latency_p50_seconds") {
-			continue // the first attempt counts in which latency stands
-		}
-		var encoded []string
-		for _, name := range slices.Sorted(maps.Keys(t.Loads)) {
-			if h, ok := t.Loads[name].Histograms[load.Latency]; ok {
-				encoded = append(encoded, h)
+	for _, c := range analysis.Curves(m.s.Seed, m.trials) {
+		curve := chartCurve{Arm: m.arms[c.Arm], Level: m.levels[levelKey(c.Factors)]}
+		for _, p := range c.Points {
+			point := curvePoint{Q: p.Q, Value: p.Value, Lo: p.Lo, Hi: p.Hi, Text: p.Text(), Visible: p.Visible}
+			if d := p.Difference; d != nil {
+				point.Diff, point.DiffLo, point.DiffHi = &d.Value, d.Lo, d.Hi
+				point.Verdict = verdict(d.Value, d.Lo, d.Hi, quantity.Seconds, d.Unresolved)
 			}
+			curve.Points = append(curve.Points, point)
 		}
-		h, err := stats.MergeEncoded(encoded...)
-		if err != nil || h == nil {
-			continue // the summary's warnings say that histograms could not be read
-		}
-		blocks[p] = append(blocks[p], t.Block)
-		latency[at{p, t.Block}] = h
+		m.Curves = append(m.Curves, curve)
 	}
-	column := func(p place, q float64) (map[int]float64, bool) {
-		values := map[int]float64{}
-		for _, b := range blocks[p] {
-			ns, ok := stats.Quantile(latency[at{p, b}], q)
-			if !ok {
-				return nil, false
-			}
-			values[b] = ns / 1e9
-		}
-		return values, len(values) > 0
-	}
-	paired := func(arm, level int, q float64) ([]stats.Pair, bool) {
-		direct, known := m.arms[record.Direct]
-		base, ok := column(place{direct, level}, q)
-		if !known || !ok {
-			return nil, false
-		}
-		of, ok := column(place{arm, level}, q)
-		if !ok {
-			return nil, false
-		}
-		var pairs []stats.Pair
-		for _, b := range slices.Sorted(maps.Keys(base)) {
-			if v, both := of[b]; both {
-				pairs = append(pairs, stats.Pair{Base: base[b], Arm: v})
-			}
-		}
-		return pairs, len(pairs) > 0
-	}
-	dependences := map[float64]stats.Dependence{}
-	for _, q := range percentiles {
-		var series [][]float64
-		for level := range m.Levels {
-			for arm, a := range m.Arms {
-				if pairs, ok := paired(arm, level, q); ok && !a.Baseline {
-					series = append(series, stats.Differences(pairs))
-				}
-			}
-		}
-		dependences[q] = stats.LearnDependence(series...)
-	}
-	difference := func(arm, level int, q float64) (stats.Estimate, bool) {
-		pairs, ok := paired(arm, level, q)
-		return dependences[q].Difference(pairs, m.s.Seed), ok
-	}
-	for level := range m.Levels {
-		for arm, a := range m.Arms {
-			c := chartCurve{Arm: arm, Level: level}
-			for _, q := range percentiles {
-				values, ok := column(place{arm, level}, q)
-				if !ok {
-					continue
-				}
-				v := stats.Median(slices.Collect(maps.Values(values)))
-				p := curvePoint{Q: q, Value: v.Value, Text: quantity.Value(v.Value, quantity.Seconds)}
-				if v.HasInterval {
-					p.Lo, p.Hi, p.Text = &v.Lo, &v.Hi, quantity.Interval(v.Value, v.Lo, v.Hi, quantity.Seconds)
-				}
-				m.against(&p, a, arm, level, difference)
-				c.Points = append(c.Points, p)
-			}
-			if len(c.Points) > 0 {
-				m.Curves = append(m.Curves, c)
-			}
-		}
-	}
-}
-
-// against gives a point its difference to the baseline, and the smallest that the twins let one see there.
-func (m *dataMaker) against(p *curvePoint, a chartArm, arm, level int, difference func(arm, level int, q float64) (stats.Estimate, bool)) {
-	var visible float64
-	var known bool
-	if twin, ok := m.arms[record.AA]; ok {
-		if d, ok := difference(twin, level, p.Q); ok {
-			if visible, known = stats.SmallestVisible(d); known {
-				p.Visible = &visible
-			}
-		}
-	}
-	if a.Baseline {
-		return
-	}
-	d, ok := difference(arm, level, p.Q)
-	if !ok {
-		return
-	}
-	p.Diff = &d.Value
-	var why string
-	switch {
-	case !d.HasInterval:
-		why = "no interval"
-	case !d.Excludes(0):
-		why = "its interval holds 0"
-	case !a.Twin && !(known && stats.Resolved(d, stats.Visible(visible, d))):
-		why = "it is not larger than what separates the A/A twins and half its own interval"
-	}
-	if d.HasInterval {
-		p.DiffLo, p.DiffHi = &d.Lo, &d.Hi
-	}
-	p.Verdict = verdict(d.Value, p.DiffLo, p.DiffHi, quantity.Seconds, why)
+	slices.SortStableFunc(m.Curves, func(a, b chartCurve) int {
+		return comparePlaces(place{a.Arm, a.Level}, place{b.Arm, b.Level})
+	})
 }
 
 func (m *dataMaker) models() {
@@ -614,7 +499,13 @@ var rolePart = map[string]string{"app": "application processes", "load": "load g
 
 // byPlace collects the valid trials that have a ledger.
 func (m *dataMaker) byPlace() map[place][]record.Trial {
-	return m.byPlaceOf(func(t record.Trial) bool { return t.Ledger != nil })
+	at := map[place][]record.Trial{}
+	for _, t := range m.trials {
+		if t.Validity.Valid && t.Validity.Failed == "" && t.Ledger != nil {
+			at[m.place(t)] = append(at[m.place(t)], t)
+		}
+	}
+	return at
 }
 
 func comparePlaces(a, b place) int {

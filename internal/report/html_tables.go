@@ -2,6 +2,8 @@ package report
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"tare/internal/quantity"
 )
@@ -46,10 +48,7 @@ func (d *chartData) curveTables() []curveTable {
 				}
 			}
 		}
-		for _, q := range percentiles {
-			if cells[q] == nil {
-				continue
-			}
+		for _, q := range slices.Sorted(maps.Keys(cells)) {
 			r := curveRow{Percentile: percentile(q), Visible: visible[q]}
 			for _, arm := range t.Arms {
 				r.Cells = append(r.Cells, cells[q][arm])

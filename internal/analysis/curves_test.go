@@ -1,0 +1,88 @@
+package analysis_test
+
+import (
+	"math"
+	"testing"
+
+	"tare/internal/analysis"
+	"tare/internal/analysis/analysistest"
+	"tare/internal/record"
+)
+
+// TestCurves: where curves and estimates are of the same quantile they are the same, and resolved alike.
+func TestCurves(t *testing.T) {
+	truth := plain
+	truth.Rates = []string{"500", "4000"}
+	run, trials := analysistest.Quickstart(truth)
+	trials = append(trials, trials[0]) // a second attempt, which does not count
+	trials[len(trials)-1].Attempt = 1
+	s := summarize(t, run, trials)
+	curves := analysis.Curves(run.Seed, trials)
+	if len(curves) != 6 || curves[0].Arm != record.Direct || curves[1].Arm != record.AA || curves[0].Factors["rate"] != "500" || curves[5].Factors["rate"] != "4000" {
+		t.Fatalf("%d curves: %+v", len(curves), curves)
+	}
+	compared := 0
+	for _, c := range curves {
+		for _, p := range c.Points {
+			metric := map[float64]string{0.5: "latency_p50_seconds", 0.9: "latency_p90_seconds", 0.99: "latency_p99_seconds"}[p.Q]
+			if metric == "" {
+				continue
+			}
+			e := s.Find(metric, c.Arm, c.Factors)
+			if e == nil || e.Value != p.Value || *e.Lo != *p.Lo || *e.Hi != *p.Hi {
+				t.Errorf("%s of %s at %v: %+v, and the estimate %+v", metric, c.Arm, c.Factors, p, e)
+				continue
+			}
+			if (e.Difference == nil) != (p.Difference == nil) {
+				t.Errorf("%s of %s at %v: the difference %+v, and of the estimate %+v", metric, c.Arm, c.Factors, p.Difference, e.Difference)
+			} else if d := p.Difference; d != nil && (math.Abs(d.Value-e.Difference.Value) > 1e-12 || d.Resolved != e.Difference.Resolved) {
+				t.Errorf("%s of %s at %v: the difference %+v, and of the estimate %+v", metric, c.Arm, c.Factors, d, e.Difference)
+			}
+			if v, _ := s.Visible(metric, c.Factors); p.Visible == nil || math.Abs(*p.Visible-v) > 1e-12 {
+				t.Errorf("%s at %v: visible %v, and for the summary %g", metric, c.Factors, p.Visible, v)
+			}
+			compared++
+		}
+	}
+	if compared != 18 {
+		t.Errorf("%d points were compared", compared)
+	}
+	if last := curves[0].Points[len(curves[0].Points)-1].Q; last >= 0.999 {
+		t.Errorf("1000 requests in a trial, and a quantile of %g", last)
+	}
+}
+
+// TestEventSums: counts are added up exactly, over valid trials, and each node's by itself.
+func TestEventSums(t *testing.T) {
+	clock := int64(-4e4)
+	var trials []record.Trial
+	for block := range 3 {
+		for _, at := range []string{"storm", "100"} {
+			m := map[string]float64{"events_generated": 1000, "events_lost": float64(block), "sched_delay_max_seconds": 0.1 * float64(block)}
+			own := &record.Trial{Metrics: map[string]float64{"events_generated": 500, "cpu_seconds_per_kiloevent": float64(1 + block)}}
+			trials = append(trials, record.Trial{
+				PlannedTrial: record.PlannedTrial{Block: block, Arm: "tracer", Factors: map[string]string{"rate": at}},
+				Metrics:      m, Validity: record.Validity{Valid: block < 2},
+				Nodes: []record.NodeTrial{{Name: "node-10", Failed: "it died"}, {Name: "node-2", Trial: own, ClockError: &clock}},
+			})
+		}
+	}
+	sums := analysis.EventSums(trials)
+	if len(sums) != 2 || sums[0].Factors["rate"] != "100" || sums[0].Trials != 2 || sums[0].Lossy != 1 || sums[0].Total["events_generated"] != 2000 {
+		t.Errorf("%+v", sums)
+	}
+	if _, late := sums[0].Total["events_late"]; late {
+		t.Error("what no trial counted has a sum")
+	}
+	nodes := analysis.NodeSums(trials)
+	if len(nodes) != 4 || nodes[0].Node != "node-2" || nodes[1].Node != "node-10" || nodes[0].Trials != 3 || nodes[1].Failed != 3 ||
+		nodes[0].Total["events_generated"] != 1500 || *nodes[0].CPU != 2 || *nodes[0].Clock != 4e-5 || nodes[1].CPU != nil {
+		t.Errorf("%+v", nodes)
+	}
+	if v, ok := analysis.Largest(trials, "sched_delay_max_seconds", "tracer", map[string]string{"rate": "storm"}); !ok || v != 0.1 {
+		t.Errorf("the longest wait of valid trials is %g, %t", v, ok)
+	}
+	if _, ok := analysis.Largest(trials, "sched_delay_max_seconds", "tracer", nil); ok {
+		t.Error("there is a longest wait at a level that is not there")
+	}
+}
