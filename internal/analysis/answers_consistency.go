@@ -8,9 +8,6 @@ import (
 	"tare/internal/record"
 )
 
-// promises is how much of a change each design of a store promises to show at once, by its name; a test holds them against the designs.
-var promises = map[string]string{"naive": "per record", "pooled": "per record", "sized": "per record", "value": "per resource", "snapshot": "per change"}
-
 // consistencyAnswers say first which stores lost or misled no connection, and then of each how many connections came where, and for how long old
 // endpoints were seen.
 func consistencyAnswers(s *Summary, t *table) []Answer {
@@ -34,7 +31,7 @@ func consistencyAnswers(s *Summary, t *table) []Answer {
 			default:
 				clean = append(clean, name)
 			}
-			p.consistency()
+			p.consistency(t)
 			each = append(each, p.answer())
 		}
 		if len(each) == 0 {
@@ -66,12 +63,11 @@ func (s *Summary) armName(arm string) string {
 }
 
 // consistency words what one arm did to connections.
-func (p *prose) consistency() {
+func (p *prose) consistency(t *table) {
 	wrong := p.find("wrong_connect_share")
 	name := p.s.ArmName(p.arm)
-	design, _, _ := strings.Cut(p.s.armName(p.arm), ":")
-	if p := promises[design]; p != "" {
-		name += " (whole " + p + ")"
+	if trait := t.traits[p.arm]; trait != "" {
+		name += " (" + trait + ")"
 	}
 	text := fmt.Sprintf("%s: of %s connections %s came to what is in neither the old nor the new set", name,
 		quantity.Thousands(wrong.N), pooled(wrong))

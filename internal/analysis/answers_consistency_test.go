@@ -8,26 +8,13 @@ import (
 	"tare/internal/experiment"
 	"tare/internal/quantity"
 	"tare/internal/record"
-	"tare/internal/subject/mesh/store"
-	_ "tare/internal/subject/mesh/store/designs"
 )
-
-// TestPromises: the answers say of each design what it promises.
-func TestPromises(t *testing.T) {
-	for _, d := range store.Designs() {
-		if promises[d.Name] != d.Atomic.String() {
-			t.Errorf("%s is whole %s, and answers say %q", d.Name, d.Atomic, promises[d.Name])
-		}
-	}
-	if len(promises) != len(store.Designs()) {
-		t.Errorf("%d promises of %d designs", len(promises), len(store.Designs()))
-	}
-}
 
 // connectRun is a run in which each arm has so many connections of each kind in each of 6 trials.
 func connectRun(t *testing.T, counts map[string]map[string]int) *Summary {
 	t.Helper()
 	run := record.Run{Schema: record.RunSchema, Experiment: "config-consistency", Question: "How many?", Baseline: "sized", Blocks: 6}
+	run.Traits = map[string]string{record.Direct: "whole per record", "pooled": "whole per record", "snapshot": "whole per change", "value": "whole per resource"}
 	var trials []record.Trial
 	for block := range run.Blocks {
 		for _, arm := range []string{record.Direct, record.AA, "pooled", "snapshot", "value"} {

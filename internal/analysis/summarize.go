@@ -32,7 +32,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent, Phrases: run.Phrases,
 	}
 	t := newTable(trials, s)
-	t.defined, t.baseline = run.Defined(), run.Baseline
+	t.defined, t.baseline, t.traits = run.Defined(), run.Baseline, run.Traits
 	s.Trials = countTrials(run, trials)
 	s.Partial = s.Trials.Done < s.Trials.Planned || run.Open() && run.Stopped == ""
 	s.Blocks = completeBlocks(run, t)
@@ -73,7 +73,8 @@ type table struct {
 	free    bool            // a load goes as fast as it can
 	defined metric.Set
 
-	baseline string // the subject of the baseline; empty where it has none
+	baseline string            // the subject of the baseline; empty where it has none
+	traits   map[string]string // what to know of arms, by arm
 	cells    map[cell]*values
 	in       map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
 	loads    map[string]bool               // by name

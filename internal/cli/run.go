@@ -238,7 +238,7 @@ func newRecord(s *experiment.Spec, f runFlags, layout *cgroup.Layout) (record.Ru
 		Command: again(os.Args[1:]),
 	}
 	r.Headline, r.Metrics, r.Until = s.Headlines(), experiment.Definitions(), s.Until.Seconds()
-	r.Phrases = s.Phrases()
+	r.Phrases, r.Traits = s.Phrases(), s.Traits()
 	if s.Precision != nil {
 		r.Precision = &record.Precision{Target: s.Precision.Target, Metrics: s.PreciseMetrics()}
 	}

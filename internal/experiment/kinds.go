@@ -36,6 +36,8 @@ type Kind struct {
 	varies bool
 	// label is of subjects: the setting by which one is told from another of its kind; empty: they are called by the kind.
 	label string
+	// trait is of subjects: what to know of one with these options wherever it is named; may be nil.
+	trait func(Options) string
 
 	check func(Options) error // of the options together; may be nil
 	// command is the start of the arguments of tare; those of the knobs follow. Subjects have theirs in package subject.
@@ -113,6 +115,7 @@ var (
 		}, serviceKnobs...),
 		Serves: true,
 		label:  "store",
+		trait:  storeTrait,
 		check:  checkKernelmesh,
 	}, storeSubject, variantSubject}, traceSubjects...)
 )

@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,5 +57,22 @@ factors:
 	got := s.At(map[string]string{"a.rate": "10", "b.rate": "20", "a.connections": "2"})
 	if want := "with 2 connections at a.rate 10, b.rate 20"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestTraits: of a store it is known how much of a change it shows at once, unless the design is swept.
+func TestTraits(t *testing.T) {
+	text := `
+name: stores
+question: Which?
+baseline: {subject: store, store: pooled}
+arms:
+  one: {subject: store, store: snapshot}
+  other: {subject: store, store: "sized:replace"}
+factors:
+  arms.other.store: [value, sized]
+`
+	if got, want := mustParse(t, text).Traits(), map[string]string{"direct": "whole per record", "one": "whole per change"}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

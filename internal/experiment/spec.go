@@ -173,6 +173,25 @@ func (s *Spec) BaselineName() string {
 	}
 }
 
+// Traits are what to know of arms wherever they are named, by arm. One that a factor changes has none.
+func (s *Spec) Traits() map[string]string {
+	traits := map[string]string{}
+	add := func(arm, path string, p *Part) {
+		swept := slices.ContainsFunc(s.Factors, func(f Factor) bool { return slices.Contains(f.paths, path+"."+p.Kind.label) })
+		if p.Kind.trait != nil && !swept {
+			traits[arm] = p.Kind.trait(p.Options)
+		}
+	}
+	for name, p := range s.Arms {
+		add(name, "arms."+name, p)
+	}
+	if s.Baseline != nil {
+		add(record.Direct, "baseline", s.Baseline)
+	}
+	maps.DeleteFunc(traits, func(_, trait string) bool { return trait == "" })
+	return traits
+}
+
 // At is the spec with every factor set to its value in l.
 func (s *Spec) At(l Level) *Spec {
 	c := s.clone()

@@ -12,6 +12,15 @@ import (
 	"tare/internal/subject/mesh/storebench"
 )
 
+// storeTrait is how much of a change the design of a store shows at once.
+func storeTrait(o Options) string {
+	design, _, err := store.Lookup(o["store"])
+	if err != nil {
+		return "" // none is named, or the subject will say what is wrong with it
+	}
+	return "whole " + design.Atomic.String()
+}
+
 // How the settings of a flush read in a sentence: "for a cluster inserted from decoded form".
 var (
 	flushed = map[string]string{storebench.Insert: "inserted", storebench.Replace: "replaced", storebench.Delete: "deleted"}
@@ -35,6 +44,7 @@ var storeSubject = &Kind{
 	},
 	Works: true,
 	label: "store",
+	trait: storeTrait,
 	check: func(o Options) error {
 		_, hasServices := o[knobServices]
 		switch {

@@ -59,6 +59,9 @@ type Run struct {
 	// Phrases say how levels read in sentences, in the order in which they read. Factors without one are given by name.
 	Phrases []Phrase `json:"phrases,omitempty"`
 
+	// Traits are what to know of arms wherever they are named, by arm.
+	Traits map[string]string `json:"traits,omitempty"`
+
 	// Precision and Until say when a run ends that has no number of blocks of its own; Plan and Blocks are then as far as it has come, and
 	// Stopped, which is empty while it runs and after it was interrupted, why it ended.
 	Precision *Precision `json:"precision,omitempty"`
