@@ -193,6 +193,9 @@ func sameAnswers(t *testing.T, was, is *analysis.Summary) {
 		}
 	}
 	for _, a := range was.Answers {
+		if len(a.Evidence) == 0 {
+			continue // it says what is missing, which may be said of another arm now
+		}
 		for _, e := range a.Evidence {
 			if !evidence[e] {
 				t.Errorf("no answer rests on %s any more, as this did: %s", e, a.Answer)
