@@ -153,7 +153,7 @@ func TestConnectMetricsAndGates(t *testing.T) {
 	}}
 	histogram(t, &r, generation.OldEndpoint, 50, 2_000_000)
 	work := load.Result{Mode: load.Closed, Seconds: 2, Done: 500, Intended: 500, Counts: map[string]float64{generation.Replacements: 500, generation.ReplacementSeconds: 1}}
-	m := &measurement{spec: mustParse(t, connectSpec), loads: map[string]load.Result{"client": r}, work: &work, ledger: &ledger.Ledger{}}
+	m := &measurement{spec: mustParse(t, connectSpec), loads: map[string]load.Result{"client": r}, work: &work, ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 0.6}}}
 	got := m.values()
 	for name, want := range map[string]float64{
 		"replacements_per_second": 250, "replacement_seconds": 2e-3, "old_endpoint_p50_seconds": 2e-3, "old_endpoint_max_seconds": 2e-3, "throughput_per_second": 450,

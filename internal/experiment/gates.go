@@ -65,7 +65,18 @@ func (m *measurement) trips() []trip {
 		j.drift()
 		trips = append(trips, j.trips...)
 	}
-	return slices.Concat(trips, m.judgeEvents(), m.throttled(), m.held())
+	return slices.Concat(trips, m.window(), m.judgeEvents(), m.throttled(), m.held())
+}
+
+// window: the counters must have been read at the edges of the load's window.
+func (m *measurement) window() []trip {
+	if !m.windowCut() || m.shared { // nodes that share a machine hold each other up; their counts are right all the same
+		return nil
+	}
+	seen := m.ledger.Window.Seconds / m.spec.Duration.Seconds()
+	return []trip{tripped(gateWindow, seen, minWindow,
+		"counters were read %.3f s apart, and the load's window is %v: tare itself was held up; stop what else is running here",
+		m.ledger.Window.Seconds, m.spec.Duration)}
 }
 
 // otherCopiesWorked reports whether a copy of the same load, other than the named one, had requests answered.

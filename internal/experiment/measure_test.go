@@ -222,6 +222,10 @@ func TestGates(t *testing.T) {
 		{"generator", change(func(r *load.Result) { r.CPUSeconds = 1.5 }), "generator-cpu", "client: the generator used 75 % of its CPUs, and 70 % is allowed; lower the rate or give it more threads"},
 		{"connections", func(m *measurement) { held(m); change(func(r *load.Result) { r.MaxConnections = 60 })(m) }, "connections", "client: 60 of 64 connections were open at once; ask for fewer"},
 		{"connections not held", change(func(r *load.Result) { r.MaxConnections = 3 }), "", ""},
+		{"counters read late", func(m *measurement) { m.ledger.Window.Seconds = 0.001 }, "window",
+			"counters were read 0.001 s apart, and the load's window is "},
+		{"counters read a little late", func(m *measurement) { m.ledger.Window.Seconds *= 0.8 }, "", ""},
+		{"counters of a node that shares its machine", func(m *measurement) { m.ledger.Window.Seconds, m.shared = 0.001, true }, "", ""},
 		{"throttled", func(m *measurement) { m.ledger.Cgroups[5].ThrottledSeconds = ptr(0.5) }, "throttled", "/tare-trial-p1-t1/work/client was throttled for 0.500 s, and no CPU limit was asked for it; raise the limit of the group that tare runs in"},
 		{"throttled as asked", func(m *measurement) {
 			m.ledger.Cgroups[5].ThrottledSeconds = ptr(0.5)

@@ -103,7 +103,7 @@ func TestStoreMetricsAndGates(t *testing.T) {
 		storebench.GracePeriods: 2000, storebench.WorkBytes: 2e6, storebench.OpenSeconds: 0.1, storebench.FillSeconds: 0,
 	}}
 	histogram(t, &work, storebench.FlushTime, 2000, 250_000)
-	m := &measurement{spec: mustParse(t, storeSpec), work: &work, ledger: &ledger.Ledger{}}
+	m := &measurement{spec: mustParse(t, storeSpec), work: &work, ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 0.1}}}
 	got := m.values()
 	for name, want := range map[string]float64{
 		"flush_seconds": 250e-6, "flush_p50_seconds": 250e-6, "flush_p99_seconds": 250e-6, "records_per_flush": 45, "map_updates_per_flush": 71, "map_deletes_per_flush": 1,

@@ -207,11 +207,6 @@ func (m *measurement) judgeEvents() []trip {
 		return nil
 	}
 	var trips []trip
-	if m.windowCut() && !m.shared { // nodes that share a machine hold each other up; their counts are right all the same
-		seen := m.ledger.Window.Seconds / m.spec.Duration.Seconds()
-		trips = append(trips, tripped(gateWindow, seen, minWindow,
-			"counters were read %.3f s apart, and the load's window is %v: tare itself was held up; stop what else is running here", m.ledger.Window.Seconds, m.spec.Duration))
-	}
 	if e.Missed != 0 {
 		trips = append(trips, tripped(gateCounts, float64(e.Missed), 0,
 			"the kernel's counter of execs did not run for %d of them (recursion), so its count is too low; see what else traces execs here", e.Missed))
