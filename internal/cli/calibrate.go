@@ -50,7 +50,7 @@ could be judged.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.Quick, "quick", false, "the short form: under a minute")
+	f.BoolVar(&o.Quick, "quick", false, "the short form: one to three minutes")
 	f.StringSliceVar(&o.Only, "only", nil, "sections to weigh, of "+strings.Join(calibrate.Sections, ", ")+"; default all")
 	f.BoolVar(&asJSON, "json", false, "print one JSON document and nothing else (schema "+calibrate.Schema+")")
 	return cmd
