@@ -27,7 +27,7 @@ var Sections = []string{"clock", "latency", "bpf", "maps", "cpu", "memory", "noi
 // Options of a calibration.
 type Options struct {
 	Self  string   // path of the tare binary, which starts itself as what is planted
-	Quick bool     // under a minute
+	Quick bool     // the short form
 	Only  []string // sections; empty for all
 	Fault Fault    // built in to see it found
 	Say   func(section, what string)
