@@ -45,6 +45,17 @@ func TestListKinds(t *testing.T) {
 			}
 		}
 	}
+	// The names of fields are a contract: a struct that reads back what it wrote would not miss one.
+	out, err := ran(t, "list", "loads", "http", "--json")
+	var kinds []struct{ Settings []map[string]any }
+	if err != nil || json.Unmarshal([]byte(out), &kinds) != nil || len(kinds) != 1 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, s := range kinds[0].Settings {
+		if doc, isText := s["doc"].(string); !isText || doc == "" || s["name"] == nil || s["type"] == nil {
+			t.Errorf("a setting as JSON: %v", s)
+		}
+	}
 	text, err := ran(t, "list", "loads", "http")
 	const rows = "\n  connections: count, 1 to 100000; default 64\n" +
 		"      connections open at once, at most; with keepalive, exactly\n"

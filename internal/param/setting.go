@@ -37,11 +37,11 @@ type Setting struct {
 	Words   []string `json:"words,omitempty"`   // the values of a word; a number may be one of these instead
 	Min     float64  `json:"min"`               // of counts, numbers, bytes, parts and (in seconds) durations
 	Max     float64  `json:"max,omitempty"`     // likewise; 0 is no limit
-	Doc     string
+	Doc     string   `json:"doc"`
 
 	// Phrase is how its levels read in a sentence where it is a factor, by value; of "": any other, which stands in
 	// the place of {}. Nil: they are given by name.
-	Phrase map[string]string `json:"doc"`
+	Phrase map[string]string `json:"phrase,omitempty"`
 }
 
 // Canonical checks a value as a person wrote it and gives its canonical form. The error reads on after the name of the
