@@ -215,26 +215,19 @@ type edge struct {
 // readEdge reads the counters of CPU time. What is slow and can wait, such as finding new groups, is done by prepare before it, so that
 // the counters are read close together.
 //
-// On a busy machine the scale itself may be held up in between, and the counters then be of different times: it reads again, a few times, and
-// keeps what it read in the shortest time. The ledger says how long that was.
-func (m *Meter) readEdge() (best edge, err error) {
-	for try := range edgeTries {
-		e, err := m.readEdgeOnce()
-		if err != nil {
-			return edge{}, err
-		}
-		if try == 0 || e.took < best.took {
-			best = e
-		}
-		if best.took < edgeTime {
+// On a busy machine the scale itself may be held up in between, and the counters then be of different times: it reads again, a few times. The
+// ledger says how long the last reading took; it is the one that counts, for what is read next must follow it closely.
+func (m *Meter) readEdge() (e edge, err error) {
+	for range edgeTries {
+		if e, err = m.readEdgeOnce(); err != nil || e.took < edgeTime {
 			break
 		}
 	}
-	return best, nil
+	return e, err
 }
 
 const (
-	edgeTries = 8
+	edgeTries = 4
 	edgeTime  = 8 * time.Millisecond // 300 groups take 1 to 3 ms
 )
 
