@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -160,7 +162,11 @@ func cpuGroup(t *testing.T) string {
 	root := "/sys/fs/cgroup/cpu"
 	if _, err := os.Stat(root); err != nil {
 		root = "/sys/fs/cgroup"
-		_ = os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+cpu"), 0) // making the group tells
+		control := filepath.Join(root, "cgroup.subtree_control")
+		if had, err := os.ReadFile(control); err == nil && !slices.Contains(strings.Fields(string(had)), "cpu") {
+			_ = os.WriteFile(control, []byte("+cpu"), 0)                       // making the group idle tells
+			t.Cleanup(func() { _ = os.WriteFile(control, []byte("-cpu"), 0) }) // after the group has gone
+		}
 	}
 	dir, err := os.MkdirTemp(root, "tare-test-idle-")
 	if err != nil {
