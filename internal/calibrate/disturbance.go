@@ -119,25 +119,11 @@ func spansOf(n *ledger.Noise, ours owner, cpu int, least float64) (spans []span,
 	if n == nil || n.StallsOmitted > 0 || n.OccupiedMissed > 0 {
 		return nil, false
 	}
-	on := func(s ledger.Stall) bool { return cpu == anyCPU || s.CPU == cpu }
-	var all []span
-	for _, s := range n.Stalls {
-		if s.Cause == ledger.Hypervisor && s.Seconds >= least && on(s) {
-			all = append(all, span{s.From, s.To})
-		}
-	}
-	for _, s := range n.Occupied {
-		if foreign(s, ours) && s.Seconds >= least && on(s) {
-			all = append(all, span{s.From, s.To})
-		}
-	}
-	slices.SortFunc(all, func(a, b span) int { return cmp.Compare(a.from, b.from) })
-	for _, s := range all {
-		if last := len(spans) - 1; last >= 0 && s.from <= spans[last].to {
-			spans[last].to = max(spans[last].to, s.to)
-			continue
-		}
-		spans = append(spans, s)
+	merged := n.Spans(func(s ledger.Stall) bool {
+		return (cpu == anyCPU || s.CPU == cpu) && s.Seconds >= least && (s.Cause == ledger.Hypervisor || foreign(s, ours))
+	})
+	for _, s := range merged {
+		spans = append(spans, span{s[0], s[1]})
 	}
 	return spans, true
 }

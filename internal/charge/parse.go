@@ -118,14 +118,8 @@ func withGuess(name string, known []string, mend string) string {
 	return mend
 }
 
-// clip keeps what others wrote short in messages.
-func clip(s string) string {
-	const most = 80
-	if len(s) > most {
-		return s[:most] + "..."
-	}
-	return s
-}
+// clip keeps what others wrote short in messages, and leaves room for a path.
+func clip(s string) string { return near.ClipTo(s, 80) }
 
 // check finds what is wrong with the values of a rule.
 func (r *Rule) check(fail func(mend, format string, args ...any) error) error {

@@ -50,27 +50,11 @@ func stallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 			l.Noise.StallsOmitted+l.Noise.OccupiedMissed)
 		return s
 	}
-	for _, one := range l.Noise.Stalls {
-		if one.Cause == ledger.Hypervisor {
-			s.Spans = append(s.Spans, [2]int64{one.From, one.To})
+	s.Spans = l.Noise.Spans(func(one ledger.Stall) bool {
+		if one.Cause == ledger.Neighbour {
+			return !shared && one.Cgroup != "" && !within(one.Cgroup, tree) && !ledger.KernelThread(one.Comm)
 		}
-	}
-	for _, one := range l.Noise.Occupied {
-		elsewhere := one.Cgroup != "" && !within(one.Cgroup, tree) && !ledger.KernelThread(one.Comm)
-		if one.Cause == ledger.Neighbour && elsewhere && !shared {
-			s.Spans = append(s.Spans, [2]int64{one.From, one.To})
-		}
-	}
-	// The union: CPUs often stand still together, and thousands of stalls are then a few hundred spans.
-	slices.SortFunc(s.Spans, func(a, b [2]int64) int { return slices.Compare(a[:], b[:]) })
-	kept := s.Spans[:0]
-	for _, one := range s.Spans {
-		if last := len(kept) - 1; last >= 0 && one[0] <= kept[last][1] {
-			kept[last][1] = max(kept[last][1], one[1])
-			continue
-		}
-		kept = append(kept, one)
-	}
-	s.Spans = kept
+		return one.Cause == ledger.Hypervisor
+	})
 	return s
 }

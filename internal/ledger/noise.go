@@ -75,6 +75,27 @@ func (n *Noise) Touches(cpus []int, from, to int64) bool {
 	return false
 }
 
+// Spans are the stretches, from and to, of the stalls that count and of those in which a task that counts held a CPU: disjoint and in order. CPUs
+// often stand still together, and thousands of stalls are then a few hundred spans. It is for whoever has seen that none was omitted.
+func (n *Noise) Spans(counts func(Stall) bool) [][2]int64 {
+	all := [][2]int64{}
+	for _, s := range slices.Concat(n.Stalls, n.Occupied) {
+		if counts(s) {
+			all = append(all, [2]int64{s.From, s.To})
+		}
+	}
+	slices.SortFunc(all, func(a, b [2]int64) int { return slices.Compare(a[:], b[:]) })
+	spans := all[:0]
+	for _, s := range all {
+		if last := len(spans) - 1; last >= 0 && s[0] <= spans[last][1] {
+			spans[last][1] = max(spans[last][1], s[1])
+			continue
+		}
+		spans = append(spans, s)
+	}
+	return spans
+}
+
 // KernelThread says whether a task of a name is a thread of the kernel that works for others: softirq, deferred work,
 // callbacks of RCU.
 func KernelThread(comm string) bool {

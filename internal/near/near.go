@@ -63,8 +63,10 @@ func Meant(name string, candidates []string) string {
 }
 
 // Clip keeps a hostile name or value from filling the message.
-func Clip(s string) string {
-	const most = 40
+func Clip(s string) string { return ClipTo(s, 40) }
+
+// ClipTo is Clip to so many bytes at most.
+func ClipTo(s string, most int) string {
 	if len(s) > most {
 		return strings.ToValidUTF8(s[:most], "") + "..."
 	}
