@@ -50,6 +50,14 @@ type Options struct {
 	CgroupMode CgroupMode
 	Files      map[string][]byte // put into the machine, by absolute path, executable
 	Timeout    time.Duration     // from the start of QEMU to its end
+
+	Progress func(format string, args ...any) // what to know of a machine that was started again; may be nil
+}
+
+func (o Options) progress(format string, args ...any) {
+	if o.Progress != nil {
+		o.Progress(format, args...)
+	}
 }
 
 // Result is what a script left.
@@ -70,6 +78,7 @@ var ErrMissing = errors.New("'make test' fetches it")
 // when QEMU, busybox or a kernel is missing, and fails it when the machine does not come to its end.
 func Run(t testing.TB, o Options, script string) Result {
 	t.Helper()
+	o.Progress = t.Logf
 	r, err := Boot(o, script)
 	if errors.Is(err, ErrMissing) {
 		t.Skip(err)
@@ -98,9 +107,10 @@ func Boot(o Options, script string) (Result, error) {
 	began := time.Now()
 	for try := range bootTries {
 		err = boot(kit, o.withDefaults(), dir, initramfs)
-		if !errors.Is(err, errNoBoot) && !(errors.Is(err, errSilent) && try == 0) {
+		if !errors.Is(err, errNoBoot) && !(errors.Is(err, errHung) && try == 0) {
 			break
 		}
+		o.progress("starting the machine again: %v\n%s", err, complaint(readAll(filepath.Join(dir, "console"))))
 	}
 	port := readAll(filepath.Join(dir, "port"))
 	r := Result{Output: port, Console: readAll(filepath.Join(dir, "console")), Took: time.Since(began)}
@@ -122,14 +132,47 @@ const (
 	bootTime  = 60 * time.Second // a machine takes 2 to 3 seconds, and 10 were seen on a busy one
 )
 
-// Later, too, a machine was seen to stand still in the middle of a test that takes a second, its processors busy and nothing said for minutes,
-// where the same test passed before and after. Such a one is started again once: what hangs for a reason of its own hangs twice, and fails.
-// Three run at a time, beside whatever else the processors do, so a test of a second may take many.
+// Later, too, a machine was seen to stand still in the middle of a test that takes a second, where the same test passed before and after:
+// a processor waits for another that never answers, and the script prints nothing for minutes. The kernel may go on to complain about it on
+// the console, so what counts is what the script prints. Such a machine is started again once: what hangs for a reason of its own hangs
+// twice, and fails. Three run at a time, beside whatever else the processors do, so a test of a second may take many.
 const silence = 150 * time.Second
 
-var errSilent = fmt.Errorf("the machine said nothing for %s", silence)
+// lockup is how long the guest's kernel may report a processor as stuck ("soft lockup - CPU#1 stuck for 279s!") before the machine counts as
+// hung. No test keeps a processor for so long; shorter ones are the host's, whose other work holds an emulated processor up.
+const lockup = 90
+
+var errHung = errors.New("the machine hung")
+
+// ofKernel is a line of the kernel's log: "[  412.408900] rcu: ...".
+var ofKernel = regexp.MustCompile(`(?m)^\[ *\d+\.\d+\] .*\n?`)
+
+var stuck = regexp.MustCompile(`soft lockup - CPU#\d+ stuck for (\d+)s!`)
+
+// hang says why a machine counts as hung, by when its script last printed and what its kernel last said; empty while it does not.
+func hang(quiet time.Duration, console string) string {
+	for _, m := range stuck.FindAllStringSubmatch(console, -1) {
+		if seconds, err := strconv.Atoi(m[1]); err == nil && seconds >= lockup {
+			return "its kernel says: " + m[0]
+		}
+	}
+	if quiet > silence {
+		return fmt.Sprintf("its script printed nothing for %s", silence)
+	}
+	return ""
+}
 
 var errNoBoot = fmt.Errorf("the machine did not come up, %d times, each within %s", bootTries, bootTime)
+
+// complaint is what the guest's kernel said when it first found a processor stuck, with the stack; empty where it never did.
+func complaint(console string) string {
+	at := stuck.FindStringIndex(console)
+	if at == nil {
+		return ""
+	}
+	lines := strings.SplitN(console[at[0]:], "\n", 51)
+	return strings.Join(lines[:len(lines)-1], "\n")
+}
 
 func (o Options) withDefaults() Options {
 	if o.CPUs == 0 {
@@ -164,9 +207,9 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 		}
 	})
 	defer watch.Stop()
-	var silent atomic.Bool
-	go func() { // ends with the machine
-		size, since := int64(0), time.Now()
+	var hangs atomic.Value // why, a string
+	go func() {            // ends with the machine
+		size, since := 0, time.Now()
 		for tick := time.NewTicker(time.Second); ; {
 			select {
 			case <-ctx.Done():
@@ -174,16 +217,16 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 				return
 			case <-tick.C:
 			}
-			grown := int64(0)
-			for _, name := range []string{"port", "console"} {
-				if f, err := os.Stat(filepath.Join(dir, name)); err == nil {
-					grown += f.Size()
-				}
+			console := readAll(filepath.Join(dir, "console"))
+			printed := len(ofKernel.ReplaceAllString(console, ""))
+			if port, err := os.Stat(filepath.Join(dir, "port")); err == nil {
+				printed += int(port.Size())
 			}
-			if grown != size {
-				size, since = grown, time.Now()
-			} else if time.Since(since) > silence {
-				silent.Store(true)
+			if printed != size {
+				size, since = printed, time.Now()
+			}
+			if why := hang(time.Since(since), console); why != "" {
+				hangs.Store(why)
 				cancel()
 				return
 			}
@@ -209,8 +252,8 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	if hung || err == nil && (statErr != nil || port.Size() == 0) {
 		return errNoBoot
 	}
-	if silent.Load() {
-		return errSilent
+	if why := hangs.Load(); why != nil {
+		return fmt.Errorf("%w: %s", errHung, why)
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("the machine was still running after %s", o.Timeout)
