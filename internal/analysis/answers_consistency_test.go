@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/experiment"
+	"tare/internal/measured"
 	"tare/internal/quantity"
 	"tare/internal/record"
 )
@@ -29,7 +29,7 @@ func connectRun(t *testing.T, counts map[string]map[string]int) *Summary {
 			run.Plan = append(run.Plan, p)
 		}
 	}
-	run.Metrics = append(run.Metrics, experiment.Definitions()...)
+	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	s, err := Summarize(run, trials)
 	if err != nil {
 		t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"tare/internal/analysis"
-	"tare/internal/experiment"
+	"tare/internal/measured"
 	"tare/internal/record"
 )
 
@@ -26,7 +26,7 @@ func sweep(t *testing.T, name, factor string, levels, arms []string, of func(arm
 			}
 		}
 	}
-	run.Metrics = append(run.Metrics, experiment.Definitions()...)
+	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	s, err := analysis.Summarize(run, trials)
 	if err != nil || !s.Valid {
 		t.Fatalf("%v, invalid for %q", err, s.InvalidReasons)

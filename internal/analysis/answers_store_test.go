@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/experiment"
+	"tare/internal/measured"
 	"tare/internal/record"
 )
 
@@ -31,7 +31,7 @@ func storeRun(t *testing.T, name, baseline string, levels []map[string]string, a
 			}
 		}
 	}
-	run.Metrics = append(run.Metrics, experiment.Definitions()...)
+	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	s, err := Summarize(run, trials)
 	if err != nil {
 		t.Fatal(err)

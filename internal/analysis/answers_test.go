@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/experiment"
 	"tare/internal/load"
+	"tare/internal/measured"
 	"tare/internal/record"
 )
 
@@ -32,7 +32,7 @@ func againstSubject(t *testing.T, loads []string, values func(arm string) map[st
 			trials = append(trials, trial)
 		}
 	}
-	run.Metrics = append(run.Metrics, experiment.Definitions()...)
+	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	s, err := Summarize(run, trials)
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestTwinsWithoutAnInterval(t *testing.T) {
 				})
 			}
 		}
-		run.Metrics = append(run.Metrics, experiment.Definitions()...)
+		run.Metrics = append(run.Metrics, measured.Definitions()...)
 		s, err := Summarize(run, trials)
 		if err != nil {
 			t.Fatal(err)

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/experiment"
 	"tare/internal/load"
+	"tare/internal/measured"
 	"tare/internal/record"
 )
 
@@ -108,7 +108,7 @@ func TestLagOfUndisturbedRequests(t *testing.T) {
 				trials[i].Metrics["own_lag_running_p50_seconds"] += apart
 			}
 		}
-		run.Metrics = append(run.Metrics, experiment.Definitions()...)
+		run.Metrics = append(run.Metrics, measured.Definitions()...)
 		s, err := Summarize(run, trials)
 		if err != nil {
 			t.Fatal(err)

@@ -13,9 +13,9 @@ import (
 
 	"tare/internal/analysis"
 	"tare/internal/analysis/analysistest"
-	"tare/internal/experiment"
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/measured"
 	"tare/internal/record"
 )
 
@@ -23,7 +23,7 @@ var plain = analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5
 
 func summarize(t *testing.T, run record.Run, trials []record.Trial) *analysis.Summary {
 	t.Helper()
-	run.Metrics = append(run.Metrics, experiment.Definitions()...)
+	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	s, err := analysis.Summarize(run, trials)
 	if err != nil {
 		t.Fatal(err)
@@ -400,7 +400,7 @@ func BenchmarkLevels(b *testing.B) {
 		run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6, Rates: rates})
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			for b.Loop() {
-				run.Metrics = append(run.Metrics, experiment.Definitions()...)
+				run.Metrics = append(run.Metrics, measured.Definitions()...)
 				if _, err := analysis.Summarize(run, trials); err != nil {
 					b.Fatal(err)
 				}

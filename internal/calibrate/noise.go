@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"tare/internal/analysis"
-	"tare/internal/experiment"
+	"tare/internal/engine"
+	"tare/internal/measured"
 	"tare/internal/meter"
 	"tare/internal/metric"
 	"tare/internal/quantity"
@@ -42,7 +43,7 @@ func (b *bench) noise(ctx context.Context) error {
 		repeat = 0
 	}
 	return b.weigh(ctx, "noise", fmt.Sprintf("the baseline against itself, %d blocks", blocks), func(ctx context.Context) (ws []Weight, err error) {
-		s, err := experiment.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d, repeat), nil)
+		s, err := engine.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d, repeat), nil)
 		if err != nil {
 			return nil, err
 		}
@@ -54,7 +55,7 @@ func (b *bench) noise(ctx context.Context) error {
 			b.report.Warnings = append(b.report.Warnings, fmt.Sprintf("the noise run is invalid: %v", summary.InvalidReasons))
 		}
 		planted := fmt.Sprintf("2000 connections/s on a server, against the same again: %d blocks of %v; the largest difference that is not ruled out", summary.Blocks, d)
-		defined := metric.NewSet(experiment.Definitions())
+		defined := metric.NewSet(measured.Definitions())
 		for _, m := range summary.MDE {
 			ws = append(ws, told("smallest visible difference, "+quantity.Label(m.Metric), defined.Of(m.Metric).Unit, m.Value, planted))
 		}
@@ -63,7 +64,7 @@ func (b *bench) noise(ctx context.Context) error {
 }
 
 // experiment runs a spec in a run directory that is gone afterwards.
-func (b *bench) experiment(ctx context.Context, s *experiment.Spec) (_ *analysis.Summary, err error) {
+func (b *bench) experiment(ctx context.Context, s *engine.Spec) (_ *analysis.Summary, err error) {
 	dir, err := os.MkdirTemp("", "tare-calibrate-")
 	if err != nil {
 		return nil, fmt.Errorf("making a run directory: %w", err)
@@ -81,15 +82,15 @@ func (b *bench) experiment(ctx context.Context, s *experiment.Spec) (_ *analysis
 	const seed = 1
 	run := record.Run{
 		Schema: record.RunSchema, ID: "calibrate", Experiment: s.Name, Question: s.Question, Spec: spec, Seed: seed, Blocks: s.Blocks,
-		Plan: experiment.Plan(s, seed), Started: time.Now(), Version: version.Version, Metrics: experiment.Definitions(),
+		Plan: engine.Plan(s, seed), Started: time.Now(), Version: version.Version, Metrics: measured.Definitions(),
 	}
 	w, err := record.Create(filepath.Join(dir, "run"), run)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	machine := experiment.Machine{Self: b.o.Self, Cgroups: b.layout, OpenWindow: func() (experiment.Window, error) { return m.Open() }}
-	trials, err := experiment.Run(ctx, machine, s, run, w, func(experiment.Progress) {})
+	machine := engine.Machine{Self: b.o.Self, Cgroups: b.layout, OpenWindow: func() (engine.Window, error) { return m.Open() }}
+	trials, err := engine.Run(ctx, machine, s, run, w, func(engine.Progress) {})
 	if err != nil {
 		return nil, err
 	}

@@ -9,8 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/experiments"
-	"tare/internal/experiment"
+	"tare/internal/engine"
 	"tare/internal/fault"
+	"tare/internal/kind"
 )
 
 func init() { register(newList) }
@@ -35,11 +36,11 @@ func newList() *cobra.Command {
 			return listExperiments(cmd.OutOrStdout())
 		},
 	}
-	copied := slices.Concat(experiment.CopySettings, experiment.LimitSettings)
+	copied := slices.Concat(engine.CopySettings, engine.LimitSettings)
 	cmd.AddCommand(
-		newListKinds("apps", "application", experiment.Applications, copied),
-		newListKinds("loads", "load", experiment.Loads, copied),
-		newListKinds("subjects", "subject", experiment.Subjects, experiment.LimitSettings),
+		newListKinds("apps", "application", kind.All(kind.Application), copied),
+		newListKinds("loads", "load", kind.All(kind.Load), copied),
+		newListKinds("subjects", "subject", kind.All(kind.Subject), engine.LimitSettings),
 	)
 	return cmd
 }
@@ -62,11 +63,11 @@ func listExperiments(w io.Writer) error {
 			return err
 		}
 		needs := strings.Join(append([]string{"cgroup-create"}, s.Needs...), ", ")
-		full := experiment.Estimate(s)
-		if err := s.Apply(experiment.Overrides{Quick: true}); err != nil {
+		full := engine.Estimate(s)
+		if err := s.Apply(engine.Overrides{Quick: true}); err != nil {
 			return err
 		}
-		fmt.Fprintf(&b, "%s\n  %s\n  takes about %s (--quick: %s); needs %s\n", name, s.Question, roughly(full), roughly(experiment.Estimate(s)), needs)
+		fmt.Fprintf(&b, "%s\n  %s\n  takes about %s (--quick: %s); needs %s\n", name, s.Question, roughly(full), roughly(engine.Estimate(s)), needs)
 	}
 	b.WriteString("\n'tare run NAME' runs one; 'tare list NAME' prints its spec, to start your own from.\n")
 	_, err := io.WriteString(w, b.String())

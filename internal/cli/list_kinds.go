@@ -9,28 +9,28 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/experiment"
 	"tare/internal/fault"
+	"tare/internal/kind"
 	"tare/internal/near"
 	"tare/internal/param"
 )
 
 // newListKinds lists the kinds of a registry of specs with their settings. Those in all are settings of every kind.
-func newListKinds(name, what string, kinds []*experiment.Kind, all []param.Setting) *cobra.Command {
+func newListKinds(name, what string, kinds []kind.Guest, all []param.Setting) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:     name + " [NAME]",
 		Short:   fmt.Sprintf("List the kinds of %s that a spec can have, and every setting of each", what),
-		Example: fmt.Sprintf("  tare list %s\n  tare list %s %s --json", name, name, kinds[0].Name),
+		Example: fmt.Sprintf("  tare list %s\n  tare list %s %s --json", name, name, kinds[0].About().Name),
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			listed := kinds
 			if len(args) > 0 {
-				i := slices.IndexFunc(kinds, func(k *experiment.Kind) bool { return k.Name == args[0] })
+				i := slices.IndexFunc(kinds, func(k kind.Guest) bool { return k.About().Name == args[0] })
 				if i < 0 || len(args) > 1 {
 					var names []string
 					for _, k := range kinds {
-						names = append(names, k.Name)
+						names = append(names, k.About().Name)
 					}
 					return fault.New(fault.Usage, cmd.CommandPath(), near.DidYouMean(args[0], names),
 						"there is no %s %q", what, strings.Join(args, " "))
@@ -47,24 +47,26 @@ func newListKinds(name, what string, kinds []*experiment.Kind, all []param.Setti
 	return c
 }
 
-func kindsAsJSON(w io.Writer, kinds []*experiment.Kind, all []param.Setting) error {
-	type kind struct {
+func kindsAsJSON(w io.Writer, kinds []kind.Guest, all []param.Setting) error {
+	type entry struct {
 		Name     string          `json:"name"`
 		Summary  string          `json:"summary"`
 		Settings []param.Setting `json:"settings"`
 	}
-	listed := make([]kind, len(kinds))
+	listed := make([]entry, len(kinds))
 	for i, k := range kinds {
-		listed[i] = kind{k.Name, k.Summary, slices.Concat(k.Settings, all)}
+		about := k.About()
+		listed[i] = entry{about.Name, about.Summary, slices.Concat(about.Settings, all)}
 	}
 	return json.NewEncoder(w).Encode(listed)
 }
 
-func printKinds(w io.Writer, what string, kinds []*experiment.Kind, all []param.Setting) error {
+func printKinds(w io.Writer, what string, kinds []kind.Guest, all []param.Setting) error {
 	var b strings.Builder
 	for _, k := range kinds {
-		fmt.Fprintf(&b, "%s: %s\n", k.Name, k.Summary)
-		printSettings(&b, k.Settings)
+		about := k.About()
+		fmt.Fprintf(&b, "%s: %s\n", about.Name, about.Summary)
+		printSettings(&b, about.Settings)
 		b.WriteByte('\n')
 	}
 	fmt.Fprintf(&b, "every %s:\n", what)

@@ -5,15 +5,16 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/experiment"
+	"tare/internal/engine"
 	"tare/internal/fault"
+	"tare/internal/kind"
 	"tare/internal/param"
 )
 
 // TestListKinds: every setting is listed with type, range, default and documentation, for people and as JSON.
 func TestListKinds(t *testing.T) {
-	for name, kinds := range map[string][]*experiment.Kind{
-		"apps": experiment.Applications, "loads": experiment.Loads, "subjects": experiment.Subjects,
+	for name, kinds := range map[string][]kind.Guest{
+		"apps": kind.All(kind.Application), "loads": kind.All(kind.Load), "subjects": kind.All(kind.Subject),
 	} {
 		text, err := ran(t, "list", name)
 		if err != nil {
@@ -31,10 +32,11 @@ func TestListKinds(t *testing.T) {
 			t.Fatalf("%s: %d of %d kinds, %v", name, len(listed), len(kinds), err)
 		}
 		for i, k := range kinds {
+			k := k.About()
 			if !strings.Contains(text, k.Name+": "+k.Summary+"\n") || listed[i].Name != k.Name {
 				t.Errorf("%s: %s is not listed", name, k.Name)
 			}
-			for _, s := range append(k.Settings[:len(k.Settings):len(k.Settings)], experiment.LimitSettings...) {
+			for _, s := range append(k.Settings[:len(k.Settings):len(k.Settings)], engine.LimitSettings...) {
 				row := "  " + s.Name + ": " + s.Accepts()
 				if !strings.Contains(text, row) || !strings.Contains(text, "\n      "+s.Doc+"\n") {
 					t.Errorf("%s: the setting %s of %s is not listed", name, s.Name, k.Name)
@@ -62,7 +64,7 @@ func TestListKinds(t *testing.T) {
 	if err != nil || !strings.Contains(text, rows) || strings.Contains(text, "probe:") {
 		t.Errorf("%v\n%s", err, text)
 	}
-	if !strings.Contains(text, "  count: count, 1 to 256; default 1\n") {
+	if !strings.Contains(text, "  count: count, 0 to 256; default 1\n") {
 		t.Errorf("the count of copies is not listed:\n%s", text)
 	}
 	for _, args := range [][]string{{"list", "loads", "htpt"}, {"list", "apps", "http", "mesh"}} {

@@ -14,7 +14,7 @@ import (
 
 	"tare/internal/cluster"
 	"tare/internal/cluster/local"
-	"tare/internal/experiment"
+	"tare/internal/engine"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
@@ -137,7 +137,7 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	}
 	scale := &fullScale{ctx: ctx}
 	defer func() { err = errors.Join(err, scale.close()) }()
-	n := experiment.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames()}
+	n := engine.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames()}
 	n.Machine, err = nodeMachine(layout, scale.open)
 	if err != nil {
 		return err
@@ -163,13 +163,13 @@ func localNode(ctx context.Context, fd int) (err error) {
 	}
 	scale := &lightScale{}
 	defer func() { err = errors.Join(err, scale.close()) }()
-	n := experiment.NodeAgent{Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: scale.prepare}
+	n := engine.NodeAgent{Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: scale.prepare}
 	n.Machine, err = nodeMachine(layout, scale.open)
 	if err != nil {
 		return err
 	}
 	shared := n.Machine
-	n.Machine = func(s *experiment.Spec) (experiment.Machine, error) {
+	n.Machine = func(s *engine.Spec) (engine.Machine, error) {
 		m, err := shared(s)
 		m.Shared = true
 		return m, err
@@ -178,17 +178,17 @@ func localNode(ctx context.Context, fd int) (err error) {
 }
 
 // nodeMachine gives what trials need of this machine, whose scale is opened as a spec asks.
-func nodeMachine(layout *cgroup.Layout, open func(*experiment.Spec) (func() (experiment.Window, error), error)) (func(*experiment.Spec) (experiment.Machine, error), error) {
+func nodeMachine(layout *cgroup.Layout, open func(*engine.Spec) (func() (engine.Window, error), error)) (func(*engine.Spec) (engine.Machine, error), error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("finding the tare binary: %w", err)
 	}
-	return func(s *experiment.Spec) (experiment.Machine, error) {
+	return func(s *engine.Spec) (engine.Machine, error) {
 		if err := requireFeatures(s); err != nil {
-			return experiment.Machine{}, err
+			return engine.Machine{}, err
 		}
 		window, err := open(s)
-		return experiment.Machine{Self: self, Cgroups: layout, OpenWindow: window}, err
+		return engine.Machine{Self: self, Cgroups: layout, OpenWindow: window}, err
 	}, nil
 }
 
@@ -199,7 +199,7 @@ type fullScale struct {
 	m   *meter.Meter
 }
 
-func (f *fullScale) open(s *experiment.Spec) (func() (experiment.Window, error), error) {
+func (f *fullScale) open(s *engine.Spec) (func() (engine.Window, error), error) {
 	o := meterOptions(s)
 	if f.m == nil || o != f.o {
 		if err := f.close(); err != nil {
@@ -211,7 +211,7 @@ func (f *fullScale) open(s *experiment.Spec) (func() (experiment.Window, error),
 		}
 		f.m, f.o = m, o
 	}
-	return func() (experiment.Window, error) { return f.m.Open() }, nil
+	return func() (engine.Window, error) { return f.m.Open() }, nil
 }
 
 func (f *fullScale) close() error {
@@ -229,7 +229,7 @@ type lightScale struct {
 	m *meter.Light
 }
 
-func (l *lightScale) open(s *experiment.Spec) (func() (experiment.Window, error), error) {
+func (l *lightScale) open(s *engine.Spec) (func() (engine.Window, error), error) {
 	o := meterOptions(s)
 	if l.m == nil || o != l.o {
 		if err := l.close(); err != nil {
@@ -241,7 +241,7 @@ func (l *lightScale) open(s *experiment.Spec) (func() (experiment.Window, error)
 		}
 		l.m, l.o = m, o
 	}
-	return func() (experiment.Window, error) { return l.m.Open() }, nil
+	return func() (engine.Window, error) { return l.m.Open() }, nil
 }
 
 func (l *lightScale) prepare() error { return l.m.Prepare() }
@@ -256,6 +256,6 @@ func (l *lightScale) close() error {
 }
 
 // meterOptions are those of the scale that an experiment asks for.
-func meterOptions(s *experiment.Spec) meter.Options {
+func meterOptions(s *engine.Spec) meter.Options {
 	return meter.Options{SampleHz: s.SampleHz, NoStatistics: !s.Statistics}
 }

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/analysis"
-	"tare/internal/experiment"
 	"tare/internal/fault"
+	"tare/internal/measured"
 	"tare/internal/record"
 	"tare/internal/report"
 )
@@ -85,7 +85,7 @@ func writeReport(w io.Writer, dir string, formats []string) error {
 		return err
 	}
 	if c.Run.Metrics == nil { // a record of Tare before 0.3, whose metrics are still what they were
-		c.Run.Metrics = experiment.Definitions()
+		c.Run.Metrics = measured.Definitions()
 	}
 	s, err := analysis.Summarize(c.Run, c.Trials)
 	if err != nil {

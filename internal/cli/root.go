@@ -19,6 +19,8 @@ import (
 	"tare/internal/near"
 	"tare/internal/param"
 	"tare/internal/version"
+
+	_ "tare/internal/all" // every guest
 )
 
 // Main runs the command line and returns the exit code of the process.

@@ -21,10 +21,11 @@ import (
 
 	"tare/experiments"
 	"tare/internal/analysis"
-	"tare/internal/experiment"
+	"tare/internal/engine"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
+	"tare/internal/measured"
 	"tare/internal/meter"
 	"tare/internal/near"
 	"tare/internal/placement"
@@ -40,7 +41,7 @@ type runFlags struct {
 	out       string
 	seed      uint64
 	seeded    bool
-	overrides experiment.Overrides
+	overrides engine.Overrides
 	nodes     nodesFlags
 }
 
@@ -109,7 +110,7 @@ func featureNames() []string {
 }
 
 // loadSpec finds an experiment: a path if it looks like one, else a built-in name.
-func loadSpec(arg string) (*experiment.Spec, error) {
+func loadSpec(arg string) (*engine.Spec, error) {
 	file, data, ok := experiments.File(arg)
 	if !ok {
 		if !strings.ContainsAny(arg, "/.") {
@@ -121,7 +122,7 @@ func loadSpec(arg string) (*experiment.Spec, error) {
 			return nil, err
 		}
 	}
-	return experiment.Parse(file, data, featureNames())
+	return engine.Parse(file, data, featureNames())
 }
 
 // noSuchExperiment says which there are, and which was most likely meant.
@@ -134,7 +135,7 @@ func noSuchExperiment(command, name, more string) error {
 }
 
 // requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more.
-func requireFeatures(s *experiment.Spec) error {
+func requireFeatures(s *engine.Spec) error {
 	for _, p := range features() {
 		if p.Name() != "cgroup-create" && !slices.Contains(s.Needs, p.Name()) {
 			continue
@@ -147,7 +148,7 @@ func requireFeatures(s *experiment.Spec) error {
 }
 
 // run runs the experiment and says what came of it.
-func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (err error) {
+func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err error) {
 	if err := requireFeatures(s); err != nil {
 		return err
 	}
@@ -203,13 +204,13 @@ func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (er
 	p := newProgress(os.Stderr, s, r, w.Dir())
 	defer context.AfterFunc(ctx, p.interrupted)()
 	if others := placement.Others(layout); len(others) > 0 {
-		p.warn(experiment.OtherRun(others))
+		p.warn(engine.OtherRun(others))
 	}
-	machine := experiment.Machine{Self: self, Cgroups: layout, OpenWindow: func() (experiment.Window, error) { return m.Open() }}
+	machine := engine.Machine{Self: self, Cgroups: layout, OpenWindow: func() (engine.Window, error) { return m.Open() }}
 	if gathered != nil {
 		machine.Nodes, machine.NodeShare = gathered, nodeShare(nodes)
 	}
-	runner := &experiment.Runner{Machine: machine, Spec: s, Record: &r, Writer: w, Progress: p.say, Enough: func(trials []record.Trial) (bool, string) {
+	runner := &engine.Runner{Machine: machine, Spec: s, Record: &r, Writer: w, Progress: p.say, Enough: func(trials []record.Trial) (bool, string) {
 		enough, why, err := analysis.Enough(r, trials)
 		if err != nil {
 			return false, err.Error()
@@ -222,7 +223,7 @@ func run(ctx context.Context, s *experiment.Spec, f runFlags, out io.Writer) (er
 }
 
 // newRecord is run.json.
-func newRecord(s *experiment.Spec, f runFlags, layout *cgroup.Layout) (record.Run, error) {
+func newRecord(s *engine.Spec, f runFlags, layout *cgroup.Layout) (record.Run, error) {
 	spec, err := json.Marshal(s)
 	if err != nil {
 		return record.Run{}, fmt.Errorf("encoding the spec: %w", err)
@@ -233,11 +234,11 @@ func newRecord(s *experiment.Spec, f runFlags, layout *cgroup.Layout) (record.Ru
 	}
 	r := record.Run{
 		Schema: record.RunSchema, ID: fmt.Sprintf("%s-%s-%d", s.Name, now.UTC().Format("20060102T150405Z"), os.Getpid()),
-		Experiment: s.Name, Question: s.Question, Spec: spec, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks, Plan: experiment.Plan(s, f.seed),
+		Experiment: s.Name, Question: s.Question, Spec: spec, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks, Plan: engine.Plan(s, f.seed),
 		Started: now, Version: version.Version, Build: version.Build(), Environment: environment(layout),
 		Command: again(os.Args[1:]),
 	}
-	r.Headline, r.Metrics, r.Until = s.Headlines(), experiment.Definitions(), s.Until.Seconds()
+	r.Headline, r.Metrics, r.Until = s.Headlines(), measured.Definitions(), s.Until.Seconds()
 	r.Phrases, r.Traits = s.Phrases(), s.Traits()
 	if s.Precision != nil {
 		r.Precision = &record.Precision{Target: s.Precision.Target, Metrics: s.PreciseMetrics()}
@@ -245,7 +246,7 @@ func newRecord(s *experiment.Spec, f runFlags, layout *cgroup.Layout) (record.Ru
 	if s.Open() {
 		first := *s
 		first.Blocks = 1 // the run adds the others
-		r.Blocks, r.Plan = 1, experiment.Plan(&first, f.seed)
+		r.Blocks, r.Plan = 1, engine.Plan(&first, f.seed)
 	}
 	if !f.seeded {
 		r.Command = append(r.Command, "--seed="+strconv.FormatUint(f.seed, 10))
@@ -321,7 +322,7 @@ func writePage(dir string, s *analysis.Summary, r record.Run, trials []record.Tr
 // ended says that the run ended before its time. One that was interrupted is not what was asked for, and whoever waits for it must
 // not take it for that: its exit code is that of an invalid run.
 func ended(r record.Run, trials []record.Trial, dir string, err error) error {
-	if !experiment.Interrupted(err) {
+	if !engine.Interrupted(err) {
 		return err
 	}
 	whole := map[int]bool{}
@@ -342,7 +343,7 @@ type progress struct {
 	warned   bool // that another run is under way
 }
 
-func newProgress(f *os.File, s *experiment.Spec, r record.Run, dir string) *progress {
+func newProgress(f *os.File, s *engine.Spec, r record.Run, dir string) *progress {
 	p := &progress{w: f, terminal: isatty.IsTerminal(f.Fd()), block: -1}
 	for _, arm := range slices.Sorted(maps.Keys(r.Absent)) {
 		fmt.Fprintf(f, "%s: the arm %s is left out: %s\n", s.Name, arm, r.Absent[arm])
@@ -355,7 +356,7 @@ func newProgress(f *os.File, s *experiment.Spec, r record.Run, dir string) *prog
 }
 
 // extent is how long the run will be.
-func extent(s *experiment.Spec, r record.Run) string {
+func extent(s *engine.Spec, r record.Run) string {
 	block := counted(len(r.Plan)/max(r.Blocks, 1), "trial")
 	switch {
 	case s.Precision != nil:
@@ -363,9 +364,9 @@ func extent(s *experiment.Spec, r record.Run) string {
 	case s.Open():
 		return fmt.Sprintf("blocks of %s for about %s", block, roughly(s.Until))
 	}
-	text := fmt.Sprintf("%s in %s, about %s", counted(len(r.Plan), "trial"), counted(r.Blocks, "block"), roughly(experiment.Estimate(s)))
+	text := fmt.Sprintf("%s in %s, about %s", counted(len(r.Plan), "trial"), counted(r.Blocks, "block"), roughly(engine.Estimate(s)))
 	if s.Repeat > 0 {
-		text += fmt.Sprintf(" and at most %s more for trials that are spoiled", roughly(time.Duration(s.Repeat*float64(experiment.Estimate(s)))))
+		text += fmt.Sprintf(" and at most %s more for trials that are spoiled", roughly(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
 	}
 	return text
 }
@@ -380,7 +381,7 @@ func (p *progress) warn(text string) {
 	fmt.Fprintf(p.w, "warning: %s; end one of them and run it again\n", text)
 }
 
-func (p *progress) say(at experiment.Progress) {
+func (p *progress) say(at engine.Progress) {
 	if t := at.Last; t != nil && t.Ledger != nil {
 		for _, w := range t.Ledger.Warnings {
 			if w.Code == record.OtherRun {
@@ -389,7 +390,7 @@ func (p *progress) say(at experiment.Progress) {
 		}
 	}
 	if t := at.Last; t != nil && t.Validity.Failed == "" {
-		if failed := experiment.FailedNodes(t); failed != "" {
+		if failed := engine.FailedNodes(t); failed != "" {
 			p.clear()
 			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), printable(failed))
 		}
@@ -438,7 +439,7 @@ func (p *progress) say(at experiment.Progress) {
 }
 
 // attemptOf names an attempt at a trial.
-func attemptOf(t *record.Trial, at experiment.Progress) string {
+func attemptOf(t *record.Trial, at engine.Progress) string {
 	text := fmt.Sprintf("trial %d of %d (%s)", t.Index+1, at.Total, t.Arm)
 	if at.Open {
 		text = fmt.Sprintf("trial %d (%s)", t.Index+1, t.Arm)

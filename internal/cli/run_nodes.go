@@ -12,7 +12,7 @@ import (
 
 	"tare/internal/cluster"
 	"tare/internal/cluster/local"
-	"tare/internal/experiment"
+	"tare/internal/engine"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
@@ -74,12 +74,12 @@ func nodeShare(r *record.Nodes) cluster.Share {
 
 // fleet is the nodes of a run, ready to be used.
 type fleet struct {
-	experiment.Nodes
+	engine.Nodes
 	close func() error
 }
 
 // plan fits the spec to the nodes that there will be, and says how they are had; null when the experiment has no nodes.
-func (f *nodesFlags) plan(s *experiment.Spec) *record.Nodes {
+func (f *nodesFlags) plan(s *engine.Spec) *record.Nodes {
 	most := s.MostNodes()
 	n := f.local
 	switch {

@@ -3,7 +3,7 @@ package cli
 import (
 	"testing"
 
-	"tare/internal/experiment"
+	"tare/internal/engine"
 	"tare/internal/host/proc"
 )
 
@@ -30,7 +30,7 @@ func TestNodesPlan(t *testing.T) {
 		{"with another", head, nodesFlags{local: 4, cpus: 0.25}, 4, 0.25, true, false},
 		{"on other machines", head + "factors: {nodes: [2, 9]}\n", nodesFlags{listen: ":0", count: 4, cpus: -1}, 4, 0, false, true},
 	} {
-		s, err := experiment.Parse("test", []byte(c.spec), nil)
+		s, err := engine.Parse("test", []byte(c.spec), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,7 +10,7 @@ import (
 	"tare/internal/app/burn"
 	apphttp "tare/internal/app/http"
 	appmesh "tare/internal/app/mesh"
-	"tare/internal/experiment"
+	"tare/internal/kind"
 	"tare/internal/load/exec"
 	loadhttp "tare/internal/load/http"
 	"tare/internal/load/probe"
@@ -24,7 +24,7 @@ import (
 // guest is a guest with the settings that its folder declares.
 type guest struct {
 	command  string
-	kinds    []*experiment.Kind
+	role     kind.Role
 	settings []param.Setting
 	only     string // flags that the command line alone has
 }
@@ -35,17 +35,17 @@ const (
 )
 
 var guests = []guest{
-	{"app http", experiment.Applications, apphttp.Settings, listen + " delay-dist seed stall stall-every skip"},
-	{"app mesh", experiment.Applications, appmesh.Settings, listen},
-	{"app burn", experiment.Applications, burn.Settings, "role"},
-	{"load http", experiment.Loads, loadhttp.Settings, "url seed method body header source spin recycle" + windowed},
-	{"load probe", experiment.Loads, probe.Settings, windowed},
-	{"load connect", experiment.Loads, nil, "service services endpoints replacer seed" + windowed},
-	{"load push", experiment.Loads, push.Settings, "mesh seed" + windowed},
-	{"load exec", experiment.Loads, exec.Settings, "spin" + windowed},
-	{"subject kernelmesh", experiment.Subjects, kernelmesh.Settings, "services xds cgroup source allow-root human"},
-	{"subject store", experiment.Subjects, storebench.Settings, windowed},
-	{"subject exectrace", experiment.Subjects, exectrace.Settings, "cgroup for"},
+	{"app http", kind.Application, apphttp.Settings, listen + " delay-dist seed stall stall-every skip"},
+	{"app mesh", kind.Application, appmesh.Settings, listen},
+	{"app burn", kind.Application, burn.Settings, "role"},
+	{"load http", kind.Load, loadhttp.Settings, "url seed method body header source spin recycle" + windowed},
+	{"load probe", kind.Load, probe.Settings, windowed},
+	{"load connect", kind.Load, nil, "service services endpoints replacer seed" + windowed},
+	{"load push", kind.Load, push.Settings, "mesh seed" + windowed},
+	{"load exec", kind.Load, exec.Settings, "spin" + windowed},
+	{"subject kernelmesh", kind.Subject, kernelmesh.Settings, "services xds cgroup source allow-root human"},
+	{"subject store", kind.Subject, storebench.Settings, windowed},
+	{"subject exectrace", kind.Subject, exectrace.Settings, "cgroup for"},
 }
 
 // TestSettings: what a guest declares is what a spec and the command line have, with the same default, and the command
@@ -56,8 +56,8 @@ func TestSettings(t *testing.T) {
 		if err != nil || c.CommandPath() != "tare "+g.command {
 			t.Fatalf("there is no command %q: %v", g.command, err)
 		}
-		i := slices.IndexFunc(g.kinds, func(k *experiment.Kind) bool { return k.Name == c.Name() })
-		if i < 0 {
+		known := kind.Find(g.role, c.Name())
+		if known == nil {
 			t.Fatalf("specs have no %s", g.command)
 		}
 		others := map[string]bool{}
@@ -65,7 +65,7 @@ func TestSettings(t *testing.T) {
 			others[name] = true
 		}
 		for _, s := range g.settings {
-			if key, ok := param.Find(g.kinds[i].Settings, s.Name); !ok || key.Default != s.Default {
+			if key, ok := param.Find(known.About().Settings, s.Name); !ok || key.Default != s.Default {
 				t.Errorf("%s: the spec's default of %q is %q, the guest's %q", g.command, s.Name, key.Default, s.Default)
 			}
 			f := c.Flags().Lookup(s.Name)
@@ -109,10 +109,10 @@ func TestEveryGuestIsChecked(t *testing.T) {
 	if slices.Sort(commands); !slices.Equal(known, commands) {
 		t.Errorf("the commands are %v, those in the table %v", commands, known)
 	}
-	for name, kinds := range map[string][]*experiment.Kind{"app": experiment.Applications, "load": experiment.Loads} {
-		for _, k := range kinds {
-			if !slices.Contains(known, name+" "+k.Name) {
-				t.Errorf("the %s %q is not in the table", name, k.Name)
+	for _, role := range []kind.Role{kind.Application, kind.Load} {
+		for _, name := range kind.Names(role) {
+			if !slices.Contains(known, string(role)+" "+name) {
+				t.Errorf("the %s %q is not in the table", role, name)
 			}
 		}
 	}
@@ -147,7 +147,7 @@ func ran(t *testing.T, args ...string) (string, error) {
 func TestListSubjects(t *testing.T) {
 	out, err := ran(t, "subject")
 	for _, want := range []string{
-		"kernelmesh: ", "  peer ", "a planted weight (default 0)\n", "store: ", "bpftrace: tracer: ",
+		"kernelmesh: ", "  peer ", "a planted weight (default 0)\n", "store: ", "bpftrace: ",
 	} {
 		if err != nil || !strings.Contains(out, want) {
 			t.Errorf("%v: lacks %q:\n%s", err, want, out)

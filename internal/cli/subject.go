@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/kind"
+	"tare/internal/near"
 	"tare/internal/param"
 	"tare/internal/role"
-	"tare/internal/subject"
 	"tare/internal/subject/mesh/kernelmesh"
-	"tare/internal/subject/tracer"
 )
 
 func init() { register(newSubject) }
@@ -32,12 +32,15 @@ func newSubject() *cobra.Command {
 		Short: "Run a thing that Tare weighs; without a name, list them",
 		Example: `  tare subject
   tare subject kernelmesh --services services.yaml --cgroup /sys/fs/cgroup/mygroup`,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil
 			}
-			_, err := subject.Lookup(args[0])
-			return err
+			var names []string
+			for _, sub := range cmd.Commands() {
+				names = append(names, sub.Name())
+			}
+			return fault.New(fault.Usage, "", near.DidYouMean(args[0], names), "there is no subject %q", args[0])
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return listSubjects(cmd.OutOrStdout())
@@ -47,11 +50,22 @@ func newSubject() *cobra.Command {
 	return c
 }
 
+// listSubjects lists what an arm of a spec can weigh.
 func listSubjects(w io.Writer) error {
-	for _, s := range subject.All() {
-		fmt.Fprintf(w, "%s: %s\n", s.Name, s.Summary)
+	for _, g := range kind.All(kind.Subject) {
+		if _, varies := g.(kind.Variant); varies {
+			continue // it is the baseline, and nothing that is weighed
+		}
+		about := g.About()
+		state := ""
+		if i, ok := g.(kind.Installed); ok {
+			if missing := i.Installed(param.Defaults(about.Settings)); missing != nil {
+				state = " (" + missing.Error() + ")"
+			}
+		}
+		fmt.Fprintf(w, "%s: %s%s\n", about.Name, about.Summary, state)
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		for _, o := range s.Settings {
+		for _, o := range about.Settings {
 			doc := o.Doc
 			if o.Default != "" {
 				doc += " (default " + o.Default + ")"
@@ -59,17 +73,6 @@ func listSubjects(w io.Writer) error {
 			fmt.Fprintf(t, "  %s\t%s\n", o.Name, doc)
 		}
 		if err := t.Flush(); err != nil {
-			return fmt.Errorf("writing the list of subjects: %w", err)
-		}
-	}
-	for _, e := range tracer.Catalogue {
-		state := ""
-		if t, err := e.Make(map[string]string{}); err == nil { // without settings, "command" is none yet
-			if missing := t.Installed(); missing != nil {
-				state = " (" + missing.Error() + ")"
-			}
-		}
-		if _, err := fmt.Fprintf(w, "%s: tracer: %s%s\n", e.Name, e.Summary, state); err != nil {
 			return fmt.Errorf("writing the list of subjects: %w", err)
 		}
 	}
@@ -82,8 +85,9 @@ func newKernelmesh() *cobra.Command {
 	var source string
 	var values param.Values
 	c := &cobra.Command{
-		Use:   "kernelmesh (--services FILE | --xds ADDRESS) --cgroup PATH",
-		Short: "An eBPF service mesh data plane on the sockets of one control group, until interrupted; SIGHUP reads the services again",
+		Use: "kernelmesh (--services FILE | --xds ADDRESS) --cgroup PATH",
+		Short: "An eBPF service mesh data plane on the sockets of one control group, until interrupted; " +
+			"SIGHUP reads the services again",
 		Example: `  tare subject kernelmesh --services services.yaml --cgroup /sys/fs/cgroup/mygroup
   tare subject kernelmesh --xds 127.0.0.1:18000 --fail closed --cgroup /sys/fs/cgroup/mygroup`,
 		Args: noArgs,
@@ -129,8 +133,10 @@ func newKernelmesh() *cobra.Command {
 	f.StringVar(&only.ServicesFile, "services", "", "YAML file of services and their endpoints")
 	f.StringVar(&only.XDS, "xds", "", "control plane that says what the services are: HOST:PORT or unix:PATH")
 	f.StringVar(&only.CgroupDir, "cgroup", "", "cgroup v2 directory whose processes are served")
-	f.StringVar(&source, "source", "auto", "addresses that rules take as the source of sockets bound to none: auto (of the default routes), none, or IP[,IP]")
-	f.BoolVar(&only.AllowRoot, "allow-root", false, "let the control group be the root: serve every process of the machine")
+	f.StringVar(&source, "source", "auto", "addresses that rules take as the source of sockets bound to none: "+
+		"auto (of the default routes), none, or IP[,IP]")
+	f.BoolVar(&only.AllowRoot, "allow-root", false,
+		"let the control group be the root: serve every process of the machine")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
 }
@@ -146,7 +152,9 @@ func sources(text string) (all []netip.Addr, err error) {
 	for _, part := range strings.Split(text, ",") {
 		a, err := netip.ParseAddr(strings.TrimSpace(part))
 		if err != nil {
-			return nil, fault.New(fault.Usage, "--source", "give auto, none, or an IPv4 address, an IPv6 address or both, with a comma between", "%q is not an address", part)
+			return nil, fault.New(fault.Usage, "--source",
+				"give auto, none, or an IPv4 address, an IPv6 address or both, with a comma between",
+				"%q is not an address", part)
 		}
 		all = append(all, a)
 	}
@@ -194,7 +202,8 @@ func printKernelmesh(w io.Writer, m role.Message) error {
 		if r.XDS != "" {
 			fmt.Fprintf(w, "kernelmesh serves what %s says in %s, from store %s\n", r.XDS, r.Cgroup, r.Store)
 		} else {
-			fmt.Fprintf(w, "kernelmesh serves %s, %s of %s in %s, from store %s\n", counted(r.Services, "service"), counted(r.Endpoints, "endpoint"), r.ServicesFile, r.Cgroup, r.Store)
+			fmt.Fprintf(w, "kernelmesh serves %s, %s of %s in %s, from store %s\n", counted(r.Services, "service"),
+				counted(r.Endpoints, "endpoint"), r.ServicesFile, r.Cgroup, r.Store)
 		}
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "program\tid\tattached\tlink")

@@ -76,6 +76,9 @@ type Definition struct {
 	Tail     bool `json:"tail,omitempty"`     // it is of the slowest part of what was seen, for which intervals stay wide
 	Outcome  bool `json:"outcome,omitempty"`  // what a subject that is too slow shows in: its own slowness does not void it
 
+	// Of is, of a metric of all nodes together, the metric of each node that it is made of: what voids that voids this.
+	Of string `json:"of,omitempty"`
+
 	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that tells it need not
 	// be run again for this one.
 	Instead string `json:"instead,omitempty"`

@@ -138,20 +138,22 @@ type Environment struct {
 type Trial struct {
 	Schema string `json:"schema"`
 	PlannedTrial
-	Attempt  int                       `json:"attempt,omitempty"` // 0 for the first; a spoiled trial is run again in its block, and every attempt is a line
-	Started  time.Time                 `json:"started"`
-	Ended    time.Time                 `json:"ended"`
-	Loads    map[string]load.Result    `json:"loads"`             // by the name that the spec gives the load
-	Work     *load.Result              `json:"work,omitempty"`    // of a subject that works by itself
-	Events   *Events                   `json:"events,omitempty"`  // where the load makes events that are counted
-	Ledger   *ledger.Ledger            `json:"ledger"`            // of the measured window; null when the trial failed before it
-	Further  map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
-	Subject  json.RawMessage           `json:"subject,omitempty"` // what the subject said of itself when it was ready
-	Clocks   map[string]time.Duration  `json:"clocks_ns"`         // set-up, warm-up, measured, drain, tear-down
-	Metrics  map[string]float64        `json:"metrics"`           // single values of this trial, by metric name
-	Counts   map[string]Count          `json:"counts,omitempty"`  // counts of this trial, by metric name: to be pooled over trials
-	Validity Validity                  `json:"validity"`
-	Nodes    []NodeTrial               `json:"nodes,omitempty"` // what came of it at each node, where it ran on nodes: metrics and loads are of all of them together then
+	Attempt int                       `json:"attempt,omitempty"` // 0 for the first; a spoiled trial is run again in its block, and every attempt is a line
+	Started time.Time                 `json:"started"`
+	Ended   time.Time                 `json:"ended"`
+	Loads   map[string]load.Result    `json:"loads"`             // by the name that the spec gives the load
+	Work    *load.Result              `json:"work,omitempty"`    // of a subject that works by itself
+	Events  *Events                   `json:"events,omitempty"`  // where the load makes events that are counted
+	Ledger  *ledger.Ledger            `json:"ledger"`            // of the measured window; null when the trial failed before it
+	Further map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
+	Subject json.RawMessage           `json:"subject,omitempty"` // what the subject said of itself when it was ready
+	// Evidence is what only a guest knows of the trial, by the guest's name.
+	Evidence map[string]json.RawMessage `json:"evidence,omitempty"`
+	Clocks   map[string]time.Duration   `json:"clocks_ns"`        // set-up, before, warm-up, measured, drain, tear-down
+	Metrics  map[string]float64         `json:"metrics"`          // single values of this trial, by metric name
+	Counts   map[string]Count           `json:"counts,omitempty"` // counts of this trial, by metric name: to be pooled over trials
+	Validity Validity                   `json:"validity"`
+	Nodes    []NodeTrial                `json:"nodes,omitempty"` // what came of it at each node, where it ran on nodes: metrics and loads are of all of them together then
 }
 
 // Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them independently of each other; what the

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"tare/internal/analysis"
-	"tare/internal/experiment"
+	"tare/internal/measured"
 	"tare/internal/record"
 )
 
@@ -15,7 +15,7 @@ func TestAbsentArms(t *testing.T) {
 	absent := map[string]string{"ig": "ig: not installed\x1b[2J; get it"}
 	run := record.Run{Schema: record.RunSchema, Experiment: "traced", Absent: absent, Blocks: 1, Plan: []record.PlannedTrial{{Arm: record.Direct}}}
 	trials := []record.Trial{{PlannedTrial: run.Plan[0], Metrics: map[string]float64{"events_generated": 3}, Validity: record.Validity{Valid: true}}}
-	run.Metrics = append(run.Metrics, experiment.Definitions()...)
+	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	s, err := analysis.Summarize(run, trials)
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 	"tare/internal/analysis"
 	"tare/internal/analysis/analysistest"
-	"tare/internal/experiment"
+	"tare/internal/measured"
 	"tare/internal/record"
 	"tare/internal/report"
 )
@@ -223,7 +223,7 @@ func FuzzReport(f *testing.F) {
 
 // TestBenchDirections: which way a metric is better is what its definition says, and where neither is, nothing is said.
 func TestBenchDirections(t *testing.T) {
-	run := record.Run{Schema: record.RunSchema, Experiment: "own", Metrics: experiment.Definitions()}
+	run := record.Run{Schema: record.RunSchema, Experiment: "own", Metrics: measured.Definitions()}
 	trials := []record.Trial{{
 		PlannedTrial: record.PlannedTrial{Arm: record.Direct}, Validity: record.Validity{Valid: true},
 		Metrics: map[string]float64{"replacements_per_second": 10, "cpu_busy_share": 0.5, "flush_seconds": 1, "of_my_own": 2},

@@ -14,7 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/experiment"
+	_ "tare/internal/all" // every guest
+	"tare/internal/engine"
 	"tare/internal/host/cgroup"
 	"tare/internal/record"
 )
@@ -150,7 +151,7 @@ func TestList(t *testing.T) {
 	if o.code != 0 {
 		t.Fatal(o)
 	}
-	if _, err := experiment.Parse("list", []byte(o.stdout), []string{"bpf-syscall", "bpf-stats", "sampling"}); err != nil {
+	if _, err := engine.Parse("list", []byte(o.stdout), []string{"bpf-syscall", "bpf-stats", "sampling"}); err != nil {
 		t.Errorf("what it prints is no spec: %v", err)
 	}
 }

@@ -1,10 +1,12 @@
-// Package exec is the load that executes programs and nothing else, by an absolute schedule or as fast as it goes, and knows to the exec how many it
-// made: what a tracer of processes delivers is held against that. It runs as a process of its own (tare load exec).
+// Package exec is the load that executes programs and nothing else, by an absolute schedule or as fast as it goes,
+// and knows to the exec how many it made: what a tracer of processes delivers is held against that. It runs as a
+// process of its own (tare load exec).
 //
-// The execs are made by workers, one small process for each CPU (c/worker.c), which this process starts and reads. An exec counts when the program was
-// reached, told by the program's own end, and not when a child has come and gone: an execve that fails is counted apart, with its errno. Between the
-// ready message and the begin of the schedule, and after its end, nothing here executes anything, so that the kernel's count of the control
-// group between ready and result is the load's own (CountMade) exactly, or one of the two is wrong.
+// The execs are made by workers, one small process for each CPU (c/worker.c), which this process starts and reads. An
+// exec counts when the program was reached, told by the program's own end, and not when a child has come and gone: an
+// execve that fails is counted apart, with its errno. Between the ready message and the begin of the schedule, and
+// after its end, nothing here executes anything, so that the kernel's count of the control group between ready and
+// result is the load's own (CountMade) exactly, or one of the two is wrong.
 //
 // Every exec can be told from every other by its arguments: Argv0 and "<worker>.<number>", both counted from 0.
 package exec
@@ -95,7 +97,8 @@ type worker struct {
 	err       error // of its end
 }
 
-// New starts the workers; they execute nothing yet. Its errors are of wrong use, and of machines where files in memory cannot be executed.
+// New starts the workers; they execute nothing yet. Its errors are of wrong use, and of machines where files in
+// memory cannot be executed.
 func New(o Options) (l *Load, err error) {
 	cpus, err := allowed()
 	if err != nil {
@@ -122,7 +125,7 @@ func New(o Options) (l *Load, err error) {
 	case o.Spin > time.Millisecond:
 		return nil, fault.New(fault.Usage, "--spin", "give at most 1ms", "a wait of %v is not to be spun through", o.Spin)
 	case workerProgram == nil:
-		return nil, fault.New(fault.Machine, "", "use amd64 or arm64", "the load has no program for machines of type %s", runtime.GOARCH)
+		return nil, noProgram()
 	}
 	l = &Load{o: o, cpus: min(o.Workers, len(cpus)), ended: make(chan *worker, o.Workers), release: make(chan struct{})}
 	for part := range o.Workers {
@@ -134,6 +137,11 @@ func New(o Options) (l *Load, err error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
+}
+
+// noProgram is why nothing can be executed on this machine, which is of a type that the package has no programs for.
+func noProgram() error {
+	return fault.New(fault.Machine, "", "use amd64 or arm64", "the load has no program for machines of type %s", runtime.GOARCH)
 }
 
 // allowed are the CPUs that this process may use.
@@ -150,8 +158,8 @@ func allowed() (cpus []int, err error) {
 	return cpus, nil
 }
 
-// start starts the workers from a thread that lives as long as they do: the signal by which they die with this process comes when the thread
-// that started them ends (PR_SET_PDEATHSIG(2const)).
+// start starts the workers from a thread that lives as long as they do: the signal by which they die with this
+// process comes when the thread that started them ends (PR_SET_PDEATHSIG(2const)).
 func (l *Load) start(started chan<- error, release <-chan struct{}) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -173,8 +181,8 @@ func (l *Load) startAll() (err error) {
 	return nil
 }
 
-// startOne starts a worker and waits until it is ready. Each has a target of its own: executing a file counts in it, and on many CPUs at once that
-// would be what is measured.
+// startOne starts a worker and waits until it is ready. Each has a target of its own: executing a file counts in it,
+// and on many CPUs at once that would be what is measured.
 func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	target, err := program(Argv0, l.o.target)
 	if err != nil {
@@ -199,7 +207,8 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	w.cmd = &osexec.Cmd{
 		Path: "/proc/self/fd/" + strconv.Itoa(first), Args: []string{"tare-exec-worker", strconv.Itoa(w.part)},
 		ExtraFiles: []*os.File{file, memory, target},
-		// A group of its own: what ends a run from a terminal goes to this process alone, which ends the workers in good order.
+		// A group of its own: what ends a run from a terminal goes to this process alone, which ends the workers in good
+		// order.
 		SysProcAttr: &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true},
 	}
 	if w.start, err = w.cmd.StdinPipe(); err != nil {
@@ -236,8 +245,8 @@ func (l *Load) Ready() Ready {
 // patience is how long a worker that is to end may take until it is killed: it looks for the word every 20 ms.
 const patience = 5 * time.Second
 
-// await waits until all workers have ended. When one of them ends other than it should, or when done is closed, it has the others end too. The error is
-// of the first that failed.
+// await waits until all workers have ended. When one of them ends other than it should, or when done is closed, it
+// has the others end too. The error is of the first that failed.
 func (l *Load) await(done <-chan struct{}) (err error) {
 	var kill <-chan time.Time
 	stop := func() {
@@ -323,8 +332,8 @@ func (l *Load) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run makes execs by the schedule and says what came of it. Those count that are intended in the window. It ends early with the context's error, and
-// with one of code Invalid when a worker was killed.
+// Run makes execs by the schedule and says what came of it. Those count that are intended in the window. It ends
+// early with the context's error, and with one of code Invalid when a worker was killed.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	switch {
 	case s.Duration <= 0 || s.Warmup < 0:
@@ -452,7 +461,8 @@ func merge(h *hdrhistogram.Histogram, digits int64, counts []int64, n uint64) er
 	return nil
 }
 
-// errorName is the kind of a failure, as results have it: "execveat EACCES", "clone EAGAIN", "killed SIGSEGV", "exited 1".
+// errorName is the kind of a failure, as results have it: "execveat EACCES", "clone EAGAIN", "killed SIGSEGV",
+// "exited 1".
 func errorName(kind, code int) string {
 	number := strconv.Itoa(code)
 	switch kind {
@@ -473,8 +483,9 @@ func errorName(kind, code int) string {
 	return "exited " + number
 }
 
-// Run plays a load's part in the role protocol on conn: starts the workers, says ready, waits for the start, executes, sends the result, and stays until the
-// parent closes its end. If the parent does so earlier, that is the end, and no error.
+// Run plays a load's part in the role protocol on conn: starts the workers, says ready, waits for the start,
+// executes, sends the result, and stays until the parent closes its end. If the parent does so earlier, that is the
+// end, and no error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)
 	if err != nil {

@@ -7,7 +7,8 @@ const Storm = "storm"
 
 // Settings are what specs and the command line set of the load.
 var Settings = []param.Setting{
-	{Name: "rate", Type: param.TypeNumber, Words: []string{Storm}, Default: Storm, Min: 0.1, Max: MaxRate, Phrase: map[string]string{"": "at {} execs/s", Storm: "in a storm"},
+	{Name: "rate", Type: param.TypeNumber, Words: []string{Storm}, Default: Storm, Min: 0.1, Max: MaxRate,
+		Phrase: map[string]string{"": "at {} execs/s", Storm: "in a storm"},
 		Doc: "execs per second of all workers, on an absolute schedule; " +
 			"`storm`: one after the other, as fast as they go"},
 	{Name: "workers", Type: param.TypeCount, Min: 1, Max: 1024,

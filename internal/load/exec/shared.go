@@ -105,7 +105,8 @@ func program(name string, code []byte) (*os.File, error) {
 	return file, nil
 }
 
-// memfd makes a file in memory. Kernels from 6.3 want to be told whether it will be executed, older ones do not know the question.
+// memfd makes a file in memory. Kernels from 6.3 want to be told whether it will be executed, older ones do not know
+// the question.
 func memfd(name string, executable bool) (*os.File, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_NOEXEC_SEAL
 	if executable {

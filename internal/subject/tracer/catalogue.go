@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	execload "tare/internal/load/exec"
 	"tare/internal/param"
 	"tare/internal/subject/exectrace"
 )
@@ -20,7 +21,8 @@ type Entry struct {
 	Name     string
 	Summary  string
 	Settings []param.Setting // its own
-	// Make makes the tracer of settings, by their names. Its error is of their values, and reads on after the tracer's name.
+	// Make makes the tracer of settings, by their names. Its error is of their values, and reads on after the tracer's
+	// name.
 	Make func(map[string]string) (*Tracer, error)
 }
 
@@ -31,10 +33,12 @@ var Catalogue = []Entry{
 	{"ig", "Inspektor Gadget's trace_exec, by ig", igSettings, ig},
 	{"tetragon", "Tetragon, without Kubernetes", tetragonSettings, tetragon},
 	{"falco", "Falco with one rule, which every exec meets", falcoSettings, falco},
-	{"command", "any other tracer, as a command line", commandSettings, command},
+	{commandName, "any other tracer, as a command line", commandSettings, command},
 }
 
-// Lookup finds an entry; null where there is none.
+const commandName = "command"
+
+// Lookup finds an entry; nil where there is none.
 func Lookup(name string) *Entry {
 	i := slices.IndexFunc(Catalogue, func(e Entry) bool { return e.Name == name })
 	if i < 0 {
@@ -43,7 +47,8 @@ func Lookup(name string) *Entry {
 	return &Catalogue[i]
 }
 
-// stopTime is how long a tracer gets to end. bpftrace takes half a second of CPU time, of which it may have a twentieth.
+// stopTime is how long a tracer gets to end. bpftrace takes half a second of CPU time, of which it may have a
+// twentieth.
 const stopTime = 15 * time.Second
 
 func ownTracer(o map[string]string) (*Tracer, error) {
@@ -54,7 +59,7 @@ func ownTracer(o map[string]string) (*Tracer, error) {
 		Argv:  []string{self, "subject", "exectrace", "--cgroup={cgroup_dir}"},
 		Ready: Ready{Pattern: regexp.MustCompile(`^exectrace: ready`)},
 		Lost:  &Source{Stream: Stderr, JSON: []string{"lost"}},
-		Scope: Group, Stop: syscall.SIGINT, StopTime: stopTime,
+		Scope: execload.ScopeGroup, Stop: syscall.SIGINT, StopTime: stopTime,
 		Delivered: Source{Stream: Stdout, Lines: &matcher{all: true}},
 	}
 	t.Argv = append(t.Argv, param.Values(o).Args(exectrace.Settings)...)
@@ -65,11 +70,13 @@ func ownTracer(o map[string]string) (*Tracer, error) {
 	return t, nil
 }
 
-// bpftraceProgram prints time, pid, parent, user, control group, name, file and arguments of an exec, as exectrace does, from the one hook that has them all
-// and needs no kprobe. What begins with a dash is no event: it says that the probes are attached.
+// bpftraceProgram prints time, pid, parent, user, control group, name, file and arguments of an exec, as exectrace
+// does, from the one hook that has them all and needs no kprobe. What begins with a dash is no event: it says that
+// the probes are attached.
 const bpftraceProgram = `tracepoint:sched:sched_process_exec /cgroup == {cgroup_id}/ {` +
 	` $t = (struct task_struct *)curtask; $m = $t->mm;` +
-	` printf("%llu %d %d %d %llu %s %s %r\n", nsecs, pid, $t->real_parent->tgid, uid, cgroup, comm, str(args->filename), buf(uptr($m->arg_start), ARGS)); }` +
+	` printf("%llu %d %d %d %llu %s %s %r\n", nsecs, pid, $t->real_parent->tgid, uid, cgroup, comm,` +
+	` str(args->filename), buf(uptr($m->arg_start), ARGS)); }` +
 	` interval:ms:50 { if (@ready == 0) { @ready = 1; printf("- ready\n"); } } END { clear(@ready); }`
 
 func bpftrace(o map[string]string) (*Tracer, error) {
@@ -78,13 +85,13 @@ func bpftrace(o map[string]string) (*Tracer, error) {
 		args = v
 	}
 	t := &Tracer{
-		Argv:      []string{"bpftrace", "-e", strings.Replace(bpftraceProgram, "ARGS", args, 1)},
-		Tracefs:   true,
-		Version:   []string{"bpftrace", "--version"},
-		Ready:     Ready{Pattern: regexp.MustCompile(`^- ready`)},
-		Delivered: Source{Stream: Stdout, Lines: mustCompile(`^[0-9]`)},
-		Lost:      &Source{Sum: mustCompile(`^Lost ([0-9]+) events`)}, // on which output depends on its version
-		Scope:     Group, Stop: syscall.SIGINT, StopTime: stopTime,
+		Argv:        []string{"bpftrace", "-e", strings.Replace(bpftraceProgram, "ARGS", args, 1)},
+		Filesystems: []filesystem{tracefs},
+		Version:     []string{"bpftrace", "--version"},
+		Ready:       Ready{Pattern: regexp.MustCompile(`^- ready`)},
+		Delivered:   Source{Stream: Stdout, Lines: mustCompile(`^[0-9]`)},
+		Lost:        &Source{Sum: mustCompile(`^Lost ([0-9]+) events`)}, // on which output depends on its version
+		Scope:       execload.ScopeGroup, Stop: syscall.SIGINT, StopTime: stopTime,
 		Install: "apt-get install bpftrace",
 	}
 	if n, err := strconv.Atoi(args); err == nil && n > 64 {
@@ -97,15 +104,23 @@ func bpftrace(o map[string]string) (*Tracer, error) {
 }
 
 func ig(o map[string]string) (*Tracer, error) {
-	return &Tracer{
-		Argv:      []string{"ig", "run", cmp.Or(o["image"], "trace_exec:latest"), "--host", "--output=json"},
-		Version:   []string{"ig", "version"},
-		Ready:     Ready{After: readyAfter(o, 5*time.Second)}, // it says nothing of being ready
-		Delivered: Source{Stream: Stdout, Lines: mustCompile(`^{`)},
-		Lost:      &Source{Stream: Stderr, Sum: mustCompile(`lost ([0-9]+) samples`)},
-		Scope:     Machine, Stop: syscall.SIGINT, StopTime: stopTime,
+	t := &Tracer{
+		Argv: []string{"ig", "run", cmp.Or(o["image"], "trace_exec:latest"), "--host", "--output=json"},
+		// Without them it ends at once. It can mount them itself (--auto-mount-filesystems), and for everybody.
+		Filesystems: []filesystem{debugfs, tracefs},
+		Version:     []string{"ig", "version"},
+		Ready:       Ready{After: readyAfter(o, 0), Probe: true}, // it says nothing of being ready
+		Delivered:   Source{Stream: Stdout, Lines: mustCompile(`^{`)},
+		Lost:        &Source{Stream: Stderr, Sum: mustCompile(`lost ([0-9]+) samples`)},
+		Scope:       execload.ScopeMachine, Stop: syscall.SIGINT, StopTime: stopTime,
 		Install: "get ig and its gadgets from https://github.com/inspektor-gadget/inspektor-gadget/releases",
-	}, nil
+	}
+	for _, name := range []string{"verify-image", "pull"} {
+		if v, ok := o[name]; ok {
+			t.Argv = append(t.Argv, "--"+name+"="+v)
+		}
+	}
+	return t, nil
 }
 
 func tetragon(o map[string]string) (*Tracer, error) {
@@ -118,13 +133,13 @@ func tetragon(o map[string]string) (*Tracer, error) {
 		return nil, err
 	}
 	t := &Tracer{
-		Argv: []string{"tetragon", "--metrics-server=127.0.0.1:{port}", "--server-address=unix://{dir}/tetragon.sock", "--bpf-dir=tare-{cgroup_id}",
-			"--export-filename={dir}/export.json", "--enable-k8s-api=false"},
+		Argv: []string{"tetragon", "--metrics-server=127.0.0.1:{port}", "--server-address=unix://{dir}/tetragon.sock",
+			"--bpf-dir=tare-{cgroup_id}", "--export-filename={dir}/export.json", "--enable-k8s-api=false"},
 		Version:   []string{"tetragon", "--version"},
 		Ready:     Ready{Pattern: regexp.MustCompile(`Listening for events`), After: readyAfter(o, time.Second)},
 		Delivered: Source{Metric: events, URL: "http://127.0.0.1:{port}/metrics"},
 		Lost:      &Source{Metric: lost},
-		Scope:     Machine, Stop: syscall.SIGINT, StopTime: stopTime,
+		Scope:     execload.ScopeMachine, Stop: syscall.SIGINT, StopTime: stopTime,
 		Install: "get tetragon from https://github.com/cilium/tetragon/releases",
 	}
 	if lib, ok := o["lib"]; ok {
@@ -169,7 +184,7 @@ func falco(o map[string]string) (*Tracer, error) {
 		Ready:     Ready{Pattern: regexp.MustCompile(`Opening 'syscall' source`), After: readyAfter(o, 3*time.Second)},
 		Delivered: Source{Stream: Stdout, Lines: mustCompile(`"rule":"tare_exec"`), URL: "http://127.0.0.1:{port}/metrics"},
 		Lost:      &Source{Metric: lost},
-		Scope:     Machine, Stop: syscall.SIGINT, StopTime: stopTime,
+		Scope:     execload.ScopeMachine, Stop: syscall.SIGINT, StopTime: stopTime,
 		Install: "see https://falco.org/docs/setup/packages",
 	}, nil
 }
@@ -177,7 +192,8 @@ func falco(o map[string]string) (*Tracer, error) {
 // command is a tracer that is all in its settings.
 func command(o map[string]string) (*Tracer, error) {
 	t := &Tracer{
-		Scope: Scope(cmp.Or(o["scope"], string(Group))), Stop: signals[cmp.Or(o["signal"], "INT")], StopTime: stopTime, Ask: signals[o["ask"]],
+		Scope: execload.Scope(cmp.Or(o["scope"], string(execload.ScopeGroup))),
+		Stop:  signals[cmp.Or(o["signal"], "INT")], StopTime: stopTime, Ask: signals[o["ask"]],
 		Install: "install it, or write the command with its whole path",
 	}
 	var err error
@@ -197,7 +213,7 @@ func command(o map[string]string) (*Tracer, error) {
 			return nil, fmt.Errorf(`has a "ready" that is no regular expression: %w`, err)
 		}
 	}
-	t.Ready.After = readyAfter(o, 0)
+	t.Ready.After, t.Ready.Probe = readyAfter(o, 0), o["ready-probe"] == "true"
 	if d, err := time.ParseDuration(o["stop"]); err == nil {
 		t.StopTime = d
 	}
@@ -234,7 +250,7 @@ func words(o map[string]string, name string) ([]string, error) {
 	return nil, fmt.Errorf("has a %q that %w", name, err)
 }
 
-// source reads how something is counted; null where the settings do not say. Their names begin with prefix.
+// source reads how something is counted; nil where the settings do not say. Their names begin with prefix.
 func source(o map[string]string, prefix string, stream Stream) (*Source, error) {
 	var given []string
 	for _, kind := range []string{"lines", "json", "prometheus"} {

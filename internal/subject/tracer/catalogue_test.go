@@ -76,6 +76,8 @@ func TestSettings(t *testing.T) {
 		{"bpftrace", map[string]string{"args": "128"}, "BPFTRACE_STRLEN=128 bpftrace"},
 		{"ig", nil, "ig run trace_exec:latest --host --output=json"},
 		{"ig", map[string]string{"image": "my/gadget"}, "ig run my/gadget --host"},
+		{"ig", map[string]string{"verify-image": "false", "pull": "never"},
+			"--output=json --verify-image=false --pull=never"},
 		{"tetragon", map[string]string{"lib": "/l"}, "--bpf-lib=/l"},
 		{"tetragon", nil, "--metrics-server=127.0.0.1:80"},
 		{"falco", nil, "falco -c /d/falco.yaml"},

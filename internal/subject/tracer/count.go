@@ -8,7 +8,8 @@ import (
 	"strconv"
 )
 
-// matcher is a pattern for lines, by the cheapest means that decides it: a storm has tens of thousands of lines in a second.
+// matcher is a pattern for lines, by the cheapest means that decides it: a storm has tens of thousands of lines in a
+// second.
 type matcher struct {
 	all      bool   // every line
 	prefix   []byte // lines that begin so, where it is not null
@@ -41,7 +42,8 @@ func compile(pattern string) (*matcher, error) {
 	switch tree = tree.Simplify(); {
 	case literal(tree) != nil:
 		m.contains = literal(tree)
-	case tree.Op == syntax.OpConcat && len(tree.Sub) == 2 && tree.Sub[0].Op == syntax.OpBeginText && literal(tree.Sub[1]) != nil:
+	case tree.Op == syntax.OpConcat && len(tree.Sub) == 2 && tree.Sub[0].Op == syntax.OpBeginText &&
+		literal(tree.Sub[1]) != nil:
 		m.prefix = literal(tree.Sub[1])
 	}
 	return m, nil

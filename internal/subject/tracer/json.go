@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// parsePath reads a path into JSON: keys with dots between, a number for the place in a list. A dot before the first is allowed, as jq has it.
+// parsePath reads a path into JSON: keys with dots between, a number for the place in a list. A dot before the first is
+// allowed, as jq has it.
 // The error reads on after what the path is called.
 func parsePath(text string) ([]string, error) {
 	path := strings.Split(strings.TrimPrefix(text, "."), ".")
@@ -19,8 +20,9 @@ func parsePath(text string) ([]string, error) {
 	return path, nil
 }
 
-// lookUp finds the whole number at a path in a line of JSON, without decoding the rest. A number in a string counts too: that is how 64 bits are often
-// written. False: the line has none there, or is no JSON as far as it was read. Of a key that stands twice the last counts.
+// lookUp finds the whole number at a path in a line of JSON, without decoding the rest. A number in a string counts
+// too: that is how 64 bits are often written. False: the line has none there, or is no JSON as far as it was read. Of
+// a key that stands twice the last counts.
 func lookUp(line []byte, path []string) (int64, bool) {
 	s := scan{b: line}
 	return s.find(path)

@@ -13,10 +13,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	execload "tare/internal/load/exec"
 )
 
-// How what a tracer writes is read. Nothing waits on the pipes: they are looked at every few milliseconds, and take meanwhile what is written. So
-// neither does the tracer pay for waking a reader with every line, nor the machine for the reader's running.
+// How what a tracer writes is read. Nothing waits on the pipes: they are looked at every few milliseconds, and take
+// meanwhile what is written. So neither does the tracer pay for waking a reader with every line, nor the machine for
+// the reader's running.
 const (
 	pause     = 5 * time.Millisecond
 	pipeBytes = 1 << 20   // 200 MB/s between two looks; what the kernel lets anybody have (/proc/sys/fs/pipe-max-size)
@@ -29,6 +32,12 @@ const leftTime = time.Second
 
 // askTime is how long a tracer that was asked for its totals may take to say them.
 const askTime = 500 * time.Millisecond
+
+// probeEvery is how often an exec is made for a tracer to see, and lookEvery how often it is looked for.
+const (
+	probeEvery = 50 * time.Millisecond
+	lookEvery  = 10 * time.Millisecond
+)
 
 // Running is a tracer under way. Its methods may be used concurrently.
 type Running struct {
@@ -58,28 +67,21 @@ type pipe struct {
 	feed   feed
 }
 
-// Counts are what a tracer has delivered, and what it says it lost, since it began.
-type Counts struct {
-	Delivered int64
-	Lost      int64
-	Knows     bool // it has said how many it delivered; lines are always known
-	Says      bool // it has said how many it lost
-}
-
-// Start runs the tracer: begin starts the command where it belongs. onEnd is called when it ends without having been told to, with the reason.
-// Stop or Kill it in the end, whatever happened.
+// Start runs the tracer: begin starts the command where it belongs. onEnd is called when it ends without having been
+// told to, with the reason. Stop or Kill it in the end, whatever happened.
 func Start(t *Tracer, p Place, begin func(*exec.Cmd) error, onEnd func(error)) (*Running, error) {
 	for name, text := range t.Files {
 		if err := os.WriteFile(filepath.Join(p.Dir, name), []byte(p.fill(text)[0]), 0o600); err != nil {
 			return nil, fmt.Errorf("writing a file for %s: %w", t.Argv[0], err)
 		}
 	}
-	argv := withTracefs(t.Tracefs, p.fill(t.Argv...))
+	argv := withFilesystems(t.Filesystems, p.fill(t.Argv...))
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(cmd.Environ(), p.fill(t.Env...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it is told to end with its children, as by a terminal
 	r := &Running{
-		tracer: t, cmd: cmd, buf: make([]byte, readBytes), saw: make(chan struct{}), told: make(chan struct{}), ended: make(chan struct{}),
+		tracer: t, cmd: cmd, buf: make([]byte, readBytes),
+		saw: make(chan struct{}), told: make(chan struct{}), ended: make(chan struct{}),
 		delivered: newTally(t.Delivered), url: p.fill(t.Delivered.URL)[0],
 	}
 	if t.Lost != nil {
@@ -102,22 +104,6 @@ func Start(t *Tracer, p Place, begin func(*exec.Cmd) error, onEnd func(error)) (
 	r.done.Go(func() { r.look() })
 	go r.wait(onEnd)
 	return r, nil
-}
-
-// tracefs is where programs look for it.
-const tracefs = "/sys/kernel/tracing"
-
-// withTracefs is a command line that becomes argv once tracefs is mounted, for it alone.
-func withTracefs(needs bool, argv []string) []string {
-	if !needs {
-		return argv
-	}
-	for _, dir := range []string{tracefs, "/sys/kernel/debug/tracing"} {
-		if _, err := os.Stat(filepath.Join(dir, "events")); err == nil {
-			return argv
-		}
-	}
-	return append([]string{"unshare", "--mount", "sh", "-c", `mount -t tracefs none "$0" && exec "$@"`, tracefs}, argv...)
 }
 
 // openPipes makes the pipes and gives the ends for the process. Only our ends do not block.
@@ -234,20 +220,42 @@ func (r *Running) wait(onEnd func(error)) {
 // PID is the process's.
 func (r *Running) PID() int { return r.cmd.Process.Pid }
 
-// Ready waits until the tracer has shown that it sees every exec from now on.
-func (r *Running) Ready(ctx context.Context, timeout time.Duration) error {
+// Ready waits until the tracer has shown that it sees every exec from now on. probe makes an exec that it must see. The
+// line that it writes, and the first of these execs that it delivers, are each waited for as long as the timeout.
+func (r *Running) Ready(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
+	if err := r.sawLine(ctx, timeout); err != nil {
+		return err
+	}
+	if err := r.pass(ctx, r.tracer.Ready.After); err != nil {
+		return err
+	}
+	if !r.tracer.Ready.Probe {
+		return nil
+	}
+	return r.probe(ctx, timeout, probe)
+}
+
+// sawLine waits for the line by which the tracer is ready.
+func (r *Running) sawLine(ctx context.Context, timeout time.Duration) error {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-r.saw:
+		return nil
 	case <-r.ended:
 		return r.Failure("before it was ready")
 	case <-timer.C:
-		return r.withLastWords(fmt.Errorf("%s did not say within %v that it is ready: no line matched %q", r.name(), timeout, r.tracer.Ready.Pattern))
+		return r.withLastWords(fmt.Errorf("%s did not say within %v that it is ready: no line matched %q",
+			r.name(), timeout, r.tracer.Ready.Pattern))
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	timer.Reset(r.tracer.Ready.After)
+}
+
+// pass lets a time pass in which the tracer must not end.
+func (r *Running) pass(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return nil
@@ -258,20 +266,54 @@ func (r *Running) Ready(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
+// probe makes execs until the tracer has delivered one. As long as its count cannot be read, as when its page of
+// metrics is not there yet, none are made.
+func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
+	var first *int64 // what it had delivered before any was made
+	var last time.Time
+	made := 0
+	for deadline := time.Now().Add(timeout); ; {
+		said, unread := r.Counts(ctx)
+		switch {
+		case unread != nil:
+		case first == nil:
+			first = &said.Delivered
+		case said.Delivered > *first:
+			return nil
+		}
+		switch {
+		case time.Now().After(deadline) && unread != nil:
+			return fmt.Errorf("what %s delivers could not be read within %v: %w", r.name(), timeout, unread)
+		case time.Now().After(deadline):
+			return r.withLastWords(fmt.Errorf("%s delivered none of %d execs within %v, so it is not known that it sees any",
+				r.name(), made, timeout))
+		case first != nil && time.Since(last) >= probeEvery:
+			if err := probe(ctx); err != nil {
+				return err
+			}
+			made, last = made+1, time.Now()
+		}
+		if err := r.pass(ctx, lookEvery); err != nil {
+			return err
+		}
+	}
+}
+
 func (r *Running) name() string { return filepath.Base(r.tracer.Argv[0]) }
 
-// Counts are those of this moment: everything that the tracer has written by now is in them. One that is asked for its totals is asked.
-func (r *Running) Counts(ctx context.Context) (Counts, error) {
+// Counts are those of this moment: everything that the tracer has written by now is in them. One that is asked for its
+// totals is asked.
+func (r *Running) Counts(ctx context.Context) (execload.Said, error) {
 	if r.tracer.Ask != 0 {
 		r.ask()
 	}
 	if err := r.scrape(ctx); err != nil {
-		return Counts{}, err
+		return execload.Said{}, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.readLocked()
-	c := Counts{Delivered: r.delivered.n, Knows: r.delivered.seen}
+	c := execload.Said{Delivered: r.delivered.n, Knows: r.delivered.seen}
 	if r.lost != nil {
 		c.Lost, c.Says = r.lost.n, r.lost.seen
 	}
@@ -335,7 +377,8 @@ func (r *Running) scrape(ctx context.Context) error {
 	return nil
 }
 
-// Unmatched is how many lines came on the stream of what is delivered, where not one of them counted as an event: then the pattern may be wrong.
+// Unmatched is how many lines came on the stream of what is delivered, where not one of them counted as an event:
+// then the pattern may be wrong.
 func (r *Running) Unmatched() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -350,8 +393,8 @@ func (r *Running) Unmatched() int64 {
 	return 0
 }
 
-// Stop tells the tracer to end and waits until it has, and all that it wrote is read. One that takes longer than its time is killed: killed is
-// then true.
+// Stop tells the tracer to end and waits until it has, and all that it wrote is read. One that takes longer than its
+// time is killed: killed is then true.
 func (r *Running) Stop() (killed bool) {
 	r.tell.Do(func() { close(r.told) })
 	select {
@@ -414,11 +457,14 @@ func lastLines(text string) string {
 	return strings.Join(lines, "; ")
 }
 
-// Unknown is why it is not known how many events the tracer delivered, where it never said. name is what the tracer is called.
+// Unknown is why it is not known how many events the tracer delivered, where it never said. name is what the tracer is
+// called.
 func (r *Running) Unknown(name string) error {
 	s := r.delivered.source
 	if s.Metric != nil {
-		return r.withLastWords(fmt.Errorf("%s never said how many events it delivered: its metrics at %s have no %s", name, r.url, s.Metric.name))
+		return r.withLastWords(fmt.Errorf("%s never said how many events it delivered: its metrics at %s have no %s",
+			name, r.url, s.Metric.name))
 	}
-	return r.withLastWords(fmt.Errorf("%s never said how many events it delivered: no line of its %s has a number at %s", name, s.Stream, strings.Join(s.JSON, ".")))
+	return r.withLastWords(fmt.Errorf("%s never said how many events it delivered: no line of its %s has a number at %s",
+		name, s.Stream, strings.Join(s.JSON, ".")))
 }

@@ -10,11 +10,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	execload "tare/internal/load/exec"
 	"tare/test/vm/guest"
 )
 
@@ -28,7 +30,7 @@ func unasked(t *testing.T) func(error) {
 // shell is a tracer that is a shell script.
 func shell(script string) *Tracer {
 	return &Tracer{
-		Argv: []string{"sh", "-c", script}, Stop: syscall.SIGINT, StopTime: 10 * time.Second, Scope: Group,
+		Argv: []string{"sh", "-c", script}, Stop: syscall.SIGINT, StopTime: 10 * time.Second, Scope: execload.ScopeGroup,
 		Ready: Ready{Pattern: regexp.MustCompile("^ready")}, Delivered: Source{Stream: Stdout, Lines: mustCompile("^event")},
 	}
 }
@@ -48,15 +50,15 @@ func start(t *testing.T, tr *Tracer, p Place, onEnd func(error)) *Running {
 
 func ready(t *testing.T, r *Running) {
 	t.Helper()
-	if err := r.Ready(t.Context(), time.Minute); err != nil {
+	if err := r.Ready(t.Context(), time.Minute, nil); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // eventually waits for counts that another process is about to make true.
-func eventually(t *testing.T, r *Running, want Counts) {
+func eventually(t *testing.T, r *Running, want execload.Said) {
 	t.Helper()
-	var got Counts
+	var got execload.Said
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		var err error
 		if got, err = r.Counts(t.Context()); err != nil {
@@ -77,12 +79,12 @@ func TestLifeOfATracer(t *testing.T) {
 	tr.Lost = &Source{Stream: Stderr, Sum: mustCompile(`^Lost ([0-9]+) events`)}
 	r := start(t, tr, Place{}, unasked(t))
 	ready(t, r)
-	eventually(t, r, Counts{Delivered: 1001, Knows: true, Lost: 12, Says: true})
+	eventually(t, r, execload.Said{Delivered: 1001, Knows: true, Lost: 12, Says: true})
 	if killed := r.Stop(); killed {
 		t.Error("it was killed")
 	}
 	c, err := r.Counts(t.Context())
-	if want := (Counts{Delivered: 1002, Knows: true, Lost: 17, Says: true}); c != want || err != nil {
+	if want := (execload.Said{Delivered: 1002, Knows: true, Lost: 17, Says: true}); c != want || err != nil {
 		t.Errorf("at its end it counts %+v (%v), want %+v", c, err, want)
 	}
 	if n := r.Unmatched(); n != 0 {
@@ -105,18 +107,18 @@ func TestTracersThatFail(t *testing.T) {
 	}
 
 	r = start(t, shell(`echo "cannot load programs: \033[31mdenied\033[0m" >&2; exit 1`), Place{}, func(error) {})
-	if err := r.Ready(t.Context(), time.Minute); err == nil || !strings.Contains(err.Error(), "before it was ready: exit status 1; its last words: cannot load programs: ") || strings.Contains(err.Error(), "\033") {
+	if err := r.Ready(t.Context(), time.Minute, nil); err == nil || !strings.Contains(err.Error(), "before it was ready: exit status 1; its last words: cannot load programs: ") || strings.Contains(err.Error(), "\033") {
 		t.Errorf("one that cannot start: %v", err)
 	}
 
 	r = start(t, shell(`echo starting; exec sleep 1000`), Place{}, unasked(t))
-	if err := r.Ready(t.Context(), 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), `no line matched "^ready"`) {
+	if err := r.Ready(t.Context(), 50*time.Millisecond, nil); err == nil || !strings.Contains(err.Error(), `no line matched "^ready"`) {
 		t.Errorf("one that never says that it is ready: %v", err)
 	}
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if err := r.Ready(ctx, time.Minute); !errors.Is(err, cause) {
+	if err := r.Ready(ctx, time.Minute, nil); !errors.Is(err, cause) {
 		t.Errorf("interrupted: %v", err)
 	}
 
@@ -218,11 +220,11 @@ func TestMetrics(t *testing.T) {
 	tr.Delivered, tr.Lost = Source{Metric: exec, URL: "http://127.0.0.1:{port}/metrics"}, &Source{Metric: lost}
 	r := start(t, tr, Place{Port: l.Addr().(*net.TCPAddr).Port}, unasked(t))
 	ready(t, r)
-	if c, err := r.Counts(t.Context()); err != nil || c != (Counts{Delivered: 40, Knows: true}) {
+	if c, err := r.Counts(t.Context()); err != nil || c != (execload.Said{Delivered: 40, Knows: true}) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	page += "lost_total 2\n"
-	if c, err := r.Counts(t.Context()); err != nil || c != (Counts{Delivered: 40, Knows: true, Lost: 2, Says: true}) {
+	if c, err := r.Counts(t.Context()); err != nil || c != (execload.Said{Delivered: 40, Knows: true, Lost: 2, Says: true}) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	status = http.StatusNotFound
@@ -242,16 +244,16 @@ func TestPlace(t *testing.T) {
 	dir := t.TempDir()
 	r := start(t, tr, Place{CgroupID: 4711, Port: 80, CgroupDir: "/sys/a/b", CgroupPath: "/a/b", Dir: dir}, unasked(t))
 	ready(t, r)
-	eventually(t, r, Counts{Delivered: 2, Knows: true})
+	eventually(t, r, execload.Said{Delivered: 2, Knows: true})
 	if _, err := os.Stat(filepath.Join(dir, "rules.yaml")); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestTracefs: a tracer that needs it sees tracefs, and nobody else does for that.
-func TestTracefs(t *testing.T) {
+// TestFilesystems: a tracer sees the filesystems that it needs, and nobody else does for that.
+func TestFilesystems(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: it mounts tracefs")
+		t.Skip("needs root: it mounts filesystems")
 	}
 	mounts := func() string {
 		text, err := os.ReadFile("/proc/self/mountinfo")
@@ -261,20 +263,31 @@ func TestTracefs(t *testing.T) {
 		return string(text)
 	}
 	before := mounts()
-	tr := shell(`trap 'exit 0' INT; echo ready; cat /sys/kernel/tracing/events/sched/sched_process_exec/format /sys/kernel/debug/tracing/events/sched/sched_process_exec/format 2>/dev/null; while :; do sleep 0.01; done`)
-	tr.Tracefs, tr.Delivered.Lines = true, mustCompile("^name: sched_process_exec$")
+	tr := shell(`trap 'exit 0' INT; echo ready
+for dir in /sys/kernel/tracing /sys/kernel/debug/tracing; do
+	grep '^name: ' $dir/events/sched/sched_process_exec/format && break
+done
+grep -o ' /sys/kernel/debug debugfs ' /proc/self/mounts
+while :; do sleep 0.01; done`)
+	tr.Filesystems = []filesystem{debugfs, tracefs}
+	tr.Delivered.Lines = mustCompile("^(name: sched_process_exec$| /sys/kernel/debug debugfs )")
 	r := start(t, tr, Place{}, unasked(t))
 	ready(t, r)
-	for c, err := r.Counts(t.Context()); c.Delivered == 0; c, err = r.Counts(t.Context()) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, r, execload.Said{Delivered: 2, Knows: true})
 	if mounts() != before {
 		t.Errorf("the mounts of the machine are others:\n%s", mounts())
 	}
 	r.Stop()
+	none := []string{"a", "b c"}
+	if got := withFilesystems(nil, none); !slices.Equal(got, none) {
+		t.Errorf("one that needs none is started by %q", got)
+	}
+	absent := []filesystem{{"x", 1, []string{"/no/x"}}, {"y", 1, []string{"/no/y", "/no/z"}}}
+	script := `mount -t x none /no/x && mount -t y none /no/y && exec "$@"`
+	want := []string{"unshare", "--mount", "sh", "-c", script, "sh", "a", "b c"}
+	if got := withFilesystems(absent, none); !slices.Equal(got, want) {
+		t.Errorf("it is started by %q", got)
+	}
 }
 
 func TestNoLineMatches(t *testing.T) {

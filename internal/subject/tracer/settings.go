@@ -12,7 +12,12 @@ var (
 	}
 	igSettings = []param.Setting{
 		{Name: "image", Type: param.TypeText, Doc: "image of the gadget; `trace_exec:latest` when left out"},
-		readyAfterSetting("of which it says nothing; 5s when left out"),
+		{Name: "verify-image", Type: param.TypeSwitch,
+			Doc: "whether it checks who signed the image (--verify-image); its own choice when left out"},
+		{Name: "pull", Type: param.TypeWord, Words: []string{"always", "missing", "never"},
+			Doc: "when it gets the image from its registry (--pull); its own choice when left out"},
+		{Name: "ready-after", Type: param.TypeDuration, Max: 600,
+			Doc: "time from its start until the first exec is made to see whether it delivers it; 0s when left out"},
 	}
 	tetragonSettings = []param.Setting{
 		{Name: "lib", Type: param.TypeText,
@@ -32,6 +37,9 @@ var (
 			Doc: "regular expression of the line, on either output, by which it says that it sees every exec from " +
 				"now on"},
 		readyAfterSetting("after that line where there is one; 0s when left out"),
+		{Name: "ready-probe", Type: param.TypeSwitch,
+			Doc: "true: it is ready once it has delivered one of the execs that are made for it then, in the load's " +
+				"control group; false when left out"},
 		{Name: "lines", Type: param.TypeText,
 			Doc: "what it delivers is counted by lines: regular expression of those that are an event each; empty: all"},
 		{Name: "json", Type: param.TypeText,

@@ -1,6 +1,7 @@
-// Package tracer runs tracing agents as subjects: programs, ours or anybody's, that say something of every exec that they see. A tracer is a
-// command line, and rules by which it shows that it is ready, what it has delivered, and what it says it lost. What is delivered is counted here,
-// on its output; whether that is all there was to deliver is for others to say, who have counts of their own.
+// Package tracer runs tracing agents as subjects: programs, ours or anybody's, that say something of every exec that
+// they see. A tracer is a command line, and rules by which it shows that it is ready, what it has delivered, and what
+// it says it lost. What is delivered is counted here, on its output; whether that is all there was to deliver is for
+// others to say, who have counts of their own.
 package tracer
 
 import (
@@ -15,43 +16,37 @@ import (
 	"time"
 
 	"tare/internal/fault"
+	execload "tare/internal/load/exec"
 	"tare/internal/near"
 )
 
-// Scope is whose execs a tracer delivers.
-type Scope string
-
-// The scopes.
-const (
-	Group   Scope = "group"   // those in the control group that it was given
-	Machine Scope = "machine" // those of the whole machine
-)
-
-// Scopes are the words for them.
-var Scopes = []string{string(Group), string(Machine)}
+// Scopes are the words for whose execs a tracer delivers.
+var Scopes = []string{string(execload.ScopeGroup), string(execload.ScopeMachine)}
 
 // Tracer is how one tracer is run and read.
 type Tracer struct {
-	Argv      []string          // the program and its arguments
-	Env       []string          // variables beside those of this process, as NAME=value
-	Tracefs   bool              // it needs tracefs; where that is not mounted it gets one in a mount namespace of its own
-	Files     map[string]string // written into Place.Dir before it starts, by name
-	Version   []string          // prints the version; empty: it has none to tell
-	Ready     Ready
-	Delivered Source
-	Lost      *Source // null: it does not say
-	Scope     Scope
-	Stop      syscall.Signal // tells it to end, and to deliver what it still has
-	StopTime  time.Duration  // that it gets for it
-	Ask       syscall.Signal // has it write its totals at once; 0: it writes them when it likes
-	Install   string         // where to get it, for people
+	Argv        []string          // the program and its arguments
+	Env         []string          // variables beside those of this process, as NAME=value
+	Filesystems []filesystem      // that it needs; those not mounted it gets in a mount namespace of its own
+	Files       map[string]string // written into Place.Dir before it starts, by name
+	Version     []string          // prints the version; empty: it has none to tell
+	Ready       Ready
+	Delivered   Source
+	Lost        *Source // nil: it does not say
+	Scope       execload.Scope
+	Stop        syscall.Signal // tells it to end, and to deliver what it still has
+	StopTime    time.Duration  // that it gets for it
+	Ask         syscall.Signal // has it write its totals at once; 0: it writes them when it likes
+	Install     string         // where to get it, for people
 }
 
-// Ready is how a tracer shows that it sees every exec from now on: by a line that matches, on either stream; then by a time. Where it has
-// neither it is ready at once.
+// Ready is how a tracer shows that it sees every exec from now on: by a line that matches, on either stream; then by
+// a time; then by delivering one of the execs that are made for it to see. Where it has none of these it is ready at
+// once.
 type Ready struct {
 	Pattern *regexp.Regexp
 	After   time.Duration
+	Probe   bool
 }
 
 // Stream is one of the outputs of a process.
@@ -130,8 +125,8 @@ func (p Place) fill(texts ...string) []string {
 	return filled
 }
 
-// split cuts a command line into words as a shell would: at blanks, with ' and " around what is one word, and \ before what is meant as it
-// stands. Nothing else of a shell is known here.
+// split cuts a command line into words as a shell would: at blanks, with ' and " around what is one word, and \ before
+// what is meant as it stands. Nothing else of a shell is known here.
 func split(line string) ([]string, error) {
 	var words []string
 	var word strings.Builder
@@ -228,7 +223,8 @@ func printable(text string) string {
 
 // signals are those that a spec can name.
 var signals = map[string]syscall.Signal{
-	"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "QUIT": syscall.SIGQUIT, "HUP": syscall.SIGHUP, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
+	"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "QUIT": syscall.SIGQUIT, "HUP": syscall.SIGHUP,
+	"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
 }
 
 // StopSignals and AskSignals are the words for signals.

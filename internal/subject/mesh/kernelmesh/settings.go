@@ -17,8 +17,9 @@ var Settings = []param.Setting{
 	{Name: "work", Type: param.TypeWord, Words: Works(),
 		Doc: "what its process does by itself between the edges: replace configuration as fast as it goes, or time " +
 			"the changes that a control plane pushes; nothing when left out"},
-	{Name: "steps", Type: param.TypeCount, Default: "0", Max: MaxSteps, Phrase: map[string]string{"": "with {} extra steps in each program"},
-		Doc: "extra steps in each run of its connect programs: a planted weight"},
+	{Name: "steps", Type: param.TypeCount, Default: "0", Max: MaxSteps,
+		Phrase: map[string]string{"": "with {} extra steps in each program"},
+		Doc:    "extra steps in each run of its connect programs: a planted weight"},
 	{Name: "sockops-steps", Type: param.TypeCount, Default: "0", Max: MaxSteps, Doc: "the same in its sockops program"},
 	{Name: "max-services", Type: param.TypeCount, Min: 1, Max: maxServices,
 		Doc: "services that its maps hold; its own choice when left out"},

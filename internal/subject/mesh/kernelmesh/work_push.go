@@ -14,8 +14,12 @@ import (
 	"tare/internal/subject/mesh/xds/controlplane"
 )
 
-// pushWork is the work of a data plane that is told changes by a control plane: it says how long after each was sent it was received, decoded,
-// visible to programs and acknowledged. The control plane must be one that stamps its responses (application mesh), and the load "push" beside it.
+// WorkPush is the work that times the changes that a control plane pushes.
+const WorkPush = "push"
+
+// pushWork is the work of a data plane that is told changes by a control plane: it says how long after each was sent it
+// was received, decoded, visible to programs and acknowledged. The control plane must be one that stamps its responses
+// (application mesh), and the load "push" beside it.
 type pushWork struct {
 	mu     sync.Mutex
 	events []xds.Event
@@ -24,7 +28,8 @@ type pushWork struct {
 
 func newPushWork(d *DataPlane, o Options) (Worker, error) {
 	if o.XDS == "" {
-		return nil, fault.New(fault.Usage, "--work push", "give one with --xds", "there is no control plane whose changes could be timed")
+		return nil, fault.New(fault.Usage, "--work "+WorkPush, "give one with --xds",
+			"there is no control plane whose changes could be timed")
 	}
 	w := &pushWork{some: make(chan struct{}, 1)}
 	d.OnEvent(w.hear)
@@ -63,12 +68,15 @@ func (w *pushWork) heard(ctx context.Context) ([]xds.Event, error) {
 	}
 }
 
-// Run times the changes that are sent in the window, whenever they are made, and one in any case. It ends with the first that is sent
-// after the window: the load makes one more for that.
+// Run times the changes that are sent in the window, whenever they are made, and one in any case. It ends with the
+// first that is sent after the window: the load makes one more for that.
 func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
 	times := push.NewTimes(push.Received, push.Decoded, push.Visible, push.Acked)
-	r := &load.Result{Generator: push.Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, CPUs: float64(runtime.NumCPU()), Errors: map[string]int64{}}
+	r := &load.Result{
+		Generator: push.Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9,
+		CPUs: float64(runtime.NumCPU()), Errors: map[string]int64{},
+	}
 	before, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
@@ -81,7 +89,8 @@ func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, erro
 		for _, e := range events {
 			_, sent, ok := controlplane.TimesOf(e.Version)
 			if !ok {
-				return nil, fault.New(fault.Usage, "--work push", "take the control plane of 'tare app mesh'", "the control plane does not say in the version of its responses when it sent them")
+				return nil, fault.New(fault.Usage, "--work "+WorkPush, "take the control plane of 'tare app mesh'",
+					"the control plane does not say in the version of its responses when it sent them")
 			}
 			if sent < begin {
 				continue
@@ -97,7 +106,9 @@ func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, erro
 				continue
 			}
 			r.Done++
-			for name, at := range map[string]int64{push.Received: e.Received, push.Decoded: e.Decoded, push.Visible: e.Applied, push.Acked: e.Acked} {
+			for name, at := range map[string]int64{
+				push.Received: e.Received, push.Decoded: e.Decoded, push.Visible: e.Applied, push.Acked: e.Acked,
+			} {
 				times.Add(name, at-sent)
 			}
 		}

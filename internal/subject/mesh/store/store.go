@@ -152,6 +152,16 @@ func Lookup(text string) (Design, Options, error) {
 	return d, Options{Variant: variant}, nil
 }
 
+// Trait is how much of a change the design that Lookup finds shows at once: "whole per change". Empty where it finds
+// none.
+func Trait(text string) string {
+	d, _, err := Lookup(text)
+	if err != nil {
+		return ""
+	}
+	return "whole " + d.Atomic.String()
+}
+
 // TooLarge is the error for a resource that a design cannot hold.
 func TooLarge(name, format string, args ...any) error {
 	return fault.New(fault.Usage, name, "make it smaller, or use another store", "%s", fmt.Sprintf(format, args...))

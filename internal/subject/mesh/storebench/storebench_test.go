@@ -21,7 +21,6 @@ import (
 	"tare/internal/pace"
 	"tare/internal/param"
 	"tare/internal/role"
-	"tare/internal/subject"
 	"tare/internal/subject/mesh"
 	"tare/internal/subject/mesh/store"
 )
@@ -280,22 +279,6 @@ func TestRole(t *testing.T) {
 	// A parent that goes before the start is no error.
 	if err := Run(t.Context(), o, role.NewConn(strings.NewReader(""), &bytes.Buffer{})); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestRegistered: what is set goes to the command.
-func TestRegistered(t *testing.T) {
-	s, err := subject.Lookup("store")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := s.Command(subject.Place{Self: "/bin/tare", Options: map[string]string{"store": "pooled:ondemand", "operation": Lookup}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := "/bin/tare subject store --role --store=pooled:ondemand --resource=cluster --operation=lookup --from=struct"
-	if got := strings.Join(c.Argv, " "); got != want || !c.Role {
-		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 

@@ -1,0 +1,18 @@
+// Package all registers every guest: whoever imports it has all applications, loads and subjects. A new guest is one line
+// here.
+package all
+
+import (
+	_ "tare/internal/app/burn"
+	_ "tare/internal/app/http"
+	_ "tare/internal/app/mesh"
+	_ "tare/internal/load/connect"
+	_ "tare/internal/load/exec"
+	_ "tare/internal/load/http"
+	_ "tare/internal/load/probe"
+	_ "tare/internal/load/push"
+	_ "tare/internal/subject/mesh/kernelmesh"
+	_ "tare/internal/subject/mesh/storebench"
+	_ "tare/internal/subject/tracer"
+	_ "tare/internal/subject/variant"
+)

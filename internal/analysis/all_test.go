@@ -1,0 +1,3 @@
+package analysis
+
+import _ "tare/internal/all" // every guest, with its metrics

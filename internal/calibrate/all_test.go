@@ -1,0 +1,3 @@
+package calibrate
+
+import _ "tare/internal/all" // every guest, with its metrics

@@ -1,0 +1,79 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"tare/internal/fault"
+	"tare/internal/kind"
+)
+
+// LeaveOutAbsent takes those arms out of the spec whose program is not installed here and which may be missing, and says
+// why, by arm. One that may not be missing is an error of code Machine.
+func (s *Spec) LeaveOutAbsent() (map[string]string, error) {
+	absent := map[string]string{}
+	for _, l := range s.Levels() {
+		for _, sec := range s.At(l).Sections() {
+			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
+				p := sec.Parts[name]
+				program, ok := p.Kind.(kind.Installed)
+				if !ok || absent[name] != "" {
+					continue
+				}
+				missing := program.Installed(p.Options)
+				switch {
+				case missing == nil:
+				case sec.Name == "arms" && program.Optional(p.Options):
+					absent[name] = fmt.Sprintf("%s; %s", missing, fault.MendOf(missing))
+				default:
+					hint := fault.MendOf(missing) + "; or write optional: true, and the run goes on without the arm"
+					return nil, fault.Wrap(missing, fault.Machine, sec.Path(name), hint, "this machine cannot run the arm")
+				}
+			}
+		}
+	}
+	if len(absent) == 0 {
+		return nil, nil
+	}
+	maps.DeleteFunc(s.Arms, func(name string, _ *kind.Part) bool { return absent[name] != "" })
+	s.dropIdleFactors()
+	return absent, nil
+}
+
+// dropIdleFactors leaves out factors that set nothing any more: they would repeat every trial, and be refused when the
+// resolved spec is read again.
+func (s *Spec) dropIdleFactors() {
+	for i := range s.Factors {
+		f := &s.Factors[i]
+		f.paths = slices.DeleteFunc(slices.Clone(f.paths), func(p string) bool { _, ok := s.target(p); return !ok })
+	}
+	s.Factors = slices.DeleteFunc(s.Factors, func(f Factor) bool { return len(f.paths) == 0 })
+	if s.Quick == nil {
+		return
+	}
+	q := *s.Quick
+	q.Arms = slices.DeleteFunc(slices.Clone(q.Arms), func(name string) bool { return s.Arms[name] == nil })
+	q.Levels = maps.Clone(q.Levels)
+	maps.DeleteFunc(q.Levels, func(name string, _ []string) bool {
+		return !slices.ContainsFunc(s.Factors, func(f Factor) bool { return f.Name == name })
+	})
+	s.Quick = &q
+}
+
+// SubjectVersions are the versions of what the arms weigh, by name: own is that of subjects which are roles of this
+// binary.
+func (s *Spec) SubjectVersions(ctx context.Context, own string) map[string]string {
+	versions := map[string]string{}
+	for _, p := range s.Subjects() {
+		name, version := p.Name(), own
+		if v, ok := p.Kind.(kind.Versioned); ok {
+			name, version = v.Version(ctx, p.Options, own)
+		}
+		if _, known := versions[name]; !known && name != "" {
+			versions[name] = version
+		}
+	}
+	return versions
+}

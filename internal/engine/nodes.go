@@ -1,0 +1,432 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/cluster"
+	"tare/internal/fault"
+	"tare/internal/kind"
+	"tare/internal/ledger"
+	"tare/internal/load"
+	"tare/internal/measured"
+	"tare/internal/near"
+	"tare/internal/pace"
+	"tare/internal/param"
+	"tare/internal/placement"
+	"tare/internal/record"
+)
+
+// Trials on many machines. With nodes, a trial is run whole by an agent at each node (NodeAgent), all with the same begin, and its record is made
+// from theirs: loads are merged, metrics are of all nodes together, and each node's own record stands in Trial.Nodes. A node-trial that
+// failed is kept and named, and is in no metric; sums over nodes, which would be of too few, are then not given.
+
+// nodesKnob is a setting of the whole experiment, which can be a factor as those of its parts can.
+var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
+	Phrase: map[string]string{"": "on {} nodes", "0": "on this machine alone", "1": "on one node"},
+	Doc:    "machines that each run the whole of every trial, all at the same time; 0: the trial runs on this machine alone. See docs/nodes.md"}
+
+// nodes is on how many nodes trials run.
+func (s *Spec) nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }
+
+// MostNodes is the largest number of nodes of any level.
+func (s *Spec) MostNodes() int {
+	most := 0
+	for _, l := range s.Levels() {
+		most = max(most, s.At(l).nodes())
+	}
+	return most
+}
+
+// ScaleNodes fits the spec to n nodes, and says what that leaves out; nothing where all is left as it was. An experiment without nodes runs on all n.
+func (s *Spec) ScaleNodes(n int) string {
+	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesKnob.Name}) })
+	if at < 0 {
+		asked := s.nodes()
+		if asked > 0 && asked <= n {
+			return ""
+		}
+		s.Whole[nodesKnob.Name] = strconv.Itoa(n)
+		if asked == 0 {
+			return ""
+		}
+		return fmt.Sprintf("scaled to %s, from %d", manyNodes(n), asked)
+	}
+	var kept, left []string
+	for _, l := range s.Factors[at].Levels {
+		if many, _ := strconv.Atoi(l); many <= n {
+			kept = append(kept, l)
+		} else {
+			left = append(left, l)
+		}
+	}
+	if len(left) == 0 {
+		return ""
+	}
+	if len(kept) == 0 {
+		kept = []string{strconv.Itoa(n)}
+	}
+	s.Factors[at].Levels = kept
+	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", manyNodes(n), strings.Join(left, ", "))
+}
+
+func manyNodes(n int) string {
+	if n == 1 {
+		return "1 node"
+	}
+	return fmt.Sprintf("%d nodes", n)
+}
+
+// Nodes are where trials on nodes run: internal/cluster has them.
+type Nodes interface {
+	// Names are the names of all nodes, in the order in which trials take them.
+	Names() []string
+	// Ensure has nodes that have gone join again, where that can be done. That one does not is no error: Run tells.
+	Ensure(ctx context.Context, names []string) error
+	// Run is cluster.Coordinator's.
+	Run(ctx context.Context, names []string, share cluster.Share, data json.RawMessage, length, tail time.Duration, begun func(at int64)) []cluster.Outcome
+	// Why says more of why a node went; empty where nothing more is known.
+	Why(name string) string
+	// PIDs are processes of nodes on this machine, and Group the path of their group; none and empty where each is a machine of its own.
+	PIDs() []int
+	Group() string
+}
+
+// nodeJob is what a node is told to run.
+type nodeJob struct {
+	Spec    json.RawMessage     `json:"spec"` // resolved, at the trial's level
+	Planned record.PlannedTrial `json:"planned"`
+	Attempt int                 `json:"attempt,omitempty"`
+	Seed    uint64              `json:"seed"` // of the trial's arrivals; each node takes its own from it
+}
+
+// nodeRecord is what a node sends back.
+type nodeRecord struct {
+	Trial  record.Trial `json:"trial"`
+	Late   int64        `json:"late_ns"` // these three: see record.NodeTrial
+	Opened int64        `json:"opened_late_ns"`
+	Closed int64        `json:"closed_late_ns"`
+}
+
+// lateAllowed is how long after the begin the loads of a node may be told of it, and edgePart how long after the edges of the window its counters may be
+// read, as a part of it: what is read later is not of the load any more.
+const (
+	lateAllowed = 5 * time.Millisecond
+	edgePart    = 0.2
+	leastEdge   = 20 * time.Millisecond // of short windows
+)
+
+// nodesTrial is a trial on nodes, as the coordinator has it.
+type nodesTrial struct {
+	machine Machine
+	spec    *Spec // at the trial's level, without copies
+	seed    uint64
+	late    time.Duration // how long after an edge of the window the coordinator's own counters were read
+}
+
+// edgeAllowed is how long after the edges of the window counters may be read.
+func (x *nodesTrial) edgeAllowed() time.Duration {
+	return max(time.Duration(edgePart*float64(x.spec.Duration)), leastEdge)
+}
+
+// run runs the trial into t. The error is why it failed, as t.Validity says too.
+func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
+	t.Started, t.Clocks, t.Loads = time.Now(), map[string]time.Duration{}, map[string]load.Result{}
+	err := x.measure(ctx, t)
+	t.Ended = time.Now()
+	if err != nil {
+		t.Validity.Failed = failure(ctx, err)
+		return err
+	}
+	p := &measured.Pool{
+		Setup: &x.spec.Setup, Trial: t, Tells: x.machine.Nodes.Group() != "" && x.late <= x.edgeAllowed(),
+	}
+	if group := x.machine.Nodes.Group(); group != "" {
+		p.Outside = measured.DisturbanceOf(t.Ledger, group, os.Getpid())
+	}
+	p.Gather()
+	t.Validity.Reasons = p.Judge()
+	t.Validity.Valid = len(t.Validity.Reasons) == 0
+	p.Trim(x.machine.Nodes.Group())
+	return nil
+}
+
+func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
+	if x.machine.Nodes == nil {
+		return fault.New(fault.Usage, "nodes", "give --local-nodes or --nodes-listen; see docs/nodes.md", "the trial is to run on nodes, and there are none")
+	}
+	n, all := x.spec.nodes(), x.machine.Nodes.Names()
+	if n > len(all) {
+		return fault.New(fault.Usage, "nodes", "set nodes to what there is, or have more join", "the trial is to run on %d nodes, and there are %d", n, len(all))
+	}
+	names := all[:n]
+	mark := time.Now()
+	lap := func(clock string) {
+		now := time.Now()
+		t.Clocks[clock], mark = now.Sub(mark), now
+	}
+	if err := x.machine.Nodes.Ensure(ctx, names); err != nil {
+		return fmt.Errorf("having nodes join again: %w", err)
+	}
+	lap("join")
+	data, err := x.job(t.PlannedTrial, t.Attempt)
+	if err != nil {
+		return err
+	}
+	var edges error
+	outcomes := x.machine.Nodes.Run(ctx, names, x.machine.NodeShare, data, x.spec.Warmup+x.spec.Duration, x.tail(t.Arm), func(at int64) {
+		lap("set-up")
+		t.Ledger, edges = x.window(ctx, at+int64(x.spec.Warmup))
+		lap("measured")
+	})
+	lap("drain")
+	for _, o := range outcomes {
+		t.Nodes = append(t.Nodes, x.nodeTrial(o, t.PlannedTrial, t.Attempt))
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	if edges != nil {
+		return edges
+	}
+	if failed := measured.FailedNodes(t.Nodes); failed == n {
+		if n == 1 {
+			return fmt.Errorf("the trial failed at its node, %s: %s", t.Nodes[0].Name, t.Nodes[0].Failed)
+		}
+		return fmt.Errorf("the trial failed at all of %d nodes; at %s", n, failedAt(t, maxFailedNamed))
+	}
+	return nil
+}
+
+// tail is the longest that a trial may take from the end of its loads to the end of what is waited for.
+func (x *nodesTrial) tail(arm string) time.Duration {
+	longest := time.Duration(0)
+	for _, p := range x.spec.Loads {
+		longest = max(longest, p.Options.Duration("drain"))
+	}
+	if p := x.spec.Of(arm); p != nil {
+		if tailed, ok := p.Kind.(kind.Tailed); ok {
+			longest += tailed.Tail(p.Options)
+		}
+	}
+	return longest
+}
+
+// job is the trial as a spec without factors, which a node can run.
+func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, error) {
+	s := *x.spec
+	s.Factors, s.Quick, s.Whole = nil, nil, param.Defaults([]param.Setting{nodesKnob})
+	spec, err := json.Marshal(&s)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the spec for nodes: %w", err)
+	}
+	data, err := json.Marshal(nodeJob{Spec: spec, Planned: p, Attempt: attempt, Seed: x.seed})
+	if err != nil {
+		return nil, fmt.Errorf("encoding the trial for nodes: %w", err)
+	}
+	return data, nil
+}
+
+// window is the coordinator's machine between the same two edges; where nodes are machines of their own, it says what the coordinator costs.
+func (x *nodesTrial) window(ctx context.Context, from int64) (*ledger.Ledger, error) {
+	var early error
+	if x.spec.EventLoad() != "" {
+		early = pace.RunFirst(true)
+		defer func() { _ = pace.RunFirst(false) }() // what could be set can be taken back
+	}
+	others := x.machine.others()
+	if err := sleepUntil(ctx, from); err != nil {
+		return nil, err
+	}
+	w, err := x.machine.OpenWindow()
+	if err != nil {
+		return nil, fmt.Errorf("opening the window: %w", err)
+	}
+	slept := sleepUntil(ctx, from+int64(x.spec.Duration))
+	l, err := w.Close()
+	if err = errors.Join(slept, err); err != nil {
+		return nil, err
+	}
+	if early != nil {
+		l.Warnings = append(l.Warnings, ledger.Warning{Code: "not-first", Message: fmt.Sprintf("%v; storms of execs may have held up the reading of counters", early)})
+	}
+	x.late = time.Duration(max(0, measured.MonotonicOf(l.Window.Start)-from, measured.MonotonicOf(l.Window.End)-from-int64(x.spec.Duration)))
+	if allowed := x.edgeAllowed(); x.late > allowed {
+		l.Warnings = append(l.Warnings, ledger.Warning{Code: "edges-late", Message: fmt.Sprintf("the counters were read %v after an edge of the window, and %v is allowed: the coordinator's machine is too busy", x.late.Round(100*time.Microsecond), allowed)})
+	}
+	if others = append(others, x.machine.others()...); len(others) > 0 {
+		l.Warnings = append(l.Warnings, ledger.Warning{Code: record.OtherRun, Message: OtherRun(others)})
+	}
+	return l, nil
+}
+
+// others are the processes with runs of tare that are no part of this one.
+func (m Machine) others() []int {
+	if m.Shared {
+		return nil
+	}
+	others := placement.Others(m.Cgroups)
+	if m.Nodes != nil {
+		ours := m.Nodes.PIDs()
+		others = slices.DeleteFunc(others, func(pid int) bool { return slices.Contains(ours, pid) })
+	}
+	return others
+}
+
+// nodeTrial makes the record of one node's part out of what came of it. Half a record, or that of another trial, is none.
+func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, attempt int) record.NodeTrial {
+	n := record.NodeTrial{Name: o.Name}
+	if o.Clock != nil {
+		n.ClockOffset, n.ClockError = new(o.Clock.Ahead.Nanoseconds()), new(o.Clock.Error.Nanoseconds())
+	}
+	if o.Failed != nil {
+		n.Failed = o.Failed.Error()
+		if more := x.machine.Nodes.Why(o.Name); more != "" {
+			n.Failed += "; " + more
+		}
+	}
+	if o.Record == nil {
+		n.Failed = cmp.Or(n.Failed, "it sent no record")
+		return n
+	}
+	var r nodeRecord
+	if err := json.Unmarshal(o.Record, &r); err != nil {
+		n.Failed = cmp.Or(n.Failed, fmt.Sprintf("its record cannot be decoded: %v", err))
+		return n
+	}
+	if err := checkNodeRecord(r, planned, attempt); err != nil {
+		n.Failed = cmp.Or(n.Failed, err.Error())
+		return n
+	}
+	n.Trial = &r.Trial
+	switch {
+	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // it was told to
+	case r.Trial.Validity.Failed != "":
+		n.Failed = r.Trial.Validity.Failed
+	}
+	if o.Begin != 0 && r.Trial.Ledger != nil {
+		n.StartedLateNs, n.OpenedLateNs, n.ClosedLateNs = new(r.Late), new(r.Opened), new(r.Closed)
+		allowed := x.edgeAllowed()
+		switch late, edge := time.Duration(r.Late), time.Duration(max(r.Opened, r.Closed)); {
+		case late > lateAllowed:
+			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("it began %v late, and %v is allowed", late.Round(100*time.Microsecond), lateAllowed))
+		case edge > allowed:
+			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("its counters were read %v after an edge of the window, and %v is allowed: its machine is too busy", edge.Round(100*time.Microsecond), allowed))
+		}
+	}
+	return n
+}
+
+func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) error {
+	t := &r.Trial
+	switch {
+	case t.Schema != record.TrialSchema:
+		return fmt.Errorf("its record has the schema %q, not %q", near.Clip(t.Schema), record.TrialSchema)
+	case t.Index != planned.Index || t.Arm != planned.Arm || t.Block != planned.Block:
+		return fmt.Errorf("its record is of trial %d (%s), not of %d (%s)", t.Index, near.Clip(t.Arm), planned.Index, planned.Arm)
+	case t.Attempt != attempt:
+		return fmt.Errorf("its record is of attempt %d at trial %d, not of %d", t.Attempt, t.Index, attempt)
+	case t.Validity.Failed == "" && (t.Ledger == nil || t.Metrics == nil):
+		return errors.New("its record is half a record: it has neither failed nor a ledger and metrics")
+	}
+	return nil
+}
+
+// NodeAgent runs the trials that a coordinator tells a node to.
+type NodeAgent struct {
+	Name     string
+	Dir      string                         // for files that processes of a trial read, and the record of the last
+	Features []string                       // by which specs may name what they need
+	Machine  func(s *Spec) (Machine, error) // that this machine can do it, and what trials need of it
+	Ready    func() error                   // called when everything of a trial is set up, before the coordinator is told; may be nil
+}
+
+// nodeRecordFile is, in the directory of a node, the record of its last trial.
+const nodeRecordFile = "trial.json"
+
+// Run is a cluster.Runner.
+func (a NodeAgent) Run(ctx context.Context, job cluster.Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+	var j nodeJob
+	if err := json.Unmarshal(job.Data, &j); err != nil {
+		return nil, fmt.Errorf("decoding the trial: %w", err)
+	}
+	s, err := Parse("the coordinator's spec", j.Spec, a.Features)
+	if err != nil {
+		return nil, err
+	}
+	m, err := a.Machine(s)
+	if err != nil {
+		return nil, err
+	}
+	m.Share = job.Share
+	r := nodeRecord{Trial: record.Trial{Schema: record.TrialSchema, PlannedTrial: j.Planned, Attempt: j.Attempt}}
+	x := newTrial(m, s.copies(), j.Planned, j.Attempt, a.Dir, a.seed(j.Seed))
+	var begin int64
+	x.barrier = func(ctx context.Context) (int64, error) {
+		if a.Ready != nil {
+			if err := a.Ready(); err != nil {
+				return 0, err
+			}
+		}
+		at, err := barrier(ctx)
+		begin = at
+		return at, err
+	}
+	failure := x.run(ctx, &r.Trial)
+	if failure != nil && ctx.Err() != nil {
+		failure = context.Cause(ctx)
+	}
+	r.Late = x.late
+	if l := r.Trial.Ledger; l != nil {
+		opened, closed := measured.MonotonicOf(l.Window.Start), measured.MonotonicOf(l.Window.End)
+		from := begin + int64(s.Warmup)
+		r.Opened, r.Closed = max(0, opened-from), max(0, closed-from-int64(s.Duration))
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the record: %w", err)
+	}
+	// What was measured stays here until the next trial, whatever becomes of the connection.
+	if err := os.WriteFile(filepath.Join(a.Dir, nodeRecordFile), text, 0o644); err != nil && failure == nil {
+		failure = fault.Wrap(err, fault.Machine, a.Dir, "make room there", "the node's record cannot be written")
+	}
+	return text, failure
+}
+
+// seed is this node's of the trial's: nodes in step would be one load, not many.
+func (a NodeAgent) seed(seed uint64) uint64 {
+	h := fnv.New64a()
+	fmt.Fprint(h, seed, a.Name)
+	return h.Sum64()
+}
+
+// FailedNodes says in words at which nodes a trial failed, and why; empty where it did at none.
+func FailedNodes(t *record.Trial) string { return failedAt(t, len(t.Nodes)) }
+
+// maxFailedNamed is how many nodes the reason of a trial names that failed at all of them. One would hide that they failed for different
+// reasons.
+const maxFailedNamed = 3
+
+// failedAt is FailedNodes with the first few of the nodes, and how many more there are.
+func failedAt(t *record.Trial, most int) string {
+	var failed []string
+	for _, n := range t.Nodes {
+		if n.Failed != "" {
+			failed = append(failed, n.Name+": "+n.Failed)
+		}
+	}
+	if more := len(failed) - most; more > 0 {
+		failed = append(failed[:most], fmt.Sprintf("and at %d more", more))
+	}
+	return strings.Join(failed, "; ")
+}

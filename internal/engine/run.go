@@ -1,0 +1,384 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"tare/internal/fault"
+	"tare/internal/measured"
+	"tare/internal/record"
+	"tare/internal/stats"
+)
+
+// Progress is said before each trial, and once more after the last.
+type Progress struct {
+	Done    int                 // attempts at trials that have ended
+	Ended   int                 // trials of the plan that have ended, however often they were run
+	Total   int                 // trials of the plan as far as it goes
+	Blocks  int                 // of the plan as far as it goes
+	Open    bool                // the plan may be extended: how far depends on how precise the run becomes, or on the time
+	Next    record.PlannedTrial // the trial that begins now; zero after the last
+	Attempt int                 // at Next: 0 is the first
+	Left    time.Duration       // estimated, for what is not done; of an open plan, the most that it can take
+	Look    int                 // of an open plan: after how many blocks it is looked at next; 0: never
+	Why     string              // what was missing when it was looked at last
+	Note    string              // said once: that spoiled trials are not run again any more, or that they are
+	Last    *record.Trial       // the trial that has just ended; null before the first
+}
+
+// Recorder keeps what a run finds. *record.Writer does, in a directory.
+type Recorder interface {
+	Append(record.Trial) error
+	UpdateRun(record.Run) error
+	Dir() string
+}
+
+// Runner runs an experiment.
+type Runner struct {
+	Machine  Machine
+	Spec     *Spec
+	Record   *record.Run // its plan is what is run; a plan that is open is extended here, block by block, and run.json with it
+	Writer   Recorder
+	Progress func(Progress)
+
+	// Enough reports whether the run is precise enough to end, and what is missing otherwise. It is called between blocks, at the looks of
+	// stats.NextLook, where the spec has a precision.
+	Enough func([]record.Trial) (bool, string)
+
+	trial   func(context.Context, *record.Trial) error // null: on the machine
+	now     func() time.Time
+	trials  []record.Trial
+	left    timer
+	began   time.Time
+	look    int
+	why     string
+	again   time.Duration // spent on further attempts
+	vain    vain
+	kept    int    // spoiled trials that were not run again because it had been in vain
+	resting bool   // it was said that they are not
+	note    string // for the next Progress
+	ended   int
+}
+
+// MostAttempts is how often a trial is run at most: once, and twice again where it was spoiled.
+const MostAttempts = 3
+
+// futile is how many further attempts in a row must have lost a metric as well for none to be made for its sake.
+const futile = 6
+
+// vain counts, for each metric, the further attempts in a row, over the whole run, that lost it as well. Beside a
+// neighbour that never rests nearly all lose the same, and a run that makes them takes longer and learns nothing; what is
+// lost now and then is worth another. It goes by gates and never by what was measured.
+type vain map[string]int
+
+// worth reports whether a further attempt at a trial that lost these metrics is not futile: for one of them at least.
+func (v vain) worth(lost []string) bool {
+	return slices.ContainsFunc(lost, func(name string) bool { return v[name] < futile })
+}
+
+// gaveUp reports whether there is a metric for whose sake no trial is run again.
+func (v vain) gaveUp() bool {
+	for _, n := range v {
+		if n >= futile {
+			return true
+		}
+	}
+	return false
+}
+
+// saw counts an attempt that ended. Once it was futile for a metric, only the first attempt at another trial shows that
+// trials can tell it again.
+func (v vain) saw(t *record.Trial) {
+	lost := measured.LostToOthers(t)
+	if t.Attempt > 0 {
+		for _, name := range lost {
+			v[name]++
+		}
+	}
+	if t.Validity.Failed != "" || slices.Contains(lost, measured.Everything) {
+		return // it shows nothing that can be told
+	}
+	for name, n := range v {
+		if !slices.Contains(lost, name) && (t.Attempt > 0) != (n >= futile) {
+			v[name] = 0
+		}
+	}
+}
+
+// hopeless is how many trials must fail, with none before them that did not, for the run to be given up.
+const hopeless = 3
+
+// Run runs the trials of run.Plan, one after the other, and appends each to w as it ends. It returns those that were recorded.
+func Run(ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writer, progress func(Progress)) ([]record.Trial, error) {
+	return (&Runner{Machine: m, Spec: s, Record: &run, Writer: w, Progress: progress}).Run(ctx)
+}
+
+// Run runs the trials of the plan, one after the other, and appends each to the record as it ends. It returns those
+// that were recorded.
+//
+// A trial that was spoiled, by somebody other than the subject, is run again after the other arms of its level in
+// its block, as long as the spec's budget for that lasts and it is not futile. Every attempt is recorded.
+//
+// A trial that fails is recorded with its error and the run goes on, save when the first three all fail: then
+// nothing works, and the error is that of the last. When the context ends, the trial under way is taken down and
+// recorded as interrupted, and the error is the context's.
+func (r *Runner) Run(ctx context.Context) ([]record.Trial, error) {
+	if r.now == nil {
+		r.now = time.Now
+	}
+	if r.trial == nil {
+		dir, err := filepath.Abs(r.Writer.Dir())
+		if err != nil {
+			return nil, fmt.Errorf("finding the run directory: %w", err)
+		}
+		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, dir, t) }
+	}
+	r.left = timer{each: startLead + r.Spec.Warmup + r.Spec.Duration + typicalOverhead}
+	r.began, r.vain = r.now(), vain{}
+	if r.Spec.Precision != nil {
+		r.look = stats.NextLook(0)
+	}
+	for at := 0; ; {
+		if at == len(r.Record.Plan) {
+			more, err := r.extend()
+			if err != nil {
+				return r.trials, err
+			}
+			if !more {
+				break
+			}
+		}
+		next := at + together(r.Record.Plan[at:])
+		if err := r.level(ctx, r.Record.Plan[at:next]); err != nil {
+			return r.trials, err
+		}
+		at = next
+	}
+	r.say(record.PlannedTrial{}, 0, 0)
+	return r.trials, nil
+}
+
+// open reports whether the plan has no end of its own.
+func (r *Runner) open() bool { return r.Spec.Precision != nil || r.Spec.Until > 0 }
+
+// extend adds a block to an open plan, unless the run is precise enough or another block would not end in time. It looks at how wide
+// intervals are and at the clock, and never at whether a difference is resolved.
+func (r *Runner) extend() (bool, error) {
+	if !r.open() {
+		return false, nil
+	}
+	blocks := r.Record.Blocks
+	stopped := ""
+	if blocks == r.look && r.Enough != nil {
+		enough, why := r.Enough(r.trials)
+		r.why, r.look = why, stats.NextLook(blocks)
+		if enough {
+			stopped = fmt.Sprintf("precise after %s", manyBlocks(blocks))
+		}
+	}
+	longer := *r.Spec
+	longer.Blocks = blocks + 1
+	plan := Plan(&longer, r.Record.Seed) // which begins as the shorter one does
+	switch added := len(plan) - len(r.Record.Plan); {
+	case stopped != "":
+	case r.Spec.Until > 0 && r.now().Add(r.left.of(added)).After(r.deadline()):
+		stopped = fmt.Sprintf("time was up after %s", manyBlocks(blocks))
+	case len(plan) > maxTrials:
+		stopped = fmt.Sprintf("no plan has more trials, after %s", manyBlocks(blocks))
+	}
+	if stopped != "" {
+		r.Record.Stopped = stopped
+		return false, r.Writer.UpdateRun(*r.Record)
+	}
+	r.Record.Plan, r.Record.Blocks = plan, longer.Blocks
+	return true, r.Writer.UpdateRun(*r.Record)
+}
+
+func manyBlocks(n int) string {
+	if n == 1 {
+		return "1 block"
+	}
+	return fmt.Sprintf("%d blocks", n)
+}
+
+// deadline is until when an open plan may be extended.
+func (r *Runner) deadline() time.Time { return r.began.Add(r.Spec.Until) }
+
+// together is how many trials at the beginning of a plan are of one block and one level.
+func together(plan []record.PlannedTrial) int {
+	n := 1
+	for n < len(plan) && plan[n].Block == plan[0].Block && maps.Equal(plan[n].Factors, plan[0].Factors) {
+		n++
+	}
+	return n
+}
+
+// level runs the trials of one level in one block, and those again that were spoiled. The order of further attempts is that of the first
+// ones, so it stays random; the arms of a level stay close together in time.
+func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error {
+	lost := map[int][]string{} // by index of the trial, in its last attempt
+	for attempt := 0; attempt < MostAttempts && len(planned) > 0; attempt++ {
+		var again []record.PlannedTrial
+		for _, p := range planned {
+			if attempt > 0 && !r.affords() {
+				return nil
+			}
+			if attempt > 0 && !r.vain.worth(lost[p.Index]) {
+				if err := r.rest(); err != nil {
+					return err
+				}
+				continue
+			}
+			t, err := r.one(ctx, p, attempt)
+			if err != nil {
+				return err
+			}
+			if attempt > 0 {
+				r.again += t.Ended.Sub(t.Started)
+			}
+			if lost[p.Index] = measured.LostToOthers(t); len(lost[p.Index]) > 0 {
+				again = append(again, p)
+			}
+		}
+		planned = again
+	}
+	return nil
+}
+
+// rest records that a spoiled trial is not run again because it would be futile, and says so the first time in a row.
+func (r *Runner) rest() error {
+	if !r.resting {
+		r.resting = true
+		r.note = fmt.Sprintf("%d further attempts in a row lost the same as well; trials are not repeated for it until one comes through", futile)
+	}
+	r.kept++
+	text := fmt.Sprintf("%d spoiled trials were not run again", r.kept)
+	if r.kept == 1 {
+		text = "1 spoiled trial was not run again"
+	}
+	r.Record.NotRepeated = fmt.Sprintf("%s, for %d further attempts in a row had lost the same as well", text, futile)
+	return r.Writer.UpdateRun(*r.Record)
+}
+
+// affords reports whether there is time left for one more attempt: within the budget of the spec, which is a part of
+// the time that the plan takes without any, and before the deadline of an open plan.
+func (r *Runner) affords() bool {
+	budget := time.Duration(r.Spec.Repeat * float64(r.left.of(len(r.Record.Plan))))
+	if r.again+r.left.each > budget {
+		return false
+	}
+	return r.Spec.Until == 0 || !r.now().Add(r.left.each).After(r.deadline())
+}
+
+// one runs a trial once and records it. Its error ends the run.
+func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*record.Trial, error) {
+	r.say(p, attempt, 1)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	t := record.Trial{Schema: record.TrialSchema, PlannedTrial: p, Attempt: attempt}
+	failure := r.trial(ctx, &t)
+	r.left.add(t.Ended.Sub(t.Started))
+	if err := r.Writer.Append(t); err != nil {
+		return nil, err
+	}
+	r.trials = append(r.trials, t)
+	r.vain.saw(&t)
+	if r.resting && !r.vain.gaveUp() {
+		r.resting, r.note = false, "a trial came through; spoiled trials are repeated again"
+	}
+	if attempt == 0 {
+		r.ended++
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if failure != nil && r.ended == hopeless && !slices.ContainsFunc(r.trials, func(t record.Trial) bool { return t.Validity.Failed == "" }) {
+		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mendOr(failure, "see the trials in "+r.Writer.Dir()), "the first %d trials failed, so the run was given up", hopeless)
+	}
+	return &t, nil
+}
+
+// onMachine runs a trial where trials run: here, or on nodes.
+func (r *Runner) onMachine(ctx context.Context, dir string, t *record.Trial) error {
+	p := t.PlannedTrial
+	level, seed := r.Spec.At(p.Factors).As(p.Arm), arrivalSeed(r.Record.Seed, p)
+	if level.nodes() > 0 {
+		return (&nodesTrial{machine: r.Machine, spec: level, seed: seed}).run(ctx, t)
+	}
+	return newTrial(r.Machine, level.copies(), p, t.Attempt, dir, seed).run(ctx, t)
+}
+
+// say tells how the run goes. now is how many trials are about to begin: one, or none after the last.
+func (r *Runner) say(next record.PlannedTrial, attempt, now int) {
+	p := Progress{Done: len(r.trials), Ended: r.ended, Total: len(r.Record.Plan), Blocks: r.Record.Blocks, Open: r.open() && now > 0, Next: next, Attempt: attempt,
+		Look: r.look, Why: r.why, Note: r.note}
+	r.note = ""
+	if n := len(r.trials); n > 0 {
+		last := r.trials[n-1]
+		p.Last = &last
+	}
+	if now > 0 {
+		p.Left = r.estimate()
+	}
+	r.Progress(p)
+}
+
+// estimate is how long the rest of the run will take: the trials of the plan, and as many further attempts as there were so far, within
+// their budget. An open plan takes no longer than its deadline, save for the block that is under way.
+func (r *Runner) estimate() time.Duration {
+	rest := r.left.of(len(r.Record.Plan) - r.ended)
+	if r.open() {
+		if r.Spec.Until > 0 {
+			return max(r.deadline().Sub(r.now()), rest)
+		}
+		return rest
+	}
+	if r.ended == 0 || r.vain.gaveUp() {
+		return rest
+	}
+	budget := time.Duration(r.Spec.Repeat*float64(r.left.of(len(r.Record.Plan)))) - r.again
+	expected := time.Duration(float64(rest) * float64(len(r.trials)-r.ended) / float64(r.ended))
+	return rest + max(0, min(expected, budget))
+}
+
+func mendOr(err error, otherwise string) string {
+	if mend := fault.MendOf(err); mend != "" {
+		return mend
+	}
+	return otherwise
+}
+
+// arrivalSeed is the seed of the arrivals in a trial. All arms of a block have the same arrivals at a level, so that what the arrivals
+// do to latency cancels out of the differences. A further attempt has them too: it stands in for the first in the same pairs.
+func arrivalSeed(seed uint64, p record.PlannedTrial) uint64 {
+	h := fnv.New64a()
+	fmt.Fprint(h, seed, p.Block)
+	for _, name := range slices.Sorted(maps.Keys(p.Factors)) {
+		fmt.Fprintf(h, "%q%q", name, p.Factors[name])
+	}
+	return h.Sum64()
+}
+
+// timer estimates what is left from what trials took: the plan's own figure until there are some.
+type timer struct {
+	each  time.Duration
+	sum   time.Duration
+	count int
+}
+
+func (t *timer) add(took time.Duration) {
+	t.sum, t.count = t.sum+took, t.count+1
+	t.each = t.sum / time.Duration(t.count)
+}
+
+func (t *timer) of(trials int) time.Duration { return time.Duration(trials) * t.each }
+
+// Interrupted says whether err is that of a run that was told to end before its time.
+func Interrupted(err error) bool { return errors.Is(err, context.Canceled) }

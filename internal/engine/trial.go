@@ -1,0 +1,562 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/cluster"
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/kind"
+	"tare/internal/ledger"
+	"tare/internal/load"
+	"tare/internal/measured"
+	"tare/internal/pace"
+	"tare/internal/placement"
+	"tare/internal/record"
+	"tare/internal/role"
+)
+
+// Machine is what trials need of the machine that they run on.
+type Machine struct {
+	Self       string // path of the tare binary, which starts itself in every role
+	Cgroups    *cgroup.Layout
+	OpenWindow func() (Window, error) // reads every counter: the first edge
+	Share      cluster.Share          // of the machine, that the groups of a trial may have together
+	Shared     bool                   // other nodes of the same run have trials on this machine at the same time
+
+	Nodes     Nodes         // where trials on nodes run; nil: there are none
+	NodeShare cluster.Share // of each
+}
+
+// Window is an open window of the meter.
+type Window interface {
+	Close() (*ledger.Ledger, error) // reads every counter again: the second edge
+}
+
+const (
+	startLead     = 50 * time.Millisecond // between the start message and the first request, for the loads to be there
+	resultTimeout = 30 * time.Second      // from the end of a load's drain to its result
+)
+
+// trial is one trial under way: one arm at one level, with fresh processes. This file is its life, from top to bottom:
+// run, which sets up, measures and tears down; what guests' hooks see of it is in hooks.go.
+type trial struct {
+	machine Machine
+	spec    *Spec // at the trial's level, each copy of a part a part
+	arm     string
+	subject *kind.Part // of the arm; nil: none
+	index   int        // in the plan; with attempt it makes the groups of each trial others than those before, also to a reader that remembers paths
+	attempt int
+	dir     string                               // the run directory, for files that processes read
+	seed    uint64                               // of the loads' arrivals
+	barrier func(context.Context) (int64, error) // called when all is set up; when the loads begin, by CLOCK_MONOTONIC in nanoseconds. Nil: soon
+	late    int64                                // how long after the begin the loads were told of it, ns
+
+	cancel context.CancelCauseFunc
+	record *record.Trial
+	tree   *placement.Tree
+	work   *placement.Group
+
+	mu         sync.Mutex                    // guards what follows while processes start side by side
+	groups     map[string]*placement.Group   // by their names in the tree
+	roles      map[string]measured.GroupRole // by path of group
+	started    []*role.Child
+	apps       map[string]kind.App // those that serve
+	loads      map[string]*role.Child
+	wants      map[string]role.Wants // of the loads
+	joined     map[string]any        // what the Join of each load gave
+	own        any                   // what the Join of the subject gave; nil where it does not join
+	processes  []*role.Child         // of the subject
+	objects    *kind.Objects         // of the subject
+	startTime  time.Duration         // from the start of the subject until it was ready
+	evidence   map[string]any        // by guest
+	subjectRaw json.RawMessage
+}
+
+func newTrial(m Machine, s *Spec, p record.PlannedTrial, attempt int, dir string, seed uint64) *trial {
+	return &trial{
+		machine: m, spec: s, arm: p.Arm, subject: s.Of(p.Arm), index: p.Index, attempt: attempt, dir: dir, seed: seed,
+		groups: map[string]*placement.Group{}, roles: map[string]measured.GroupRole{}, apps: map[string]kind.App{},
+		loads: map[string]*role.Child{}, wants: map[string]role.Wants{}, joined: map[string]any{}, evidence: map[string]any{},
+	}
+}
+
+// run runs the trial into t. Whatever happens, every process is gone and every group removed when it returns. The error
+// is why the trial failed, as t.Validity says too.
+func (x *trial) run(ctx context.Context, t *record.Trial) error {
+	t.Started = time.Now()
+	t.Clocks, t.Loads = map[string]time.Duration{}, map[string]load.Result{}
+	work, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	x.cancel, x.record = cancel, t
+
+	err := x.measure(work)
+	begin := time.Now()
+	err = errors.Join(err, x.tearDown())
+	t.Ended = time.Now()
+	t.Clocks["tear-down"] = t.Ended.Sub(begin)
+	t.Subject = x.subjectRaw
+
+	if err != nil {
+		t.Validity.Failed = failure(ctx, err)
+		if x.work != nil {
+			t.Validity.Cause = measured.FailedBy(t.Ledger, x.treePath())
+		}
+		return err
+	}
+	if t.Evidence, err = encodeEvidence(x.evidence); err != nil {
+		t.Validity.Failed = err.Error()
+		return err
+	}
+	m := &measured.Measured{
+		Setup: &x.spec.Setup, Arm: x.arm, Loads: t.Loads, Work: t.Work, Ledger: t.Ledger, Further: t.Further,
+		Tree: x.treePath(), Shared: x.machine.Share.CPUs > 0, Subject: x.objects, Events: t.Events,
+		Evidence: x.evidence, Start: x.startTime.Seconds(),
+	}
+	m.SetRoles(x.roles)
+	t.Metrics, t.Counts = m.Values(), m.Counts()
+	t.Validity.Reasons = m.Reasons(m.Trips(), t.Metrics, t.Counts)
+	t.Validity.Valid = len(t.Validity.Reasons) == 0
+	m.Trim()
+	return nil
+}
+
+func encodeEvidence(evidence map[string]any) (map[string]json.RawMessage, error) {
+	var encoded map[string]json.RawMessage
+	for guest, v := range evidence {
+		text, err := json.Marshal(v)
+		if err != nil {
+			return nil, fmt.Errorf("encoding the evidence of %s: %w", guest, err)
+		}
+		if encoded == nil {
+			encoded = map[string]json.RawMessage{}
+		}
+		encoded[guest] = text
+	}
+	return encoded, nil
+}
+
+// failure is what Validity.Failed says of a trial that ended with err.
+func failure(ctx context.Context, err error) string {
+	if ctx.Err() != nil {
+		return record.Interrupted
+	}
+	if mend := fault.MendOf(err); mend != "" {
+		return err.Error() + "; " + mend
+	}
+	return err.Error()
+}
+
+// measure sets up, opens the window over the loads' measured time, and gathers what they say.
+func (x *trial) measure(ctx context.Context) error {
+	t, mark := x.record, time.Now()
+	lap := func(clock string) {
+		now := time.Now()
+		t.Clocks[clock], mark = now.Sub(mark), now
+	}
+	if err := x.setUp(ctx); err != nil {
+		return fmt.Errorf("setting up: %w", err)
+	}
+	lap("set-up")
+	if err := each(x.parts(), func(h kind.Before) error { return h.Before(ctx) }); err != nil {
+		return err
+	}
+	if x.spec.EventLoad() != "" {
+		lap("offset") // of its events
+		defer x.urgent()()
+	}
+
+	s, err := x.begin(ctx)
+	if err != nil {
+		return err
+	}
+	if err := sleepUntil(ctx, s.Begin+s.Warmup); err != nil {
+		return err
+	}
+	lap("warm-up")
+	if t.Ledger, err = x.window(ctx, s.Begin+s.Warmup+s.Duration); err != nil {
+		return err
+	}
+	lap("measured")
+
+	if err := x.results(ctx); err != nil {
+		return err
+	}
+	if err := each(x.parts(), func(h kind.After) error { return h.After(ctx) }); err != nil {
+		return err
+	}
+	lap("drain")
+	if e, ok := x.own.(kind.Evidence); ok {
+		x.evidence[x.subject.Name()] = e.Evidence()
+	}
+	for name, part := range x.joined {
+		if e, ok := part.(kind.Evidence); ok {
+			x.evidence[x.spec.Loads[name].Name()] = e.Evidence()
+		}
+	}
+	return context.Cause(ctx) // an application or the subject may have died and taken nobody with it
+}
+
+// parts are what takes part in the trial beyond its process: the subject, then loads by name.
+func (x *trial) parts() []any {
+	parts := []any{x.own}
+	for _, name := range slices.Sorted(maps.Keys(x.joined)) {
+		parts = append(parts, x.joined[name])
+	}
+	return parts
+}
+
+// each calls a hook of all that have it, until one fails.
+func each[H any](parts []any, call func(H) error) error {
+	for _, part := range parts {
+		if h, has := part.(H); has {
+			if err := call(h); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// setUp makes the groups and starts the processes: applications, then the subject, which must know where they are, then
+// loads, which must find both.
+func (x *trial) setUp(ctx context.Context) (err error) {
+	if err := x.makeTree(); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(x.spec.Loads)) {
+		if j, ok := x.spec.Loads[name].Kind.(kind.Joiner); ok {
+			if x.joined[name], err = j.Join(x, name, x.spec.Loads[name]); err != nil {
+				return err
+			}
+		}
+	}
+	if x.subject != nil {
+		if j, ok := x.subject.Kind.(kind.Joiner); ok {
+			if x.own, err = j.Join(x, x.arm, x.subject); err != nil {
+				return err
+			}
+		}
+	}
+	err = inParallel(x.spec.Applications, func(name string, p *kind.Part) error { return x.startApp(ctx, name, p) })
+	if err != nil {
+		return err
+	}
+	if x.subject != nil {
+		began := time.Now()
+		if err := x.startSubject(ctx); err != nil {
+			return err
+		}
+		x.startTime = time.Since(began)
+	}
+	return inParallel(x.spec.Loads, func(name string, p *kind.Part) error { return x.startLoad(ctx, name, p) })
+}
+
+// makeTree makes the trial's groups. Data planes attach to the one that holds the applications and the loads but not the
+// subject.
+func (x *trial) makeTree() (err error) {
+	newTree := placement.NewTree
+	if x.flat() {
+		newTree = placement.NewFlatTree
+	}
+	if x.tree, err = newTree(x.machine.Cgroups, x.id()); err != nil {
+		return err
+	}
+	share := placement.Limits{CPUs: x.machine.Share.CPUs, Weight: x.machine.Share.Weight}
+	if err := x.tree.Limit(share); err != nil {
+		return err
+	}
+	x.work, err = x.tree.Group(kind.WorkGroup, placement.Limits{})
+	return err
+}
+
+// flat says whether the groups of the trial are to be one for the scheduler, for there is a load that makes processes by
+// the thousand. With v2 no limit can be set then.
+func (x *trial) flat() bool {
+	if h, ok := x.machine.Cgroups.Controller("cpu"); ok && h.V2 {
+		for _, sec := range x.spec.Sections() {
+			for _, p := range sec.Parts {
+				if _, limited := p.Limits["cpus"]; limited && (!sec.Weighs() || p == x.subject) {
+					return false
+				}
+			}
+		}
+	}
+	return x.spec.EventLoad() != ""
+}
+
+// id names the groups of this attempt at the trial.
+func (x *trial) id() string {
+	if x.attempt > 0 {
+		return fmt.Sprintf("trial-%d-again-%d", x.index, x.attempt)
+	}
+	return fmt.Sprintf("trial-%d", x.index)
+}
+
+// treePath is the path of the trial's own group.
+func (x *trial) treePath() string { return path.Dir(x.work.Path()) }
+
+func inParallel(parts map[string]*kind.Part, do func(string, *kind.Part) error) error {
+	errs := make([]error, len(parts))
+	var wg sync.WaitGroup
+	for i, name := range slices.Sorted(maps.Keys(parts)) {
+		wg.Go(func() { errs[i] = do(name, parts[name]) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err // one is enough to read; the others are most often its echo
+		}
+	}
+	return nil
+}
+
+func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) error {
+	argv, err := x.argv(part, kind.Site{})
+	if err != nil {
+		return err
+	}
+	r := measured.NewRole(kind.Application, name)
+	p, err := x.start(path.Join(kind.WorkGroup, name), r, name, part.Limits, argv)
+	if err != nil {
+		return err
+	}
+	raw, err := p.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	var ready struct {
+		Address string `json:"address"`
+	}
+	if err := p.Decode(raw, "ready message", &ready); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if ready.Address != "" { // else it serves nobody
+		x.apps[name] = kind.App{Address: ready.Address, Ready: raw}
+	}
+	return nil
+}
+
+// startSubject starts the subject: by its hook, or as a process of this binary.
+func (x *trial) startSubject(ctx context.Context) error {
+	if s, ok := x.own.(kind.Starter); ok {
+		return s.Start(ctx)
+	}
+	argv, err := x.argv(x.subject, kind.Site{})
+	if err != nil {
+		return err
+	}
+	p, err := x.StartSubject(ctx, "", x.subject.Limits, argv)
+	if err != nil {
+		return err
+	}
+	raw, err := p.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	var o kind.Objects
+	if err := json.Unmarshal(raw, &o); err != nil {
+		return fmt.Errorf("decoding the ready message of %s: %w", x.arm, err)
+	}
+	x.SetSubject(o, raw)
+	return nil
+}
+
+func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) error {
+	h := fnv.New64a()
+	h.Write([]byte(name)) // copies of a load must not start their requests at the same moments
+	app := x.apps[part.To]
+	at := kind.Site{
+		Address: app.Address, Ready: app.Ready, Subject: x.own, Seed: rand.New(rand.NewPCG(x.seed, h.Sum64())).Uint64(),
+	}
+	if a, serves := x.own.(kind.Addresser); serves && part.To != "" {
+		var err error
+		if at.Address, err = a.Address(part.To); err != nil {
+			return err
+		}
+		at.Served = true
+	}
+	argv, err := x.argv(part, at)
+	if err != nil {
+		return err
+	}
+	r := measured.NewRole(kind.Load, name)
+	p, err := x.start(path.Join(kind.WorkGroup, name), r, name, part.Limits, argv)
+	if err != nil {
+		return err
+	}
+	x.mu.Lock()
+	x.loads[name] = p
+	x.mu.Unlock()
+	raw, err := p.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	var wants role.Wants
+	if err := p.Decode(raw, "ready message", &wants); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.wants[name] = wants
+	return nil
+}
+
+// argv is the command line that starts a part at a site, as a role of this binary.
+func (x *trial) argv(part *kind.Part, at kind.Site) ([]string, error) {
+	c, ok := part.Kind.(kind.Commander)
+	if !ok {
+		return nil, fmt.Errorf("%s says no way to start it", part.Name())
+	}
+	return slices.Concat([]string{x.machine.Self}, c.Command(at), part.Options.Args(part.Settings())), nil
+}
+
+// begin tells the loads, and a subject that works, when to begin.
+func (x *trial) begin(ctx context.Context) (role.Schedule, error) {
+	barrier := x.barrier
+	if barrier == nil {
+		barrier = soon
+	}
+	begin, err := barrier(ctx)
+	if err != nil {
+		return role.Schedule{}, err
+	}
+	s := role.Schedule{Begin: begin, Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration)}
+	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
+		told := s
+		told.Stalls = x.wants[name].Stalls
+		if err := x.loads[name].Send(role.Start, told); err != nil {
+			return s, fmt.Errorf("starting the load %s: %w", name, err)
+		}
+	}
+	if err := each(x.parts(), func(h kind.Begun) error { return h.Begun(ctx, s) }); err != nil {
+		return s, err
+	}
+	x.late = max(0, pace.Now()-s.Begin)
+	if worker := x.worker(); worker != nil {
+		if err := worker.Send(role.Start, s); err != nil {
+			return s, fmt.Errorf("starting the work of %s: %w", x.arm, err)
+		}
+	}
+	return s, nil
+}
+
+// worker is the process of a subject that does measured work itself; nil where it does none.
+func (x *trial) worker() *role.Child {
+	if x.subject == nil || !x.subject.Works() || len(x.processes) == 0 {
+		return nil
+	}
+	return x.processes[0]
+}
+
+// soon is the barrier of a trial that waits for nobody else.
+func soon(context.Context) (int64, error) { return pace.Now() + int64(startLead), nil }
+
+// window reads all counters now and at the end, a time by CLOCK_MONOTONIC in nanoseconds.
+func (x *trial) window(ctx context.Context, end int64) (*ledger.Ledger, error) {
+	others := x.machine.others()
+	w, err := x.machine.OpenWindow()
+	if err != nil {
+		return nil, fmt.Errorf("opening the window: %w", err)
+	}
+	slept := sleepUntil(ctx, end)
+	l, err := w.Close() // even when the sleep was cut short: a window that is open must be closed
+	if err = errors.Join(slept, err); err != nil {
+		return nil, err
+	}
+	if others = append(others, x.machine.others()...); len(others) > 0 {
+		l.Warnings = append(l.Warnings, ledger.Warning{Code: record.OtherRun, Message: OtherRun(others)})
+	}
+	return l, nil
+}
+
+// OtherRun says that other processes have runs of tare under way on this machine.
+func OtherRun(pids []int) string {
+	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other", pids[0])
+}
+
+// results tells the loads that want to know when the machine stood still in the window, and takes what they and the
+// subject's own work say.
+func (x *trial) results(ctx context.Context) error {
+	t := x.record
+	stalls := measured.StallsOf(t.Ledger, x.treePath(), x.machine.Shared)
+	names := slices.Sorted(maps.Keys(x.loads))
+	for _, name := range names {
+		if !x.wants[name].Stalls {
+			continue
+		}
+		if err := x.loads[name].Send(role.Halts, stalls); err != nil {
+			return fmt.Errorf("telling the load %s of stalls: %w", name, err)
+		}
+	}
+	for _, name := range names {
+		var r load.Result
+		p, timeout := x.loads[name], x.spec.Loads[name].Options.Duration("drain")+resultTimeout
+		if err := p.Result(ctx, timeout, &r); err != nil {
+			return err
+		}
+		t.Loads[name] = r
+	}
+	if worker := x.worker(); worker != nil {
+		t.Work = &load.Result{}
+		return worker.Result(ctx, resultTimeout, t.Work)
+	}
+	return nil
+}
+
+// tearDown stops every process and removes the groups. It heeds no context: what was started is always taken away.
+func (x *trial) tearDown() error {
+	x.mu.Lock() // nothing starts any more: setUp has returned
+	started := x.started
+	x.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, p := range started {
+		wg.Go(p.Stop)
+	}
+	wg.Wait()
+	var errs []error
+	for _, part := range x.parts() {
+		if c, ok := part.(interface{ Close() error }); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	if x.tree != nil {
+		if err := x.tree.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("removing the trial's control groups: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sleepUntil sleeps until CLOCK_MONOTONIC shows at, in nanoseconds. The context can end all but the last two
+// milliseconds, which the kernel's own clock times: Go's timers round to about one.
+func sleepUntil(ctx context.Context, at int64) error {
+	const last = 2 * time.Millisecond
+	timer := time.NewTimer(time.Duration(at-pace.Now()) - last)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+	}
+	ts := unix.NsecToTimespec(at)
+	for {
+		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}

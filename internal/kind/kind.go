@@ -1,0 +1,161 @@
+// Package kind is what the engine knows of its guests. A guest is an application, a load or a subject: one folder, which
+// declares it here and whatever else of it the engine is to know. The engine names no guest; a guest that needs more than
+// to be started implements one of the small interfaces of this package, as with io.ReaderFrom.
+package kind
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/param"
+)
+
+// Role is what a guest is in an experiment.
+type Role string
+
+// The roles. The last is that of the scale itself, which is no guest's.
+const (
+	Application Role = "app"
+	Load        Role = "load"
+	Subject     Role = "subject"
+	Self        Role = "self"
+)
+
+// About is what every guest says of itself.
+type About struct {
+	Name     string // as a spec and the command line have it
+	Summary  string // one line, for lists
+	Settings []param.Setting
+
+	// Protocol is what an application serves and a load speaks: a load goes to applications of its own protocol. An
+	// application without one serves nobody, and a load without one goes to none.
+	Protocol string
+
+	// Label is of subjects: the setting by which one is told from another of its kind. Empty: they go by Name.
+	Label string
+}
+
+// Guest is an application, a load or a subject.
+type Guest interface {
+	About() About
+}
+
+// Commander is a guest that is a process of the tare binary and speaks the protocol of package role. Command gives the
+// arguments that start it at a site; those of its settings follow them.
+type Commander interface {
+	Command(Site) []string
+}
+
+// Site is what a guest's process is told of its surroundings.
+type Site struct {
+	Address string // of loads: where to go, host:port
+	Served  bool   // of loads: the subject serves that address, and takes it to this machine
+	Ready   []byte // of loads: what the application said of itself when it was ready, JSON
+	Seed    uint64 // of loads: for their arrivals
+	Subject any    // of loads: what the subject's Join gave; nil where the arm has none
+}
+
+// Checker checks the options of a guest together. Its error reads on after the part's place in the spec.
+type Checker interface {
+	Check(param.Values) error
+}
+
+// SetupChecker checks a part of this guest against the rest of the experiment, at one level. Its error is of that part,
+// or of the part at another path, by an *ElsewhereError.
+type SetupChecker interface {
+	CheckSetup(s *Setup, path string, part *Part) error
+}
+
+// ElsewhereError is an error of another part than the one that was checked.
+type ElsewhereError struct {
+	Path string // loads.client
+	Err  error
+}
+
+func (e *ElsewhereError) Error() string { return e.Path + ": " + e.Err.Error() }
+func (e *ElsewhereError) Unwrap() error { return e.Err }
+
+// Trait says what to know of a subject with these options wherever an arm of it is named; empty: nothing.
+type Trait interface {
+	Trait(param.Values) string
+}
+
+// Worker is a subject that can do measured work itself, between the same edges as loads do, and report it as they do
+// (package role). Where every arm has a subject that Works alone, an experiment needs no loads.
+type Worker interface {
+	Works(param.Values) bool
+	WorksAlone() bool // without any load, whatever its options
+}
+
+// Holder is a load that can mean to have all its connections open at once.
+type Holder interface {
+	HoldsConnections(param.Values) bool
+}
+
+// Saturating is a load that can be as fast as it goes: then what it takes of the machine is a result.
+type Saturating interface {
+	Saturates(param.Values) bool
+}
+
+// EventMaker is a load whose pieces of work are events, which something else is to deliver, and no requests. It makes
+// processes by the thousand: the groups of its trials are one for the scheduler where they can be, and counters are read
+// at a real-time priority.
+type EventMaker interface {
+	MakesEvents()
+}
+
+// MakesEvents reports whether a guest is a load that makes events.
+func MakesEvents(g Guest) bool {
+	_, makes := g.(EventMaker)
+	return makes
+}
+
+// Variant is a subject that is none: the baseline with other settings of its applications or loads. Sets gives what it
+// sets, as assignments ("server.delay=50us").
+type Variant interface {
+	Sets(param.Values) []string
+}
+
+// Installed is a subject whose program somebody else must have installed. Installed's error, a *fault.Error of code
+// Machine, says what is missing; Optional, whether a run may go on without the arm.
+type Installed interface {
+	Installed(param.Values) error
+	Optional(param.Values) bool
+}
+
+// Versioned is a subject with a version of its own, under a name of its own. own is that of the tare binary.
+type Versioned interface {
+	Version(ctx context.Context, o param.Values, own string) (name, version string)
+}
+
+// Tailed is a subject that takes time after the window, at most so long.
+type Tailed interface {
+	Tail(param.Values) time.Duration
+}
+
+var registry = map[Role]map[string]Guest{Application: {}, Load: {}, Subject: {}}
+
+// Register adds a guest; for init functions. A name that is taken is a defect, and panics.
+func Register(r Role, g Guest) {
+	name := g.About().Name
+	if _, taken := registry[r][name]; taken {
+		panic(fmt.Sprintf("%s %s is registered twice", r, name))
+	}
+	registry[r][name] = g
+}
+
+// All is every guest of a role, by name.
+func All(r Role) []Guest {
+	byName := func(a, b Guest) int { return strings.Compare(a.About().Name, b.About().Name) }
+	return slices.SortedFunc(maps.Values(registry[r]), byName)
+}
+
+// Names are those of all guests of a role, in order.
+func Names(r Role) []string { return slices.Sorted(maps.Keys(registry[r])) }
+
+// Find is the guest of a name; nil where there is none.
+func Find(r Role, name string) Guest { return registry[r][name] }

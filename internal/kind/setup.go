@@ -1,0 +1,133 @@
+package kind
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"tare/internal/param"
+	"tare/internal/record"
+)
+
+// CountSetting is the name of the setting of applications and loads that says how many copies of a part run.
+const CountSetting = "count"
+
+// The groups of a trial, below its own: WorkGroup holds the applications and the loads, each in a group of its own name.
+const (
+	WorkGroup    = "work"
+	SubjectGroup = "subject"
+)
+
+// Part is an application, a load or an arm's subject of an experiment.
+type Part struct {
+	Kind    Guest
+	To      string // loads: the application that it goes to
+	Options param.Values
+	Limits  param.Values // of its control group; empty: none
+}
+
+// Name is that of its kind.
+func (p *Part) Name() string { return p.Kind.About().Name }
+
+// Settings are those of its kind.
+func (p *Part) Settings() []param.Setting { return p.Kind.About().Settings }
+
+// Count is how many copies of the part run.
+func (p *Part) Count() int { return max(1, int(p.Options.Float(CountSetting))) }
+
+// GoesTo reports whether the part, a load, goes to an application.
+func (p *Part) GoesTo() bool { return p.Kind.About().Protocol != "" }
+
+// Works reports whether the part, a subject, does measured work itself.
+func (p *Part) Works() bool {
+	w, ok := p.Kind.(Worker)
+	return ok && w.Works(p.Options)
+}
+
+// WorksAlone reports whether the part, a subject, does measured work without any load.
+func (p *Part) WorksAlone() bool {
+	w, ok := p.Kind.(Worker)
+	return ok && w.WorksAlone()
+}
+
+// Varies reports whether the part is the baseline with other settings, and no subject.
+func (p *Part) Varies() bool {
+	_, ok := p.Kind.(Variant)
+	return ok
+}
+
+// Clone is a copy whose options and limits can be set.
+func (p *Part) Clone() *Part {
+	q := *p
+	q.Options, q.Limits = p.Options.Clone(), p.Limits.Clone()
+	return &q
+}
+
+// Setup is what an experiment puts to work: its parts, and what is asked of its trials.
+type Setup struct {
+	Applications map[string]*Part
+	Loads        map[string]*Part
+	Arms         map[string]*Part // beside record.Direct and record.AA, which every experiment has
+	Baseline     *Part            // the subject that these two run; nil: none
+	Gates        param.Values
+	Warmup       time.Duration
+	Duration     time.Duration
+	Statistics   bool // the kernel counts runs and run time of eBPF programs
+}
+
+// Of is what an arm weighs; nil where it weighs nothing.
+func (s *Setup) Of(arm string) *Part {
+	part := s.Arms[arm]
+	if arm == record.Direct || arm == record.AA || part != nil && part.Varies() {
+		return s.Baseline
+	}
+	return part
+}
+
+// Subjects are those of all arms.
+func (s *Setup) Subjects() []*Part {
+	all := slices.DeleteFunc(slices.Collect(maps.Values(s.Arms)), (*Part).Varies)
+	if s.Baseline != nil {
+		all = append(all, s.Baseline)
+	}
+	return all
+}
+
+// EventLoad is the name of the load that makes events; empty where there is none.
+func (s *Setup) EventLoad() string {
+	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
+		if MakesEvents(s.Loads[name].Kind) {
+			return name
+		}
+	}
+	return ""
+}
+
+// BaselineKey is the key of the baseline's subject in a spec.
+const BaselineKey = "baseline"
+
+// Section is a group of parts, by its key in a spec. The baseline is a section of one part, without a name beside its key.
+type Section struct {
+	Name  string
+	Parts map[string]*Part
+}
+
+// Path is where a part stands in a spec.
+func (s Section) Path(name string) string {
+	if name == "" {
+		return s.Name
+	}
+	return s.Name + "." + name
+}
+
+// Weighs reports whether the section holds subjects.
+func (s Section) Weighs() bool { return s.Name == "arms" || s.Name == BaselineKey }
+
+// Sections are all parts.
+func (s *Setup) Sections() []Section {
+	all := []Section{{"applications", s.Applications}, {"loads", s.Loads}, {"arms", s.Arms}}
+	if s.Baseline != nil {
+		all = append(all, Section{BaselineKey, map[string]*Part{"": s.Baseline}})
+	}
+	return all
+}

@@ -1,0 +1,117 @@
+package kind
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+
+	"tare/internal/host/cgroup"
+	"tare/internal/load"
+	"tare/internal/param"
+	"tare/internal/placement"
+	"tare/internal/record"
+	"tare/internal/role"
+)
+
+// Joiner is a guest that takes part in trials beyond its own process. Join is called once for each part of a trial before
+// anything is started: for loads first, then for the subject. What it returns is the part's own for this trial, on
+// which the engine looks for the hooks below; Close is called in the end, whatever happened.
+type Joiner interface {
+	Join(t Trial, name string, part *Part) (any, error)
+}
+
+// The hooks, in the order of a trial. Contexts end when the trial does; an error of a hook fails the trial.
+type (
+	// Starter starts the processes of a subject, after the applications and before the loads. Without it, a subject is
+	// one process by its Command.
+	Starter interface {
+		Start(context.Context) error
+	}
+
+	// Addresser is a subject that serves applications: Address is where loads find one, host:port.
+	Addresser interface {
+		Address(app string) (string, error)
+	}
+
+	// Before is called when all is set up, and nothing was told to begin.
+	Before interface {
+		Before(context.Context) error
+	}
+
+	// Begun is called when loads were told to begin.
+	Begun interface {
+		Begun(context.Context, role.Schedule) error
+	}
+
+	// After is called when the window is closed and all results are there, for loads last.
+	After interface {
+		After(context.Context) error
+	}
+
+	// Evidence is what only this guest knows of the trial, as JSON can have it. It is called after After, and kept in
+	// the record under the guest's name.
+	Evidence interface {
+		Evidence() any
+	}
+)
+
+// Trial is the trial under way, as a guest's hooks see it. Its methods may be used concurrently.
+type Trial interface {
+	Self() string    // path of the tare binary
+	Dir() string     // of the run, for files that processes read, absolute
+	Arm() string     // that runs
+	Setup() *Setup   // at the trial's level; each copy of a part is a part
+	WorkDir() string // cgroup v2 directory of the group that holds applications and loads; empty where there is no v2 hierarchy
+	Cgroups() *cgroup.Layout
+
+	Applications() map[string]App // that serve somebody, once they are ready
+	Joined(load string) any       // what the Join of a load gave; nil where it does not join
+	Result(load string) load.Result
+	Process(load string) Process // of a load, once it was started
+
+	// LoadGroup is the group of a load, made before its process is there.
+	LoadGroup(load string) (*placement.Group, error)
+	// SubjectGroup is a group of the subject: of a component, or where that is empty the subject's only one. limits are
+	// as in a spec; what is charged to the group is charged to the subject.
+	SubjectGroup(component string, limits param.Values) (*placement.Group, error)
+	// StartSubject starts a process of the subject in its group, which speaks the protocol of package role. The trial
+	// ends it.
+	StartSubject(ctx context.Context, component string, limits param.Values, argv []string) (Process, error)
+	// SetSubject says what the subject consists of, and keeps its own words of itself, JSON, in the record.
+	SetSubject(Objects, json.RawMessage)
+
+	Record() *record.Trial                       // what is there of the record
+	Read(ctx context.Context, name string) error // reads all counters once more, as a further reading of that name
+	Fail(error)                                  // ends the trial
+	Warn(code, format string, args ...any)       // adds a warning to the ledger of the window
+}
+
+// App is an application that is ready.
+type App struct {
+	Address string // host:port
+	Ready   []byte // what it said of itself, JSON
+}
+
+// Process is a process of a trial that speaks the protocol of package role.
+type Process interface {
+	PID() int
+	Ready(context.Context) (json.RawMessage, error) // waits for its ready message
+	Log() <-chan string                             // its latest lines
+	Signal(os.Signal) error
+	Finished() <-chan struct{} // closed when its result has come
+	Ended() <-chan struct{}    // closed when it has exited
+	Failure(when string) error // why it ended, once it has; when reads on after "ended"
+}
+
+// Objects are the eBPF programs and maps of a subject. The JSON form is that of ready messages.
+type Objects struct {
+	Version  string   `json:"version,omitempty"`
+	Programs []Object `json:"programs"`
+	Maps     []Object `json:"maps"`
+}
+
+// Object is a program or a map.
+type Object struct {
+	ID   uint32 `json:"id"`
+	Name string `json:"name"`
+}

@@ -1,0 +1,36 @@
+package push
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"tare/internal/app/mesh"
+	"tare/internal/kind"
+	"tare/internal/measured"
+)
+
+func init() { kind.Register(kind.Load, guest{}) }
+
+// guest is the load as the engine knows it.
+type guest struct{}
+
+// About says what it is.
+func (guest) About() kind.About {
+	return kind.About{
+		Name: "push",
+		Summary: "changes of a mesh's endpoints, one after the other, and connections until they show each; " +
+			"the subject must be a data plane with `xds`, and `peer: endpoint`",
+		Settings: Settings,
+		Protocol: mesh.Protocol,
+	}
+}
+
+// Command starts it with the address at which the application takes changes.
+func (guest) Command(at kind.Site) []string {
+	var app mesh.Ready
+	_ = json.Unmarshal(at.Ready, &app) // what is none of a mesh has no such address, and the load cannot dial that
+	return []string{"load", "push", "--role", "--mesh=" + app.Control, "--seed=" + strconv.FormatUint(at.Seed, 10)}
+}
+
+// Metrics are those of its changes.
+func (guest) Metrics() []measured.Metric { return metrics }

@@ -1,0 +1,97 @@
+package measured
+
+import (
+	"slices"
+
+	"tare/internal/kind"
+	"tare/internal/ledger"
+)
+
+// GroupRole is what a group of a trial was for, and to whom what it used is charged.
+type GroupRole struct {
+	Role kind.Role
+	ledger.Charged
+}
+
+// NewRole is the role of a group in which the part called name ran: of an application its workload, of a subject a
+// component of it, empty where it has none.
+func NewRole(role kind.Role, name string) GroupRole {
+	g := GroupRole{Role: role}
+	switch role {
+	case kind.Application:
+		g.Charged = ledger.Charged{Charge: ledger.ChargeWorkload, Workload: name}
+	case kind.Load:
+		g.Charge = ledger.ChargeLoad
+	case kind.Subject:
+		g.Charged = ledger.Charged{Charge: ledger.ChargeTare, Component: name}
+	case kind.Self:
+		g.Charge = ledger.ChargeSelf
+	}
+	return g
+}
+
+// SetRoles says in the ledgers what each group of the trial was for, charges to the subject what is its own, and
+// settles what each application used, and what was used on its behalf.
+func (m *Measured) SetRoles(roles map[string]GroupRole) {
+	for _, l := range m.ledgers() {
+		for i := range l.Cgroups {
+			if r, ok := roles[l.Cgroups[i].Path]; ok {
+				l.Cgroups[i].Role, l.Cgroups[i].Charged = string(r.Role), r.Charged
+			}
+		}
+		of := *m
+		of.Ledger = l
+		of.chargeSubject()
+		l.Settle()
+	}
+}
+
+// chargeSubject charges the subject's programs and maps to it, wherever they ran and whoever pays for them.
+func (m *Measured) chargeSubject() {
+	if m.Subject == nil {
+		return
+	}
+	tare := ledger.Charged{Charge: ledger.ChargeTare}
+	for i := range m.Ledger.Programs {
+		p := &m.Ledger.Programs[i]
+		if slices.ContainsFunc(m.Subject.Programs, func(o kind.Object) bool { return o.ID == p.ID }) && p.Charge == "" {
+			p.Charged = tare
+		}
+	}
+	ids := m.SubjectMaps()
+	for i := range m.Ledger.Maps {
+		if mp := &m.Ledger.Maps[i]; ids[mp.ID] && mp.Charge == "" {
+			mp.Charged = tare
+		}
+	}
+}
+
+// NodesObjects are the programs and maps that are charged in the ledgers of nodes, by id. The ids mean the same in the
+// coordinator's ledger only where the nodes share its machine.
+type NodesObjects struct{ programs, maps map[uint32]ledger.Charged }
+
+func (o *NodesObjects) add(l *ledger.Ledger) {
+	for _, p := range l.Programs {
+		if p.Charge == ledger.ChargeTare {
+			o.programs[p.ID] = p.Charged
+		}
+	}
+	for _, m := range l.Maps {
+		if m.Charge == ledger.ChargeTare {
+			o.maps[m.ID] = m.Charged
+		}
+	}
+}
+
+func (o *NodesObjects) charge(l *ledger.Ledger) {
+	for i := range l.Programs {
+		if c, ok := o.programs[l.Programs[i].ID]; ok {
+			l.Programs[i].Charged = c
+		}
+	}
+	for i := range l.Maps {
+		if c, ok := o.maps[l.Maps[i].ID]; ok {
+			l.Maps[i].Charged = c
+		}
+	}
+}

@@ -1,0 +1,3 @@
+package report
+
+import _ "tare/internal/all" // every guest, with its metrics

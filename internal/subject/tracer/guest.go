@@ -1,0 +1,118 @@
+package tracer
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/kind"
+	execload "tare/internal/load/exec"
+	"tare/internal/param"
+)
+
+// asSubject is a tracer of the catalogue as a subject of experiments.
+type asSubject struct{ *Entry }
+
+func init() {
+	for i := range Catalogue {
+		kind.Register(kind.Subject, asSubject{&Catalogue[i]})
+	}
+}
+
+// The settings that all tracers have.
+const (
+	settingOptional = "optional"
+	settingDrain    = "drain"
+	settingLate     = "late-after"
+)
+
+// commonSettings are those that all tracers have, beside their own.
+var commonSettings = []param.Setting{
+	{Name: settingDrain, Type: param.TypeDuration, Default: "3s", Max: 600,
+		Doc: "longest time after the load in which what is still to come is waited for; what has not come then, nor when " +
+			"the tracer is told to end, is lost"},
+	{Name: settingLate, Type: param.TypeDuration, Default: "100ms", Max: 600,
+		Doc: "what comes longer than this after the load's end is late"},
+	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
+		Doc: "true: where its program is not installed, the run goes on without the arm and says so"},
+}
+
+func (g asSubject) About() kind.About {
+	return kind.About{Name: g.Name, Summary: g.Summary, Settings: slices.Concat(g.Settings, commonSettings)}
+}
+
+// make is the tracer that the options describe.
+func (g asSubject) make(o param.Values) (*Tracer, error) {
+	t, err := g.Make(o)
+	if err != nil {
+		return nil, fmt.Errorf("a tracer of kind %s %w", g.Name, err)
+	}
+	return t, nil
+}
+
+func (g asSubject) Check(o param.Values) error {
+	_, err := g.make(o)
+	return err
+}
+
+// CheckSetup sees that there is a load whose events the tracer can deliver.
+func (g asSubject) CheckSetup(s *kind.Setup, _ string, _ *kind.Part) error {
+	if s.EventLoad() == "" {
+		return fmt.Errorf("a tracer (%s) needs something to trace: give the spec a load of kind %s", g.Name, execload.Name)
+	}
+	return nil
+}
+
+func (g asSubject) Installed(o param.Values) error {
+	t, err := g.make(o)
+	if err != nil {
+		return err
+	}
+	return t.Installed()
+}
+
+func (asSubject) Optional(o param.Values) bool { return o.On(settingOptional) }
+
+// Version is by the name of the program, where a command line of somebody's own says which.
+func (g asSubject) Version(ctx context.Context, o param.Values, own string) (name, version string) {
+	t, err := g.make(o)
+	switch {
+	case err != nil:
+		return g.Name, "" // Check has said why
+	case t.Self():
+		return g.Name, own
+	}
+	name = g.Name
+	if name == commandName {
+		name = filepath.Base(t.Argv[0])
+	}
+	return name, strings.TrimPrefix(t.VersionText(ctx), name+" ")
+}
+
+// Tail is the longest that the drain can take, and then the tracer's end.
+func (g asSubject) Tail(o param.Values) time.Duration {
+	most := o.Duration(settingDrain) + o.Duration(settingLate)
+	if t, err := g.make(o); err == nil {
+		most += t.StopTime
+	}
+	return most
+}
+
+// Join gives the tracer to the load as what delivers its events.
+func (g asSubject) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
+	described, err := g.make(part.Options)
+	if err != nil {
+		return nil, err
+	}
+	name := t.Setup().EventLoad()
+	counting, ok := t.Joined(name).(*execload.Counting)
+	if !ok {
+		return nil, fmt.Errorf("a tracer (%s) cannot deliver the events of the load %q", g.Name, name)
+	}
+	j := &joined{trial: t, part: part, tracer: described, counting: counting}
+	counting.Deliver(j)
+	return j, nil
+}
