@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"tare/internal/quantity"
 )
@@ -76,6 +77,10 @@ type Definition struct {
 	Tail     bool `json:"tail,omitempty"`     // it is of the slowest part of what was seen, for which intervals stay wide
 	Outcome  bool `json:"outcome,omitempty"`  // what a subject that is too slow shows in: its own slowness does not void it
 
+	// Clause is how an answer speaks of it after the name of an arm, with {} in the place of the value: "holds {} of page
+	// cache". Where the baseline has it too, the difference follows. Empty: answers name it only where it differs.
+	Clause string `json:"clause,omitempty"`
+
 	// Of is, of a metric of all nodes together, the metric of each node that it is made of: what voids that voids this.
 	Of string `json:"of,omitempty"`
 
@@ -101,6 +106,8 @@ func (d Definition) Check() error {
 		return fmt.Errorf("the metric %s does not say what it needs", d.Name)
 	case d.How == "":
 		return fmt.Errorf("the metric %s does not say how it is got", d.Name)
+	case d.Clause != "" && strings.Count(d.Clause, "{}") != 1:
+		return fmt.Errorf("the clause of the metric %s has no one place for its value: %q", d.Name, d.Clause)
 	case d.Cost && (d.Tail || d.Unit == quantity.Part || d.Pool == Merged && d.Rank == RankLatency):
 		return fmt.Errorf("the metric %s is no cost that could be a sum of parts", d.Name)
 	}
