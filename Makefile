@@ -11,7 +11,7 @@ BENCH ?= .
 GOBUILD := CGO_ENABLED=0 go build -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build web install generate lint bench bench-load bench-aa noise experiments fuzz clean
+.PHONY: help run test build web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ NOISE ?= -neighbour
 noise: build ## what Tare promises of noisy machines, again and again (NOISE= for one without the neighbour; see docs/noise.md)
 	go run ./test/bench/noise $(NOISE)
 	go run ./test/bench/noise -table
+
+sides: ## every built-in experiment by another binary and by this tree's, estimate by estimate (BEFORE=path of the other)
+	TARE_BEFORE=$(abspath $(BEFORE)) go test -count=1 -v -tags sides -timeout 60m ./test/e2e -run TestSides
 
 fuzz: ## run every fuzz test for FUZZTIME (default 10s) each
 	@set -e -o pipefail; for p in $$(go list ./...); do \

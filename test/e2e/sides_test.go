@@ -1,0 +1,103 @@
+//go:build sides
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/experiments"
+	"tare/internal/analysis"
+	"tare/internal/record"
+)
+
+// sideBlocks is the least that has intervals of 95 %.
+const sideBlocks = 6
+
+// mostApart is the part of the estimates of one experiment whose intervals may lie apart. Two intervals of 95 % of the
+// same value do in less than 1 %, where the machine is as noisy in both runs; that it is not quite is the rest.
+const mostApart = 0.05
+
+// TestSides runs every built-in experiment in its smallest form, with blocks enough for intervals, by this tree's binary
+// and by another, TARE_BEFORE, one after the other, and compares every estimate that both have. It says how many there
+// are and which lie apart: make sides BEFORE=path.
+func TestSides(t *testing.T) {
+	needsRoot(t)
+	before := os.Getenv("TARE_BEFORE")
+	if before == "" {
+		t.Fatal("TARE_BEFORE must be the path of the binary to compare with")
+	}
+	for _, name := range experiments.Names() {
+		t.Run(name, func(t *testing.T) {
+			leavesNothing(t)
+			s := smallests[name]
+			blocks := fmt.Sprintf("blocks: %d\n", sideBlocks)
+			spec := specFile(t, strings.Replace(s.spec(t, name), "blocks: 1\n", blocks, 1))
+			old, now := s.side(t, spec, before), s.side(t, spec, "")
+			compared, apart := 0, 0
+			for i := range now.Estimates {
+				e := &now.Estimates[i]
+				o := old.Find(e.Metric, e.Arm, e.Factors)
+				if o == nil || o.Lo == nil || e.Lo == nil || o.Withheld != "" || e.Withheld != "" {
+					continue
+				}
+				compared++
+				if *o.Hi < *e.Lo || *e.Hi < *o.Lo {
+					apart++
+					t.Logf("apart: %s %s %v: before %g [%g, %g], after %g [%g, %g]",
+						e.Arm, e.Metric, e.Factors, o.Value, *o.Lo, *o.Hi, e.Value, *e.Lo, *e.Hi)
+				}
+			}
+			lost := missingFrom(old, now)
+			t.Logf("%d estimates compared, %d apart, %d that the run before had alone: %q", compared, apart, len(lost), lost)
+			if compared == 0 || float64(apart) > max(1, mostApart*float64(compared)) {
+				t.Errorf("%d of %d estimates lie apart", apart, compared)
+			}
+		})
+	}
+}
+
+// side runs a spec by a binary, this tree's where it is empty, and reads the summary.
+func (s smallest) side(t *testing.T, spec, binary string) *analysis.Summary {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "out")
+	args := append([]string{"run", spec, "--out", dir, "--seed", "3"}, s.flags...)
+	for _, set := range s.set {
+		args = append(args, "--set", set)
+	}
+	o := command{args: args, binary: binary, timeout: 10 * time.Minute}.start(t).wait(t)
+	if o.code != 0 {
+		t.Fatal(o)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, record.SummaryFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	summary := new(analysis.Summary)
+	if err := json.Unmarshal(text, summary); err != nil {
+		t.Fatal(err)
+	}
+	return summary
+}
+
+// missingFrom names the metrics that one run has and the other lacks altogether.
+func missingFrom(has, lacks *analysis.Summary) []string {
+	names := map[string]bool{}
+	for _, e := range has.Estimates {
+		names[e.Metric] = true
+	}
+	for _, e := range lacks.Estimates {
+		delete(names, e.Metric)
+	}
+	for _, m := range lacks.Missing {
+		delete(names, m.Metric)
+	}
+	return slices.Sorted(maps.Keys(names))
+}
