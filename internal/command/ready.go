@@ -88,8 +88,15 @@ func (r *Running) sawLine(context.Context) (bool, error) {
 	return r.saw, nil
 }
 
-// beforehand refuses conditions that hold already: then they would not be of this command.
+// beforehand refuses a working directory that is none, and conditions that hold already: then they would not be of this
+// command.
 func (c Command) beforehand() error {
+	if c.Dir != "" {
+		if info, err := os.Stat(c.Dir); err != nil || !info.IsDir() {
+			return fault.New(fault.Usage, c.Dir, "make it, or name another", "the working directory of %s is no directory",
+				c.Name())
+		}
+	}
 	if c.Ready.File != "" {
 		if _, err := os.Lstat(c.file()); err == nil {
 			return fault.New(fault.Usage, c.Ready.File, "remove it first; a command that was killed may have left it",
@@ -178,8 +185,9 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 		if holds && !r.hasExited() {
 			return nil
 		}
-		if err != nil && (reason == nil || !errors.Is(err, errTimeout)) {
-			reason = err // the last attempt runs into the deadline, which says less
+		// The last attempt runs into the deadline, which says less than those before.
+		if err != nil && ctx.Err() == nil && (reason == nil || !errors.Is(err, errTimeout)) {
+			reason = err
 		}
 		if n%16 == 15 {
 			if err := r.stopped(); err != nil {
@@ -212,6 +220,7 @@ func (r *Running) notReady(c condition, timeout time.Duration, reason error) err
 	if err := r.stopped(); err != nil {
 		return err
 	}
+	r.read() // its latest words
 	cause := errors.New(c.what)
 	if reason != nil {
 		cause = fmt.Errorf("%s (%w)", c.what, reason)

@@ -83,16 +83,16 @@ type stream struct {
 // run, its address is taken by another process, or its file is there already. A program that is not installed is one of
 // code fault.Machine.
 func Start(c Command, begin func(*exec.Cmd) error, onEnd func(error)) (*Running, error) {
-	if err := c.Installed(); err != nil {
+	if err := c.beforehand(); err != nil {
 		return nil, err
 	}
-	if err := c.beforehand(); err != nil {
+	if err := c.Installed(); err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(c.Argv[0], c.Argv[1:]...)
 	cmd.Dir = c.Dir
 	cmd.Env = append(cmd.Environ(), c.Env...)
-	// A session of its own has no terminal: a program that asks for one is refused, instead of being stopped for ever.
+	// A session of its own has no terminal: a program that asks for one is refused, instead of being stopped for good.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	r := &Running{command: c, cmd: cmd, buf: make([]byte, readBytes), told: make(chan struct{}),
 		exited: make(chan struct{}), ended: make(chan struct{})}

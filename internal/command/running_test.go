@@ -65,9 +65,8 @@ func TestLife(t *testing.T) {
 	default:
 		t.Error("it has not ended")
 	}
-	if _, err := Start(c, begin, e.add); err != nil {
-		t.Errorf("its port is not free again: %v", err)
-	}
+	r, _ = start(t, c) // its port is free again
+	mustBeReady(t, r)
 }
 
 // TestReadyConditions: each condition is waited for, and a command is not ready before.
@@ -76,13 +75,13 @@ func TestReadyConditions(t *testing.T) {
 		name, script string
 		v            param.Values
 	}{
-		{"a line of standard error", `sleep 0.1; echo starting; echo "Ready." >&2; touch done; exec sleep 60`,
+		{"a line of standard error", `sleep 0.1; echo starting; touch done; echo "Ready." >&2; exec sleep 60`,
 			param.Values{"ready-line": `^Ready\.$`}},
 		{"a line without an end", `sleep 0.1; touch done; printf Ready; exec >&- 2>&-; sleep 60`,
 			param.Values{"ready-line": "Ready"}},
-		{"a file", `sleep 0.1; touch done; touch socket; exec sleep 60`, param.Values{"ready-file": "socket"}},
+		{"a file", `sleep 0.1; touch done socket; exec sleep 60`, param.Values{"ready-file": "socket"}},
 		{"a time", `sleep 0.1; touch done; exec sleep 60`, param.Values{"ready-after": "1s"}},
-		{"a line and a time", `sleep 0.1; echo go; touch done; exec sleep 60`,
+		{"a line and a time", `sleep 0.1; touch done; echo go; exec sleep 60`,
 			param.Values{"ready-line": "go", "ready-after": "300ms"}},
 		{"nothing", `touch done; exec sleep 60`, param.Values{}},
 	} {
@@ -143,17 +142,17 @@ func TestFailures(t *testing.T) {
 		{"its port is taken", `echo "bind: Address already in use" >&2; exit 1`,
 			nil,
 			[]string{"already in use"}, "let {port} choose a free one"},
-		{"never ready", `echo working; exec sleep 60`, param.Values{"ready-timeout": "300ms", "ready-line": "^ready"},
-			[]string{`was not ready within 300ms: no line that it wrote matched "^ready"; its last words: working`},
+		{"never ready", `echo working; exec sleep 60`, param.Values{"ready-timeout": "1s", "ready-line": "^ready"},
+			[]string{`was not ready within 1s: no line that it wrote matched "^ready"`},
 			"raise its ready-timeout"},
-		{"never listens", `exec sleep 60`, param.Values{"ready-timeout": "300ms", "ready-port": "{port}"},
-			[]string{"was not ready within 300ms: nothing accepted connections at 127.0.0.1:", "(connection refused)"},
+		{"never listens", `exec sleep 60`, param.Values{"ready-timeout": "1s", "ready-port": "{port}"},
+			[]string{"was not ready within 1s: nothing accepted connections at 127.0.0.1:", "(connection refused)"},
 			"raise its ready-timeout"},
 		{"never answers", `exec sleep 60`,
-			param.Values{"ready-timeout": "300ms", "ready-http": "http://127.0.0.1:{port}/x"},
+			param.Values{"ready-timeout": "1s", "ready-http": "http://127.0.0.1:{port}/x"},
 			[]string{"/x was not answered with a status of 200 to 399 (connection refused)"}, "raise its ready-timeout"},
 		{"no file", `exec sleep 60`,
-			param.Values{"ready-timeout": "300ms", "ready-file": "socket"},
+			param.Values{"ready-timeout": "1s", "ready-file": "socket"},
 			[]string{"there was no file socket"}, ""},
 		{"daemonizes", `setsid sleep 60 & echo $! > pid; exit 0`, nil,
 			[]string{"went into the background: it ended with status 0 and left sleep (process ", "running, killed now"},
@@ -219,6 +218,9 @@ func TestBeforehand(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(t, c, "exists already")
+	c = shell(t, "exec sleep 60")
+	c.Dir = filepath.Join(t.TempDir(), "none")
+	refused(t, c, "the working directory of sh is no directory")
 }
 
 // refused is the check that a command is not started, for a reason that its user can remove.
@@ -227,6 +229,21 @@ func refused(t *testing.T, c Command, says string) {
 	_, err := Start(c, begin, nil)
 	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), says) {
 		t.Errorf("it is started: %v, want %q", err, says)
+	}
+}
+
+// TestNeverReady: what a command said while it was not ready is told.
+func TestNeverReady(t *testing.T) {
+	c := shell(t, "echo working; exec sleep 60")
+	c.ReadyTimeout, c.Ready.After = time.Millisecond, time.Hour
+	r, _ := start(t, c)
+	for r.lastWords() == "" {
+		time.Sleep(time.Millisecond)
+	}
+	err := r.Ready(t.Context())
+	const says = "was not ready within 1ms: 1h0m0s had not passed; its last words: working"
+	if err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("it says: %v", err)
 	}
 }
 
