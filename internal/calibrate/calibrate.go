@@ -119,7 +119,7 @@ func (r *Report) excuse(broken []error) error {
 func (o *Options) check() error {
 	for _, name := range o.Only {
 		if !slices.Contains(Sections, name) {
-			return fault.New(fault.Usage, "--only "+name, "use some of "+strings.Join(Sections, ","), "there is no such section")
+			return fault.New(fault.Usage, "--only "+name, "use some of "+strings.Join(Sections, ","), "no such section")
 		}
 	}
 	if o.Say == nil {

@@ -198,7 +198,7 @@ func explain(err error) error {
 	case errors.Is(err, unix.ENOMEM):
 		return fault.Wrap(err, fault.Machine, "exectrace", "lower --ring, or raise the memory limit of the control group it runs in", "no memory")
 	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, fs.ErrNotExist):
-		return fault.Wrap(err, fault.Machine, "exectrace", "boot one that has it: "+needs, "this kernel lacks what the tracer is made of")
+		return fault.Wrap(err, fault.Machine, "exectrace", "boot one that has it: "+needs, "this kernel lacks what the tracer needs")
 	}
 	return fault.Wrap(err, fault.Machine, "exectrace", needs, "it cannot be loaded here")
 }
