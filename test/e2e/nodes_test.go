@@ -399,10 +399,10 @@ func TestNodesWrongUse(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"run " + spec + " --local-nodes 0", "one machine cannot have 0 nodes"},
 		{"run " + spec + " --local-nodes 65", "give 1 to 64"},
-		{"run " + spec + " --local-nodes 2 --nodes-listen :0 --nodes-keys k --nodes 2", "nodes are on this machine (--local-nodes) or on others"},
+		{"run " + spec + " --local-nodes 2 --nodes-listen :0 --nodes-keys k --nodes 2", "nodes are either on this machine (--local-nodes) or on others"},
 		{"run " + spec + " --nodes-listen :0", "missing keys or number of nodes"},
 		{"run " + spec + " --nodes 3", "give the address at which nodes join"},
-		{"run " + spec + " --local-nodes 2 --node-cpus 0.001", "a limit of 0.001 CPUs"},
+		{"run " + spec + " --local-nodes 2 --node-cpus 0.001", "0.001 CPUs is not a valid limit"},
 		{"node", "missing value"},
 		{"node keys --dir k", "want the names of one or more nodes"},
 		{"node keys n1", "--dir"},

@@ -97,7 +97,7 @@ func TestRunWrongUse(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{"no experiment", []string{"run"}, []string{"one experiment is needed"}},
+		{"no experiment", []string{"run"}, []string{"want one experiment"}},
 		{"misspelt", []string{"run", "quikstart"}, []string{"no such experiment", `did you mean "quickstart"?`}},
 		{"unknown", []string{"run", "nosuch"}, []string{"no such experiment", "the built-in experiments are "}},
 		{"no file", []string{"run", "./nosuch.yaml"}, []string{"./nosuch.yaml: the spec cannot be read"}},
