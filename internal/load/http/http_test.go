@@ -493,7 +493,7 @@ func TestWrongUse(t *testing.T) {
 		{"no URL", Options{Targets: []string{"127.0.0.1:80"}}, fault.Usage, "URL"},
 		{"bad port", Options{Targets: []string{"http://127.0.0.1:70000/"}}, fault.Usage, "port 70000"},
 		{"unknown name", Options{Targets: []string{"http://no-such-host.invalid/"}}, fault.Usage, "no address is known"},
-		{"rate", Options{Targets: []string{live}, Arrivals: pace.Constant, Rate: -1}, fault.Usage, "no rate"},
+		{"rate", Options{Targets: []string{live}, Arrivals: pace.Constant, Rate: -1}, fault.Usage, "not a valid rate"},
 		{"arrivals", Options{Targets: []string{live}, Arrivals: "even"}, fault.Usage, "not a kind of arrivals"},
 		{"connections", Options{Targets: []string{live}, Connections: -1}, fault.Usage, "connections"},
 		{"files", Options{Targets: []string{live}, Connections: 1_000_000}, fault.Machine, "open files"},
