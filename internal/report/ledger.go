@@ -61,7 +61,7 @@ func budgetParts(c ledger.CPU) []part {
 	}
 	names := map[string]string{
 		ledger.LineGroups: "control groups, without eBPF", ledger.LineRoot: "processes in the root group", ledger.LineKernel: "kernel threads",
-		ledger.LineBPF: "eBPF programs", ledger.LineInterrupts: "interrupts above no task", ledger.LineSelf: "tare itself",
+		ledger.LineBPF: "eBPF programs", ledger.LineInterrupts: "interrupts on idle CPUs", ledger.LineSelf: "tare itself",
 	}
 	parts := make([]part, 0, len(c.Lines)+3)
 	for _, line := range c.Lines {
