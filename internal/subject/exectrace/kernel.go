@@ -165,7 +165,7 @@ func (k *kernel) close() error {
 func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 	var fstype unix.Statfs_t
 	if err := unix.Statfs(dir, &fstype); err != nil {
-		return nil, fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it", "there is no such control group")
+		return nil, fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it", "no such control group")
 	}
 	if fstype.Type != unix.CGROUP2_SUPER_MAGIC {
 		h, ok := l.V2()
