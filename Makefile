@@ -36,8 +36,8 @@ install: build ## install tare under PREFIX (default /usr/local)
 generate: ## make the generated files again (needs clang, llvm, libbpf-dev)
 	go generate ./...
 
-lint: ## gofmt, go vet and staticcheck
-	go run ./test/runner format vet staticcheck
+lint: ## gofmt, go vet, staticcheck and the length of lines
+	go run ./test/runner format vet staticcheck lines
 
 bench: ## run the Go benchmarks (BENCH=regexp chooses)
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...

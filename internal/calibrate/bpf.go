@@ -153,7 +153,7 @@ func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
 		return nil, err
 	}
 	const name = "program of nothing, time of a run"
-	how := fmt.Sprintf("%.0f runs of a program that returns at once: it is in every run, and the times below are less it", w.runs)
+	how := fmt.Sprintf("%.0f runs of a program that returns at once; this is part of every run, and is subtracted from the times below", w.runs)
 	if w.program == nil || w.program.NsPerRun == nil {
 		return []Weight{missing(name, quantity.Seconds, how, notInLedger)}, nil
 	}
@@ -180,7 +180,7 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	step := (before + after) / 2
 	truth, prog := step*float64(steps), w.program
 	name := fmt.Sprintf("program of %v", about)
-	how := fmt.Sprintf("%.0f runs of a program of %d steps above connect(), less as many runs of one that does nothing; truth: steps of %.3f ns, run on demand without statistics", w.runs, steps, step*1e9)
+	how := fmt.Sprintf("%.0f runs of a program of %d steps on connect(), less as many runs of one that does nothing; truth: steps of %.3f ns, run on demand without statistics", w.runs, steps, step*1e9)
 	if prog == nil || prog.NsPerRun == nil {
 		return []Weight{missing(name+", time of a run", quantity.Seconds, how, notInLedger)}, nil
 	}

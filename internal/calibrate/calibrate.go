@@ -50,7 +50,7 @@ func ParseFault(s string) (Fault, error) {
 	case NoFault, FastClock, DropSamples, MapsTwice:
 		return f, nil
 	}
-	return NoFault, fault.New(fault.Usage, s, fmt.Sprintf("use %s, %s or %s", FastClock, DropSamples, MapsTwice), "there is no such fault to build in")
+	return NoFault, fault.New(fault.Usage, s, fmt.Sprintf("use %s, %s or %s", FastClock, DropSamples, MapsTwice), "no such fault can be built in")
 }
 
 // bench is a calibration under way: what all sections use. The scale itself is behind its methods, which is where a fault is built in.
@@ -119,7 +119,7 @@ func (r *Report) excuse(broken []error) error {
 func (o *Options) check() error {
 	for _, name := range o.Only {
 		if !slices.Contains(Sections, name) {
-			return fault.New(fault.Usage, "--only "+name, "use some of "+strings.Join(Sections, ","), "there is no such section")
+			return fault.New(fault.Usage, "--only "+name, "use some of "+strings.Join(Sections, ","), "no such section")
 		}
 	}
 	if o.Say == nil {

@@ -175,7 +175,7 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 		}
 		tooLate := pace.DefaultSpin + allowed
 		part, err := b.slept(ctx, rate, min(each*windows, leastForP99), tooLate)
-		note := fmt.Sprintf("of bare sleeps at this rate %.3g %% ended more than %v late", 100*part, tooLate)
+		note := fmt.Sprintf("%.3g %% of bare sleeps at this rate ended more than %v late", 100*part, tooLate)
 		if len(clear) < least {
 			note = fmt.Sprintf("only %d of %d starts were undisturbed; %s", len(clear), len(all), note)
 		}

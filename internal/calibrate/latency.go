@@ -202,7 +202,7 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 		})
 		closed := service.quantile(q.q)
 		w.ClosedLoop = &closed
-		w.Note = fmt.Sprintf("asked of the server: %v; the truth before and after differs by %s", distribution.Quantile(q.q), quantity.Value(moved, quantity.Seconds))
+		w.Note = fmt.Sprintf("delay set at the server: %v; the truth before and after differs by %s", distribution.Quantile(q.q), quantity.Value(moved, quantity.Seconds))
 		ws = append(ws, w)
 	}
 	return ws, nil
@@ -228,7 +228,7 @@ func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, erro
 		if windows = n; found {
 			s, d, err = one, stall.For, nil
 		} else if n > 0 {
-			note = fmt.Sprintf("at the end of none of %d stalls was the machine undisturbed", n)
+			note = fmt.Sprintf("the machine was disturbed at the end of each of %d stalls", n)
 		}
 	}
 	b.observe(s.seen)

@@ -16,7 +16,7 @@ func init() { register(newApp) }
 func newApp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "app",
-		Short:   "Run an application for experiments to serve as what is put under load",
+		Short:   "Run an application for a load to put to work",
 		Example: "  tare app http --listen 127.0.0.1:8080",
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

@@ -16,7 +16,7 @@ func newAppBurn() *cobra.Command {
 	var asRole bool
 	c := &cobra.Command{
 		Use:     "burn",
-		Short:   "Keep every CPU busy: a neighbour that wants all of the machine",
+		Short:   "Keep every CPU busy: a neighbour that wants the whole machine",
 		Example: "  tare app burn\n  tare app burn --share 0.5",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

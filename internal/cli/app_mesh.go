@@ -17,7 +17,7 @@ func newAppMesh() *cobra.Command {
 	var asRole bool
 	cmd := &cobra.Command{
 		Use:   "mesh",
-		Short: "Be a whole mesh: a control plane with services made up, whose endpoints change when 'tare load push' asks for it",
+		Short: "Run a whole mesh: a control plane with made-up services, whose endpoints change on request of 'tare load push'",
 		Example: `  tare app mesh --services 1000
   tare app mesh --services 5000 --endpoints 20 --listen 127.0.0.1:18000`,
 		Args: noArgs,

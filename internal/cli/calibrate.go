@@ -34,14 +34,15 @@ func newCalibrate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "calibrate",
 		Short: "Weigh known weights and print the error of each",
-		Long: `Calibrate weighs what is known by other means, and prints by how much the scale is off: its clock and pacer; the latency of a server whose delays
-are known, with stalls; eBPF programs of known run time, split over two control groups; processes that know their CPU time and memory; and,
-as information, the smallest difference that this machine can see.
+		Long: `Calibrate weighs what is known by other means, and prints by how much the scale is off: its clock and pacer; the
+latency of a server with known delays and stalls; eBPF programs of known run time, split over two control groups;
+processes that know their CPU time and memory; and, as information, the smallest difference that this machine can see.
 
-A weight that is out of tolerance because of what else the machine did is tried again, and then named as not judged, with who disturbed it.
+A weight that is out of tolerance because of what else the machine did is tried again, and then reported as not judged,
+with who disturbed it.
 
-Exit code 5: a weight is out of tolerance, and nothing else explains it: the scale itself is wrong. Exit code 4: in some section no weight
-could be judged.`,
+Exit code 5: a weight is out of tolerance and nothing else explains it, so the scale itself is wrong. Exit code 4: in
+some section no weight could be judged.`,
 		Example: `  tare calibrate --quick
   tare calibrate --only clock,latency --json`,
 		Args: noArgs,
@@ -90,7 +91,7 @@ func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err err
 		err = printCalibration(out, r)
 	}
 	if err != nil {
-		return fault.Wrap(err, fault.Machine, "", "make room, or write somewhere else", "the calibration could not be written")
+		return fault.Wrap(err, fault.Machine, "", "make room, or write somewhere else", "cannot write the calibration")
 	}
 	return r.Verdict()
 }
@@ -104,7 +105,7 @@ func printCalibration(w io.Writer, r *calibrate.Report) error {
 	}
 	fmt.Fprintln(w)
 	if r.Fault != "" {
-		fmt.Fprintf(w, "A fault is built in: %s\n", r.Fault)
+		fmt.Fprintf(w, "A fault is built in on purpose: %s\n", r.Fault)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	section := ""
@@ -201,12 +202,12 @@ func remark(x calibrate.Weight) string {
 		parts = append(parts, x.Note)
 	}
 	if x.Undisturbed < x.Of && x.Undisturbed > 0 {
-		parts = append(parts, fmt.Sprintf("by the %d of %d %s that nothing disturbed", x.Undisturbed, x.Of, x.Parts))
+		parts = append(parts, fmt.Sprintf("judged by the %d of %d %s that nothing disturbed", x.Undisturbed, x.Of, x.Parts))
 	}
 	if x.Verdict == calibrate.Disturbed {
 		parts = append(parts, disturber(x))
 		if x.Longest > 0 {
-			parts = append(parts, fmt.Sprintf("it stood still for up to %s, %.2g %% of the time", quantity.Value(x.Longest, quantity.Seconds), 100*x.Stood))
+			parts = append(parts, fmt.Sprintf("stalls of up to %s, %.2g %% of the time", quantity.Value(x.Longest, quantity.Seconds), 100*x.Stood))
 		}
 	}
 	if x.Tries > 1 {

@@ -30,7 +30,7 @@ func TestRemark(t *testing.T) {
 		{disturbed(0.41, 0.1, ledger.Neighbour, neighbour[:1]),
 			"other tasks took 31 % of the CPU time (neighbour-bin), and the hypervisor took 10 % of the CPU time"},
 		{disturbed(0.2, 0.19, ledger.Hypervisor, neighbour[:1]), "the hypervisor took 19 % of the CPU time"},
-		{judged(400, 1500), "by the 400 of 1500 starts that nothing disturbed"},
+		{judged(400, 1500), "judged by the 400 of 1500 starts that nothing disturbed"},
 		{judged(1500, 1500), ""},
 	} {
 		if got := remark(tt.w); got != tt.want {

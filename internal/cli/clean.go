@@ -18,9 +18,9 @@ func newClean() *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
-		Long: `Remove what runs that were killed left behind: their control groups, the network interfaces of local nodes and,
-should any have outlived them, their processes. Runs that are under
-way and everything that is not Tare's own are left alone. Programs and maps of a subject go with its process. 'tare run' does the same before it begins.`,
+		Long: `Remove what killed runs left behind: their control groups, the network interfaces of local nodes and, should any have
+outlived them, their processes. Runs that are under way and everything that is not Tare's own are left alone. Programs
+and maps of a subject go with its process. 'tare run' does the same before it begins.`,
 		Example: `  tare clean`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -54,7 +54,7 @@ func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
 // cleanUpFirst does that before something begins, to which it is no obstacle if it fails.
 func cleanUpFirst(layout *cgroup.Layout, log io.Writer) {
 	if _, err := cleanUp(layout); err != nil {
-		fmt.Fprintf(log, "tare: what an earlier run left behind could not all be removed: %v\n", err)
+		fmt.Fprintf(log, "tare: not everything that an earlier run left behind could be removed: %v\n", err)
 	}
 }
 
@@ -66,13 +66,13 @@ func printCleaned(w io.Writer, r cleaned) error {
 		fmt.Fprintf(w, "ended process %d (%s) of %s\n", p.PID, p.Comm, p.Tree)
 	}
 	for _, p := range r.Moved {
-		fmt.Fprintf(w, "moved process %d (%s) out of %s: it is not tare's\n", p.PID, p.Comm, p.Tree)
+		fmt.Fprintf(w, "moved process %d (%s) out of %s: not a process of tare\n", p.PID, p.Comm, p.Tree)
 	}
 	for _, l := range r.Links {
 		fmt.Fprintf(w, "removed the network interface %s\n", l)
 	}
 	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links) == 0 {
-		_, err := fmt.Fprintln(w, "there was nothing to remove")
+		_, err := fmt.Fprintln(w, "nothing to remove")
 		return err
 	}
 	return nil

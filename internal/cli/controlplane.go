@@ -22,14 +22,14 @@ func newControlplane() *cobra.Command {
 	var human bool
 	c := &cobra.Command{
 		Use:   "controlplane --config FILE",
-		Short: "A small xDS control plane that says what a file says, until interrupted; a change of the file is sent at once",
+		Short: "Run a small xDS control plane that serves a file, until interrupted; changes of the file are sent at once",
 		Example: `  tare controlplane --config mesh.yaml
   tare controlplane --config mesh.yaml --listen 127.0.0.1:18000`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			people := human || isatty.IsTerminal(os.Stdout.Fd())
 			if file == "" && people {
-				return fault.New(fault.Usage, "--config", "see 'tare controlplane --help' and docs/xds.md", "a value is needed")
+				return fault.New(fault.Usage, "--config", "see 'tare controlplane --help' and docs/xds.md", "missing value")
 			}
 			if file != "" {
 				f, err := openFile(file, "the configuration")
@@ -46,8 +46,8 @@ func newControlplane() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&file, "config", "", "YAML file of services, or of resources as Envoy has them")
-	f.StringVar(&listen, "listen", "127.0.0.1:0", "address to listen at; port 0 takes any that is free")
+	f.StringVar(&file, "config", "", "YAML file of services, or of resources in Envoy's form")
+	f.StringVar(&listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
 }

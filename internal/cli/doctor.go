@@ -37,9 +37,9 @@ func newDoctor() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this machine can measure, what it cannot, why, and what would change that",
-		Long: `Doctor probes every feature of the kernel that Tare uses, by using it. What is missing is listed with what it needs, what is lost
-without it, and the mend. The exit code is 3 when the machine lacks something that weighing cannot do without.`,
+		Short: "Show what this machine can measure, what it cannot, why, and what would change that",
+		Long: `Doctor probes every kernel feature that Tare uses, by using it. What is missing is listed with what it needs, what is
+lost without it, and how to fix it. The exit code is 3 when the machine lacks something that weighing cannot do without.`,
 		Example: `  tare doctor
   tare doctor --json | jq '.features[] | select(.available | not)'`,
 		Args: noArgs,
@@ -62,7 +62,7 @@ without it, and the mend. The exit code is 3 when the machine lacks something th
 				}
 			}
 			if len(required) > 0 {
-				return fault.New(fault.Machine, "", "the mend of each stands above", "this machine cannot be weighed: it lacks %s", strings.Join(required, ", "))
+				return fault.New(fault.Machine, "", "how to fix each is listed above", "this machine cannot be weighed: it lacks %s", strings.Join(required, ", "))
 			}
 			return nil
 		},
@@ -101,7 +101,7 @@ func printDiagnosis(w io.Writer, d diagnosis) error {
 		if s.Available {
 			continue
 		}
-		for _, line := range [][2]string{{"needs", s.Needs}, {"lost", s.Lost}, {"mend", s.Mend}} {
+		for _, line := range [][2]string{{"needs", s.Needs}, {"lost", s.Lost}, {"fix", s.Mend}} {
 			if line[1] != "" {
 				fmt.Fprintf(&b, "     %-*s  %-5s  %s\n", wide, "", line[0], line[1])
 			}

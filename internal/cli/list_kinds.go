@@ -43,7 +43,7 @@ func newListKinds(name, what string, kinds []kind.Guest, all []param.Setting) *c
 			return printKinds(cmd.OutOrStdout(), what, listed, all)
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON; bounds are in seconds, bytes or, of parts, fractions of 1")
+	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON; bounds are in seconds, bytes or fractions of 1")
 	return c
 }
 

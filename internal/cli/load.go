@@ -30,7 +30,7 @@ func init() { register(newLoad) }
 func newLoad() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "load",
-		Short:   "Make load and measure how it is served",
+		Short:   "Generate load and measure how it is served",
 		Example: "  tare load http --url http://127.0.0.1:8080/ --rate 5000",
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -112,7 +112,7 @@ func newLoadHTTP() *cobra.Command {
 	var values param.Values
 	cmd := &cobra.Command{
 		Use:   "http --url URL",
-		Short: "Put HTTP/1.1 servers under load: by an absolute schedule, or as fast as they answer",
+		Short: "Put HTTP/1.1 servers under load: on an absolute schedule, or as fast as they answer",
 		Example: `  tare load http --url http://127.0.0.1:8080/ --rate 5000 --connections 16 --duration 10s
   tare load http --url http://127.0.0.1:8080/ --mode closed --connections 64 --keepalive=false`,
 		Args: noArgs,
@@ -128,7 +128,7 @@ func newLoadHTTP() *cobra.Command {
 	}
 	f := cmd.Flags()
 	values = param.Flags(f, loadhttp.Settings...)
-	f.StringArrayVar(&only.Targets, "url", nil, "what to request, http://host:port/path; several are taken in turn")
+	f.StringArrayVar(&only.Targets, "url", nil, "what to request, http://host:port/path; several are used in turn")
 	f.Uint64Var(&only.Seed, "seed", 1, "seed of poisson arrivals")
 	f.StringVar(&only.Method, "method", "GET", "request method")
 	f.IntVar(&only.Body, "body", 0, "bytes of request body")

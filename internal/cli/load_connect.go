@@ -24,7 +24,7 @@ func newLoadConnect() *cobra.Command {
 	var service string
 	cmd := &cobra.Command{
 		Use:   "connect (--service IP:PORT | --replacer PID)",
-		Short: "Connect UDP sockets to services as fast as it goes, which sends nothing: all that is measured is the connection",
+		Short: "Connect UDP sockets to services as fast as possible; no packet is sent, so only connecting is measured",
 		Example: `  tare load connect --service 10.96.0.1:80 --services 1000 --duration 5s
   tare load connect --replacer 4711 # judges to which endpoints connections come while that process replaces them`,
 		Args: noArgs,
@@ -41,10 +41,10 @@ func newLoadConnect() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&service, "service", "", "the first service, an IPv4 address and a port")
-	f.IntVar(&o.Services, "services", 1, "how many services there are from that address on; each connection goes to one by chance")
+	f.IntVar(&o.Services, "services", 1, "number of services from that address on; each connection goes to a random one")
 	f.BoolVar(&o.Endpoints, "endpoints", false, "fail unless a connection to each service shows an endpoint as its peer")
 	f.IntVar(&o.Replacer, "replacer", 0, "process id of a data plane that replaces its configuration (--work replace): connect to its services, and judge")
-	f.Uint64Var(&o.Seed, "seed", 1, "seed of chance")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of the random choices")
 	w.flags(f, 0, 10*time.Second)
 	return cmd
 }

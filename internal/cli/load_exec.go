@@ -22,7 +22,7 @@ func newLoadExec() *cobra.Command {
 	var values param.Values
 	cmd := &cobra.Command{
 		Use:   "exec",
-		Short: "Execute a program that does nothing, by an absolute schedule or as fast as it goes, and count every exec",
+		Short: "Execute a program that does nothing, on an absolute schedule or as fast as possible, and count every exec",
 		Example: `  tare load exec --rate storm --duration 5s
   tare load exec --rate 1000 --warmup 1s --duration 10s --json`,
 		Args: noArgs,

@@ -19,7 +19,7 @@ func newLoadProbe() *cobra.Command {
 	var values param.Values
 	cmd := &cobra.Command{
 		Use:     "probe",
-		Short:   "Make no load: measure how long a task that wants a CPU has to wait for one, on every CPU",
+		Short:   "Generate no load: measure how long a task waits for a CPU, on every CPU",
 		Example: `  tare load probe --duration 10s`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -38,7 +38,7 @@ func newLoadPush() *cobra.Command {
 	}
 	f := cmd.Flags()
 	values = param.Flags(f, push.Settings...)
-	f.StringVar(&mesh, "mesh", "", "where the mesh takes changes, host:port")
+	f.StringVar(&mesh, "mesh", "", "address at which the mesh takes changes, host:port")
 	f.Uint64Var(&seed, "seed", 1, "seed of what is changed, and of the pauses")
 	w.flags(f, 200*time.Millisecond, 5*time.Second)
 	_ = cmd.MarkFlagRequired("mesh")

@@ -37,12 +37,12 @@ func newNode() *cobra.Command {
 	var f nodeFlags
 	c := &cobra.Command{
 		Use:   "node --join HOST:PORT --name NAME --ca FILE --cert FILE --key FILE",
-		Short: "Be one of the machines of a run: join its coordinator and run its trials here, until the run is over",
-		Long: `Be one of the machines of a run that 'tare run --nodes-listen' coordinates: join it, run its trials here as 'tare run' would, and send one record of
-each. Both sides show certificates of one authority, which 'tare node keys' makes. Nothing is executed from afar: the coordinator sends a spec,
-and the begin of each trial.
+		Short: "Join the coordinator of a run and run its trials on this machine, until the run is over",
+		Long: `Make this machine one of those that 'tare run --nodes-listen' coordinates: join the coordinator, run its trials here as
+'tare run' would, and send one record of each. Both sides show certificates of one authority, which 'tare node keys'
+makes. No commands are executed remotely: the coordinator sends a spec, and the start time of each trial.
 
-It ends when the run is over. When the coordinator cannot be reached it tries again for as long as --patience lasts.`,
+It ends when the run is over. When the coordinator cannot be reached, it retries for --patience.`,
 		Example: `  tare node keys --dir keys n1 n2
   tare run trace-scaling --nodes-listen :7117 --nodes-keys keys --nodes 2
   tare node --join coordinator:7117 --name n1 --ca keys/authority.pem --cert keys/n1.pem --key keys/n1.key`,
@@ -60,8 +60,8 @@ It ends when the run is over. When the coordinator cannot be reached it tries ag
 	fs.StringVar(&f.authority, "ca", "", "file with the authority's certificate")
 	fs.StringVar(&f.cert, "cert", "", "file with this node's certificate")
 	fs.StringVar(&f.key, "key", "", "file with its key")
-	fs.StringVar(&f.dir, "dir", "", "directory for what trials need, and the last record; default one that is made and removed")
-	fs.DurationVar(&f.patience, "patience", time.Minute, "how long to try to join, at first and when the connection broke")
+	fs.StringVar(&f.dir, "dir", "", "directory for files of trials, and the last record; default: a temporary one")
+	fs.DurationVar(&f.patience, "patience", time.Minute, "how long to try to join, at first and after the connection broke")
 	fs.IntVar(&f.handed, local.HandedFlag, 0, "descriptor from which 'tare run --local-nodes' hands over what is needed")
 	if err := fs.MarkHidden(local.HandedFlag); err != nil {
 		panic(err) // a flag of that name is defined above
@@ -74,20 +74,21 @@ func newNodeKeys() *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use:   "keys --dir DIR NODE...",
-		Short: "Make the keys and certificates by which nodes and coordinator know each other",
-		Long: `Make the keys and certificates by which nodes and coordinator know each other: into DIR, an authority and the coordinator's unless they are
-there, and those of the nodes named. They are valid for a year. The coordinator needs DIR (--nodes-keys); a node needs authority.pem and its own two
-files, and nothing else: with authority.key anybody can make himself a node or a coordinator.`,
+		Short: "Make the keys and certificates with which nodes and coordinator identify each other",
+		Long: `Make the keys and certificates with which nodes and coordinator identify each other, in DIR: an authority and the
+coordinator's, unless they exist, and those of the named nodes. They are valid for a year. The coordinator needs DIR
+(--nodes-keys); a node needs authority.pem and its own two files, and nothing else: whoever has authority.key can
+become a node or a coordinator.`,
 		Example: `  tare node keys --dir keys n1 n2 n3`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return fault.New(fault.Usage, cmd.CommandPath(), "see '"+cmd.CommandPath()+" --help'", "one or more names of nodes are needed")
+				return fault.New(fault.Usage, cmd.CommandPath(), "see '"+cmd.CommandPath()+" --help'", "want the names of one or more nodes")
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if dir == "" {
-				return fault.New(fault.Usage, "--dir", "see 'tare node keys --help'", "a value is needed")
+				return fault.New(fault.Usage, "--dir", "see 'tare node keys --help'", "missing value")
 			}
 			wrote, err := cluster.MakeKeys(dir, args)
 			for _, file := range wrote {
@@ -96,7 +97,7 @@ files, and nothing else: with authority.key anybody can make himself a node or a
 			return err
 		},
 	}
-	c.Flags().StringVar(&dir, "dir", "", "directory for the files; it is made, for its owner alone, if it is not there")
+	c.Flags().StringVar(&dir, "dir", "", "directory for the files; if missing, it is created, readable by its owner only")
 	return c
 }
 
@@ -112,7 +113,7 @@ func hello(name string) cluster.Hello {
 func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	for flag, value := range map[string]string{"--join": f.join, "--name": f.name, "--ca": f.authority, "--cert": f.cert, "--key": f.key} {
 		if value == "" {
-			return fault.New(fault.Usage, flag, "see 'tare node --help'", "a value is needed")
+			return fault.New(fault.Usage, flag, "see 'tare node --help'", "missing value")
 		}
 	}
 	if err := cluster.CheckName(f.name); err != nil {

@@ -102,8 +102,8 @@ func TestWrongUseInWords(t *testing.T) {
 		args       string
 		want, mend string
 	}{
-		{"list quikstart", "tare list quikstart: there is no such experiment", `did you mean "quickstart"?`},
-		{"run quikstart", "tare run quikstart: there is no such experiment", `did you mean "quickstart"?`},
+		{"list quikstart", "tare list quikstart: no such experiment", `did you mean "quickstart"?`},
+		{"run quikstart", "tare run quikstart: no such experiment", `did you mean "quickstart"?`},
 		{"weigh --hz abc", `tare weigh --hz: must be a whole number, not "abc"`, "samples per second"},
 		{"weigh --hz 99999999999999999999", `tare weigh --hz: must be another value, not "99999999999999999999"`, "samples per second"},
 		{"weigh --json=maybe", `tare weigh --json: must be true or false, not "maybe"`, "see 'tare weigh --help'"},
@@ -113,7 +113,7 @@ func TestWrongUseInWords(t *testing.T) {
 		{"subject kernelmesh --steps -1", `tare subject kernelmesh --steps: must be at least 0, not -1`, "extra steps"},
 		{"subject kernelmesh --cgroup /x", "--services: one place is needed from which the services come", "--services or --xds"},
 		{"subject kernelmesh --cgroup /x --services s --xds h:1", "--services: one place is needed from which the services come", "--services or --xds"},
-		{"subject kernelmesh --services s", "--cgroup: a value is needed", "--help"},
+		{"subject kernelmesh --services s", "--cgroup: missing value", "--help"},
 		{"subject kernelmesh --services s --cgroup /x --source here", `--source: "here" is not an address`, "auto, none"},
 		{"run quickstart --blocks 99999", `--blocks: "blocks" must be at most 10000, not 99999`, "1 to 10000"},
 		{"report " + run + "/run.json", run + "/run.json: this is a file, not a run directory", "tare report " + run},

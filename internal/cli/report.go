@@ -33,24 +33,25 @@ func newReport() *cobra.Command {
 		Short: "Read a run directory again and report on it",
 		Long: `Read a run directory again and report on it. The report is made from the trials, not from the summary that the run left.
 
-Formats: html (one page with charts, which needs no network and no other file), text (for a terminal), md (Markdown), json (the summary, schema ` + analysis.Schema + `) and bench (the Go benchmark format, one
-line for each valid trial, which benchstat reads). Several, separated by commas, follow one another.
+Formats: html (one page with charts, which needs no network and no other file), text (for a terminal), md (Markdown),
+json (the summary, schema ` + analysis.Schema + `) and bench (the Go benchmark format, one line per valid trial, which
+benchstat reads). Several formats, separated by commas, are written one after another.
 
-An invalid run is reported as that; the exit code is still 0, for the report was made.`,
+An invalid run is reported as invalid; the exit code is still 0, since the report was made.`,
 		Example: `  tare report tare-run-quickstart-20260102-030405
   tare report DIR --format html -o report.html
   tare report DIR --format md > report.md
   tare report DIR --format bench > run.txt && benchstat -col /arm run.txt`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote", "one run directory is needed, not %d", len(args))
+				return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote", "want one run directory, got %d", len(args))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, f := range formats {
 				if !slices.Contains(reportFormats, f) {
-					return fault.New(fault.Usage, "--format "+f, "choose from "+strings.Join(reportFormats, ", "), "there is no such format")
+					return fault.New(fault.Usage, "--format "+f, "choose from "+strings.Join(reportFormats, ", "), "no such format")
 				}
 			}
 			if out == "" {
@@ -71,7 +72,7 @@ func writeReportFile(path, dir string, formats []string) error {
 		return err
 	}
 	if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
-		return fault.Wrap(err, fault.Machine, path, "make room, or name another file with -o", "the report cannot be written")
+		return fault.Wrap(err, fault.Machine, path, "make room, or name another file with -o", "cannot write the report")
 	}
 	return nil
 }

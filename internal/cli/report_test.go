@@ -133,10 +133,10 @@ func TestReportErrors(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"no directory", nil, "one run directory is needed, not 0"},
-		{"two directories", []string{dir, dir}, "one run directory is needed, not 2"},
+		{"no directory", nil, "want one run directory, got 0"},
+		{"two directories", []string{dir, dir}, "want one run directory, got 2"},
 		{"not there", []string{dir + "x"}, "there is no run.json: this is not a run directory"},
-		{"not a format", []string{dir, "--format", "text,pdf"}, "--format pdf: there is no such format"},
+		{"not a format", []string{dir, "--format", "text,pdf"}, "--format pdf: no such format"},
 		{"a corrupt trial", []string{corrupt}, "trials.jsonl:1: this line is not the record of a trial"},
 		{"a corrupt run", []string{noRun}, "run.json:3: this is not the record of a run"},
 	} {

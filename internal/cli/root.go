@@ -78,7 +78,7 @@ func newRoot() *cobra.Command {
 			if n := near.Name(args[0], names); n != "" {
 				mend = fmt.Sprintf("did you mean %q? %s", n, mend)
 			}
-			return fault.New(fault.Usage, "tare "+args[0], mend, "there is no such command")
+			return fault.New(fault.Usage, "tare "+args[0], mend, "no such command")
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

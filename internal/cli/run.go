@@ -50,31 +50,34 @@ func newRun() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run NAME|FILE.yaml",
 		Short: "Run an experiment, print its answer, and write the run directory",
-		Long: `Run an experiment: a built-in one by name ('tare list' has them) or a spec of your own. It compares arms in randomised blocks, each trial
-with fresh processes in control groups of their own, and prints the answer with its intervals. The run directory keeps every trial; 'tare report'
-reads it again.
+		Long: `Run an experiment: a built-in one by name ('tare list' shows them) or a spec of your own. It compares arms in randomised
+blocks, each trial with fresh processes in control groups of their own, and prints the answer with its intervals. The
+run directory keeps every trial; 'tare report' reads it again.
 
-A trial that the hypervisor, a neighbour or the load generator spoiled is run again in its block, within the budget of the spec. What a trial
-cannot tell for that reason is left out, and nothing else of it; the run is invalid (exit code 4) only when nothing is left that was asked.
+A trial that the hypervisor, a neighbour or the load generator spoiled is run again in its block, within the budget of
+the spec. The metrics that were spoiled are left out, and nothing else of the trial; the run is invalid (exit code 4)
+only when nothing is left of what was asked.
 
-With --precision the run goes on, in whole blocks, until the intervals are so narrow: half their width, as a part of the value, and of a difference
-as a part of the baseline's value. With --until alone it goes on until the time is up. Neither looks at whether a difference is resolved.
+With --precision the run goes on, in whole blocks, until intervals are this narrow: half their width, as a part of the
+value, or for a difference as a part of the baseline's value. With --until alone it goes on until the time is up.
+Neither looks at whether a difference is resolved.
 
-Ctrl-C ends the run early: the trial under way is taken down, what was measured is kept and reported as partial, and the exit code is 4.`,
+Ctrl-C ends the run early: the trial under way is taken down, what was measured is kept and reported as partial, and the
+exit code is 4.`,
 		Example: `  tare run quickstart
   tare run quickstart --blocks 12 --set rate=500,1000,2000
   tare run quickstart --precision 5% --until 20m
   tare run my-experiment.yaml --quick --out /tmp/my-run`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fault.New(fault.Usage, cmd.CommandPath(), "'tare list' has the built-in experiments", "one experiment is needed, not %d", len(args))
+				return fault.New(fault.Usage, cmd.CommandPath(), "'tare list' shows the built-in experiments", "want one experiment, got %d", len(args))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.seeded = cmd.Flags().Changed("seed")
 			if f.overrides.Blocks <= 0 && cmd.Flags().Changed("blocks") {
-				return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "there is no run of %d blocks", f.overrides.Blocks)
+				return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "%d blocks make no run", f.overrides.Blocks)
 			}
 			if err := f.nodes.check(cmd.Flags().Changed); err != nil {
 				return err
@@ -91,8 +94,8 @@ Ctrl-C ends the run early: the trial under way is taken down, what was measured 
 	}
 	c.Flags().StringVar(&f.out, "out", "", "run directory; default tare-run-NAME-TIME here")
 	c.Flags().IntVar(&f.overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
-	c.Flags().StringVar(&f.overrides.Precision, "precision", "", "go on until intervals are so narrow, such as 5%, instead of the spec's blocks")
-	c.Flags().DurationVar(&f.overrides.Until, "until", 0, "begin no block after so long, such as 10m; with --precision 30m by default")
+	c.Flags().StringVar(&f.overrides.Precision, "precision", "", "run until intervals are this narrow, such as 5%, instead of for the spec's blocks")
+	c.Flags().DurationVar(&f.overrides.Until, "until", 0, "begin no block after this time, such as 10m; with --precision the default is 30m")
 	c.Flags().Uint64Var(&f.seed, "seed", 0, "seed of the order of trials and of the arrivals; default: a new one, which is recorded")
 	c.Flags().BoolVar(&f.overrides.Quick, "quick", false, "the short form of the experiment")
 	c.Flags().IntVar(&f.overrides.SampleHz, "hz", 0, "samples per second and CPU, instead of the spec's")
@@ -131,7 +134,7 @@ func noSuchExperiment(command, name, more string) error {
 	if n := near.Name(name, experiments.Names()); n != "" {
 		mend = fmt.Sprintf("did you mean %q? %s", n, mend)
 	}
-	return fault.New(fault.Usage, "tare "+command+" "+name, mend, "there is no such experiment")
+	return fault.New(fault.Usage, "tare "+command+" "+name, mend, "no such experiment")
 }
 
 // requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more.
@@ -301,7 +304,7 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 	case written != nil:
 		return written
 	case !summary.Valid:
-		return fault.New(fault.Invalid, w.Dir(), "change that and run again; 'tare report' shows this run again", "the run is invalid: %s", strings.Join(summary.InvalidReasons, "; "))
+		return fault.New(fault.Invalid, w.Dir(), "change that and run it again; 'tare report' shows this run again", "the run is invalid: %s", strings.Join(summary.InvalidReasons, "; "))
 	}
 	return nil
 }
@@ -314,7 +317,7 @@ func writePage(dir string, s *analysis.Summary, r record.Run, trials []record.Tr
 	}
 	path := filepath.Join(dir, record.ReportFile)
 	if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
-		return fault.Wrap(err, fault.Machine, path, "make room; 'tare report "+dir+" --format html' makes it again", "the report cannot be written")
+		return fault.Wrap(err, fault.Machine, path, "make room; 'tare report "+dir+" --format html' makes it again", "cannot write the report")
 	}
 	return nil
 }
@@ -366,7 +369,7 @@ func extent(s *engine.Spec, r record.Run) string {
 	}
 	text := fmt.Sprintf("%s in %s, about %s", counted(len(r.Plan), "trial"), counted(r.Blocks, "block"), roughly(engine.Estimate(s)))
 	if s.Repeat > 0 {
-		text += fmt.Sprintf(" and at most %s more for trials that are spoiled", roughly(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
+		text += fmt.Sprintf(" and at most %s more to repeat spoiled trials", roughly(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
 	}
 	return text
 }
@@ -378,7 +381,7 @@ func (p *progress) warn(text string) {
 	}
 	p.warned = true
 	p.clear()
-	fmt.Fprintf(p.w, "warning: %s; end one of them and run it again\n", text)
+	fmt.Fprintf(p.w, "warning: %s; end one of them and run again\n", text)
 }
 
 func (p *progress) say(at engine.Progress) {
@@ -474,9 +477,9 @@ func whatIsWrong(v record.Validity) string {
 	switch {
 	case all:
 	case len(voids) == 0:
-		what = "tripped a gate, and all its metrics stand: "
+		what = "tripped a gate, but all its metrics are good: "
 	default:
-		what = fmt.Sprintf("cannot tell %s: ", counted(len(voids), "metric"))
+		what = fmt.Sprintf("has lost %s: ", counted(len(voids), "metric"))
 	}
 	return what + strings.Join(messages, "; ")
 }

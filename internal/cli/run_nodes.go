@@ -30,7 +30,7 @@ type nodesFlags struct {
 }
 
 func (f *nodesFlags) register(fs *pflag.FlagSet) {
-	fs.IntVar(&f.local, "local-nodes", 0, "run on so many nodes, all on this machine; default, for an experiment that has nodes: 25 for every two CPUs, at most 50")
+	fs.IntVar(&f.local, "local-nodes", 0, "number of nodes to run on this machine; default, for an experiment with nodes: 25 for every two CPUs, at most 50")
 	fs.Float64Var(&f.cpus, "node-cpus", -1, "CPUs that the groups of one local node may use together, 0 for no limit; default an even share of nine tenths of the machine")
 	fs.StringVar(&f.listen, "nodes-listen", "", "run on machines that join here with 'tare node': ADDRESS:PORT")
 	fs.StringVar(&f.keys, "nodes-keys", "", "directory of 'tare node keys', for --nodes-listen")
@@ -42,17 +42,17 @@ func (f *nodesFlags) register(fs *pflag.FlagSet) {
 func (f *nodesFlags) check(changed func(string) bool) error {
 	switch {
 	case changed("local-nodes") && (f.local < 1 || f.local > local.MostNodes):
-		return fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", local.MostNodes), "%d nodes cannot be on one machine", f.local)
+		return fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", local.MostNodes), "one machine cannot have %d nodes", f.local)
 	case f.listen != "" && f.local > 0:
-		return fault.New(fault.Usage, "--nodes-listen", "leave one of them out", "nodes are on this machine (--local-nodes) or on others (--nodes-listen)")
+		return fault.New(fault.Usage, "--nodes-listen", "leave one of them out", "nodes are either on this machine (--local-nodes) or on others (--nodes-listen)")
 	case f.listen != "" && (f.keys == "" || f.count < 1):
-		return fault.New(fault.Usage, "--nodes-listen", "give --nodes-keys DIR and --nodes N; see 'tare node --help'", "the keys and the number of nodes are needed")
+		return fault.New(fault.Usage, "--nodes-listen", "give --nodes-keys DIR and --nodes N; see 'tare node --help'", "missing keys or number of nodes")
 	case f.listen == "" && (f.keys != "" || f.count != 0):
-		return fault.New(fault.Usage, "--nodes-listen", "give the address at which nodes join, or --local-nodes N", "a value is needed")
+		return fault.New(fault.Usage, "--nodes-listen", "give the address at which nodes join, or --local-nodes N", "missing value")
 	case changed("node-cpus") && f.cpus != 0 && f.cpus < leastShare:
-		return fault.New(fault.Usage, "--node-cpus", fmt.Sprintf("give at least %g, or 0 for no limit", leastShare), "a limit of %g CPUs", f.cpus)
+		return fault.New(fault.Usage, "--node-cpus", fmt.Sprintf("give at least %g, or 0 for no limit", leastShare), "%g CPUs is not a valid limit", f.cpus)
 	case changed("node-cpus") && f.listen != "":
-		return fault.New(fault.Usage, "--node-cpus", "leave it out", "it is of local nodes: a machine is all a node's own")
+		return fault.New(fault.Usage, "--node-cpus", "leave it out", "only local nodes have a limit: a machine of its own is all the node's")
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func newStoreSubject() *cobra.Command {
 	var values param.Values
 	c := &cobra.Command{
 		Use:   "store --store DESIGN",
-		Short: "Open a store of mesh configuration, flush changes into it as fast as it goes, and say what that took",
+		Short: "Open a store of mesh configuration, flush changes into it as fast as possible, and report what that took",
 		Example: `  tare subject store --store pooled
   tare subject store --store snapshot --resource listener --operation insert --services 1000`,
 		Args: noArgs,

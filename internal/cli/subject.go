@@ -29,7 +29,7 @@ func init() { register(newSubject) }
 func newSubject() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "subject",
-		Short: "Run a thing that Tare weighs; without a name, list them",
+		Short: "Run a subject, a thing that Tare weighs; without a name, list them",
 		Example: `  tare subject
   tare subject kernelmesh --services services.yaml --cgroup /sys/fs/cgroup/mygroup`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -86,15 +86,15 @@ func newKernelmesh() *cobra.Command {
 	var values param.Values
 	c := &cobra.Command{
 		Use: "kernelmesh (--services FILE | --xds ADDRESS) --cgroup PATH",
-		Short: "An eBPF service mesh data plane on the sockets of one control group, until interrupted; " +
-			"SIGHUP reads the services again",
+		Short: "Run an eBPF service mesh data plane on the sockets of one control group, until interrupted; " +
+			"SIGHUP rereads the services",
 		Example: `  tare subject kernelmesh --services services.yaml --cgroup /sys/fs/cgroup/mygroup
   tare subject kernelmesh --xds 127.0.0.1:18000 --fail closed --cgroup /sys/fs/cgroup/mygroup`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case only.CgroupDir == "":
-				return fault.New(fault.Usage, "--cgroup", seeHelp(cmd), "a value is needed")
+				return fault.New(fault.Usage, "--cgroup", seeHelp(cmd), "missing value")
 			case (only.ServicesFile == "") == (only.XDS == ""):
 				return fault.New(fault.Usage, "--services", "give --services or --xds; "+seeHelp(cmd),
 					"one place is needed from which the services come")

@@ -20,7 +20,7 @@ func newExectrace() *cobra.Command {
 	var values param.Values
 	c := &cobra.Command{
 		Use:   "exectrace",
-		Short: "Trace execs, of a control group or the whole machine, until interrupted; SIGUSR1 has the statistics told",
+		Short: "Trace execs, of a control group or the whole machine, until interrupted; SIGUSR1 prints statistics",
 		Example: `  tare subject exectrace --cgroup /sys/fs/cgroup/mygroup
   tare subject exectrace --output table --for 10s
   tare subject exectrace --output count`,

@@ -30,14 +30,14 @@ func newWeigh() *cobra.Command {
 		Use:   "weigh",
 		Short: "Weigh this machine: one ledger of who used what, eBPF time split by control group",
 		Long: `Weigh reads every counter, waits, reads them again, and prints the account of that window: the CPU budget with
-the remainder that nobody explains, eBPF programs with their run time split by control group and context,
+the unexplained remainder, eBPF programs with their run time split by control group and context,
 maps, control groups and memory.
 
 The kernel's eBPF run statistics are on during the window (they cost each run of a program about 20 to 50 ns;
-the ledger says what it came to), by a descriptor that ends with this process. Nothing else of the machine is
+the ledger says how much that was), by a descriptor that ends with this process. Nothing else of the machine is
 changed. Ctrl-C ends the window early.
 
-Rules say what belongs to whom. For each workload the ledger then tells gross, what it uses in all, from net,
+Rules say what belongs to whom. For each workload the ledger then shows gross, what it uses in all, net,
 the application itself, and tare, what infrastructure uses on its behalf: gross = net + tare. Each rule
 selects by one of
 
@@ -107,7 +107,7 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 	f.Var(&ruleValue{ledger.ChargeLoad, &given}, string(ledger.ChargeLoad),
 		"what puts workloads to work: 'SELECTOR'; may be repeated")
 	f.Var(&ruleValue{"", &given}, "rules", "a YAML file of rules; may be repeated")
-	f.IntVar(&hz, "hz", perf.DefaultHz, "samples per second and CPU; 0 for none: then eBPF time is not split")
+	f.IntVar(&hz, "hz", perf.DefaultHz, "samples per second and CPU; with 0 there are none, and eBPF time is not split")
 	return cmd
 }
 

@@ -433,13 +433,14 @@ func WriteMetrics(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString(`# Metrics
 
-One value for each trial, in the "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in every experiment. A metric
-whose source this machine does not have is absent, never 0. This page is made from the definitions in the source
-(internal/measured, and the folder of each guest). Each run keeps the definitions of its own metrics, in "metrics" of run.json.
+One value for each trial, in the "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in
+every experiment. A metric whose source this machine does not have is absent, never 0. This page is made from the
+definitions in the source (internal/measured, and the folder of each guest). Each run keeps the definitions of its own
+metrics, in "metrics" of run.json.
 
-A metric needs certain things of its trial. A gate that was tripped breaks some of them, and the trial then cannot tell the metrics that have
-one of these needs; all others of the same trial stand. Answers speak of the metrics marked with *; a run with a precision ends by those
-of them that are not quantiles above the median or pooled over trials.
+A metric needs certain things of its trial. A gate that was tripped breaks some of them, and the trial then cannot
+tell the metrics that have one of these needs; all others of the same trial stand. Answers speak of the metrics marked
+with *; a run with a precision ends by those of them that are not quantiles above the median or pooled over trials.
 
 | gate | breaks | for |
 |---|---|---|
@@ -448,12 +449,12 @@ of them that are not quantiles above the median or pooled over trials.
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", g.Name, needWords(g.Breaks), g.Why)
 	}
 	b.WriteString(`
-When the subject itself tripped the gate, for it was too slow and nobody else disturbed the machine, that is a result: its throughput and
-the part of its requests that failed stand.
+When the subject itself tripped the gate, for it was too slow and nobody else disturbed the machine, that is a result:
+its throughput and the part of its requests that failed stand.
 
-Over the nodes of a trial on several (docs/nodes.md) a metric is pooled as its column says: by merged histograms and counts, a sum,
-the largest, the mean, or the mean weighted by connections, requests or events. A cost (**+**) may be a fixed part and parts that grow with
-factors; models are fitted to these.
+Over the nodes of a trial on several (docs/nodes.md) a metric is pooled as its column says: by merged histograms and
+counts, a sum, the largest, the mean, or the mean weighted by connections, requests or events. A cost (**+**) may be a
+fixed part and parts that grow with factors; models are fitted to these.
 
 | metric | unit | better | over nodes | needs | how |
 |---|---|---|---|---|---|

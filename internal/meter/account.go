@@ -60,7 +60,7 @@ func (a *account) ledger() *ledger.Ledger {
 	if a.seen != nil {
 		l.Noise = &a.seen.Noise
 		if a.seen.Lost > 0 {
-			a.warn("stalls-lost", "%d stalls and occupants found no room in the witness's ring: their time is in the sums, and they are not in the lists", a.seen.Lost)
+			a.warn("stalls-lost", "the witness's ring had no room for %d stalls and occupants: their time is in the sums, but they are not listed", a.seen.Lost)
 		}
 	}
 	if a.found != nil {
@@ -68,13 +68,13 @@ func (a *account) ledger() *ledger.Ledger {
 			a.warn("samples-lost", "%d records of the sampler were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
 		}
 		if n := a.found.slowed; n > 0 {
-			a.warn("sampler-throttled", "the kernel held the sampler back %d times: stretches of the window have no samples; use a lower --hz", n)
+			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; use a lower --hz", n)
 		}
 		if cpus := a.found.blind; len(cpus) > 0 {
-			a.warn("cpus-not-sampled", "CPUs %v were not sampled for all of the window, for they went offline or came online: shares leave out what ran there", cpus)
+			a.warn("cpus-not-sampled", "CPUs %v went offline or came online, and were not sampled for the whole window: shares leave out what ran there", cpus)
 		}
 		if n := a.found.dropped; n > 0 {
-			a.warn("stacks", "%d samples had call chains beyond the %d that are kept apart and were left out of the shares", n, maxStacks)
+			a.warn("stacks", "%d samples are left out of the shares: there were more different call chains than the %d that are kept", n, maxStacks)
 		}
 	}
 	l.Warnings = a.warnings
@@ -126,7 +126,7 @@ func (a *account) unloaded(programs []ledger.Program) {
 		}
 	}
 	if n := len(who); n > 0 {
-		a.warn("program-unloaded", "programs unloaded inside the window: %d, among them %s: what they ran in it could not be read", n, strings.Join(who[:min(n, 5)], ", "))
+		a.warn("program-unloaded", "programs unloaded inside the window: %d, among them %s: their run time in it could not be read", n, strings.Join(who[:min(n, 5)], ", "))
 	}
 }
 
@@ -240,7 +240,7 @@ func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger
 		a.warn("samples-below-run-time", "%s: samples saw %.4g s [%.4g, %.4g] of the %.4g s that the kernel counted: it runs with interrupts off, is interrupted, preempted or asleep",
 			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
 	case n >= attribution.MinSamples && sampled.Lo > 1.25*seconds:
-		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by tail call, whose time counts with the program before it",
+		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by tail call, and its time counts with the program that called it",
 			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
 	}
 }
@@ -370,7 +370,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
 		if wasThere && now.UsageNs.OK && now.UsageNs.N < before.UsageNs.N {
-			a.warn("counter-reset", "the CPU time of control group %s was reset inside the window: what it used is not known", g.Path)
+			a.warn("counter-reset", "the CPU counter of control group %s was reset inside the window: what it used is not known", g.Path)
 		}
 		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another group.
 		// Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
@@ -500,11 +500,11 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
 		if u.Root < -0.01*u.Capacity { // by more than the edges are apart
-			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: some are in one group of the v1 hierarchy and in another of v2, and stand in both; the budget counts them once", -u.Root)
+			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: some are in one group of the v1 hierarchy and in another of v2, and count in both; the budget counts them once", -u.Root)
 			u.Groups, u.Root = u.Groups+u.Root, 0
 		}
 	default:
-		a.warn("no-root-usage", "no counter holds the CPU time of processes outside control groups: it is part of what is unexplained")
+		a.warn("no-root-usage", "no counter has the CPU time of processes outside control groups: it is part of what is unexplained")
 	}
 	if path := l.Self.Cgroup; path != nil {
 		u.InGroup = *path != "/"

@@ -78,7 +78,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		return m, err
 	}
 	if m.layout.Mode == cgroup.ModeNone {
-		return m, fault.New(fault.Machine, "", "mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted, so nobody's CPU time and memory can be told apart")
+		return m, fault.New(fault.Machine, "", "mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted, so CPU time and memory cannot be told apart")
 	}
 	if m.groups, err = cgroup.NewReader(m.layout); err != nil {
 		return m, err
@@ -127,7 +127,7 @@ func (m *Meter) openWitness() (err error) {
 	}
 	m.witness, err = witness.Open(o)
 	if errors.Is(err, feature.ErrMissing) {
-		m.warn("no-witness", "stolen time is known in sum only, and what of it is in idle time, and in the run time of eBPF programs, is not: %v", err)
+		m.warn("no-witness", "only the sum of stolen time is known, and not how much of it is in idle time or in the run time of eBPF programs: %v", err)
 		return nil
 	}
 	if err != nil {
@@ -137,7 +137,7 @@ func (m *Meter) openWitness() (err error) {
 		seconds := cost.Seconds()
 		m.lookCost = &seconds
 	} else {
-		m.warn("witness-cost", "what the witness costs is not known: %v", err)
+		m.warn("witness-cost", "the cost of the witness is not known: %v", err)
 	}
 	return nil
 }
@@ -152,7 +152,7 @@ func (m *Meter) enableStatistics() (err error) {
 		seconds := cost.Seconds()
 		m.statsCost = &seconds
 	} else {
-		m.warn("stats-cost", "what the kernel's run statistics cost is not known: %v", costErr)
+		m.warn("stats-cost", "the cost of the kernel's run statistics is not known: %v", costErr)
 	}
 	return nil
 }
@@ -164,10 +164,10 @@ func (m *Meter) describe() {
 		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: version.Version,
 	}
 	if machine.IRQTime == nil {
-		m.warn("irq-time", "whether the kernel takes interrupts out of tasks' CPU time cannot be known here; it is assumed that it does not")
+		m.warn("irq-time", "it is not known whether the kernel takes interrupts out of tasks' CPU time; Tare assumes that it does not")
 	}
 	if machine.Clocksource != "tsc" && machine.Clocksource != "arch_sys_counter" && machine.Clocksource != "kvm-clock" {
-		m.warn("clocksource", "the clocksource %s is slow to read: taking times costs more than on tsc", machine.Clocksource)
+		m.warn("clocksource", "the clocksource %s is slow to read: taking timestamps costs more than with tsc", machine.Clocksource)
 	}
 }
 

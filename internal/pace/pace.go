@@ -34,7 +34,7 @@ func ParseArrivals(s string) (Arrivals, error) {
 	case Constant, Poisson:
 		return a, nil
 	}
-	return "", fault.New(fault.Usage, "arrivals", "use constant or poisson", "%q is no kind of arrivals", s)
+	return "", fault.New(fault.Usage, "arrivals", "use constant or poisson", "%q is not a kind of arrivals", s)
 }
 
 // epoch ties Go's monotonic reading to CLOCK_MONOTONIC. Both are the same clock of the kernel, but the runtime shows only

@@ -172,7 +172,7 @@ func NewFlatTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, i
 
 func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 	if !validID.MatchString(id) {
-		return nil, fault.New(fault.Usage, id, "use lower-case letters, digits and hyphens, at most 64", "not a name for control groups")
+		return nil, fault.New(fault.Usage, id, "use lower-case letters, digits and hyphens, at most 64", "not a valid name for control groups")
 	}
 	self, err := proc.FS{}.Process(os.Getpid())
 	if err != nil {
@@ -184,7 +184,7 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 		start: make(chan startRequest), exited: make(chan struct{}),
 	}
 	if len(t.hs) == 0 {
-		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup", "this machine has no control groups mounted")
+		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted on this machine")
 	}
 	for i, h := range t.hs {
 		if err := os.Mkdir(t.dir(h, ""), 0o700); err != nil { // nobody else is to lock it
@@ -320,7 +320,7 @@ func write(file, value string) error {
 // that this machine cannot set is an error with code fault.Machine.
 func (t *Tree) Group(name string, limits Limits) (*Group, error) {
 	if !groupName.MatchString(name) {
-		return nil, fault.New(fault.Usage, name, "use lower-case letters, digits, hyphens and underscores, with / between levels", "not a name for a control group")
+		return nil, fault.New(fault.Usage, name, "use lower-case letters, digits, hyphens and underscores, with / between levels", "not a valid name for a control group")
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -328,11 +328,11 @@ func (t *Tree) Group(name string, limits Limits) (*Group, error) {
 		return nil, fmt.Errorf("making control group %s: the tree is closed", name)
 	}
 	if t.groups[name] != nil {
-		return nil, fault.New(fault.Usage, name, "use another name", "there are two control groups of that name")
+		return nil, fault.New(fault.Usage, name, "use another name", "a control group of that name exists already in this tree")
 	}
 	for above := path.Dir(name); above != "."; above = path.Dir(above) {
 		if g := t.groups[above]; g != nil && g.used {
-			return nil, fault.New(fault.Usage, name, "put processes and groups into different groups", "there are processes in the group above")
+			return nil, fault.New(fault.Usage, name, "put processes and groups into different groups", "the parent group has processes in it")
 		}
 	}
 	if above := path.Dir(name); above != "." {
@@ -408,7 +408,7 @@ const quotaPeriod = 100_000
 
 func (g *Group) limit(l Limits) error {
 	if l.CPUs < 0 || l.CPUs > 0 && l.CPUs < 0.01 {
-		return fault.New(fault.Usage, g.name, "use at least 0.01", "a limit of %g CPUs", l.CPUs) // the kernel's least quota is 1 ms
+		return fault.New(fault.Usage, g.name, "use at least 0.01", "%g CPUs is not a valid limit", l.CPUs) // the kernel's least quota is 1 ms
 	}
 	if l.CPUs > 0 {
 		quota := strconv.Itoa(int(l.CPUs * quotaPeriod))
@@ -435,7 +435,7 @@ func (g *Group) limit(l Limits) error {
 func (g *Group) set(controller, file2, value2 string, v1 ...string) error {
 	h, ok := g.tree.layout.Controller(controller)
 	if !ok {
-		return fault.New(fault.Machine, g.name, "leave the limit out, or enable the controller at boot", "a limit needs the controller %s, which no hierarchy has", controller)
+		return fault.New(fault.Machine, g.name, "leave the limit out, or enable the controller at boot", "the limit needs the controller %s, which no hierarchy has", controller)
 	}
 	files := v1
 	if h.V2 {
@@ -445,7 +445,7 @@ func (g *Group) set(controller, file2, value2 string, v1 ...string) error {
 	for i := 0; i < len(files); i += 2 {
 		err := write(filepath.Join(dir, files[i]), files[i+1])
 		if errors.Is(err, fs.ErrNotExist) {
-			return fault.Wrap(err, fault.Machine, g.name, strings.Join(g.tree.missing, "; "), "the limit cannot be set")
+			return fault.Wrap(err, fault.Machine, g.name, strings.Join(g.tree.missing, "; "), "cannot set the limit")
 		}
 		if err != nil {
 			return fault.Wrap(err, fault.Machine, dir, "", "writing %s to %s", files[i+1], files[i])

@@ -65,7 +65,7 @@ func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) e
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fault.New(fault.Machine, dirs[0], "see what state they are in (ps -o pid,stat,wchan), then run 'tare clean'", "processes %v do not end", left)
+			return fault.New(fault.Machine, dirs[0], "look at their state (ps -o pid,stat,wchan), then run 'tare clean'", "processes %v do not end when killed", left)
 		}
 		if err := clear(dirs); err != nil {
 			return err

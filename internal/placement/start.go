@@ -71,7 +71,7 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 		return fmt.Errorf("starting a process in %s: the tree is closed", g.name)
 	}
 	if g.inner {
-		return fault.New(fault.Usage, g.name, "start it in one of them", "there are groups in the group, so no process can be")
+		return fault.New(fault.Usage, g.name, "start it in one of them", "a group that has groups in it cannot have processes")
 	}
 	g.used = true
 	r := startRequest{cmd, make(chan error, 1)}

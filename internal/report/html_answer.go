@@ -229,7 +229,7 @@ type chartStair struct {
 const (
 	stepUp    = "with the services, before load"
 	stepUnder = "under load"
-	stepDown  = "after they went"
+	stepDown  = "after removal"
 )
 
 func (m *dataMaker) upAndDown() {

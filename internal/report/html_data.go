@@ -383,7 +383,7 @@ const (
 var cpuParts = []struct{ bar, name string }{
 	{barApplication, "application processes"}, {barApplication, "load generator"},
 	{barInfrastructure, partBPF}, {barInfrastructure, "subject's processes"},
-	{barMachine, partOtherBPF}, {barMachine, "kernel threads"}, {barMachine, "interrupts above no task"}, {barMachine, "root group"}, {barMachine, "other control groups"},
+	{barMachine, partOtherBPF}, {barMachine, "kernel threads"}, {barMachine, "interrupts on idle CPUs"}, {barMachine, "root group"}, {barMachine, "other control groups"},
 	{barMachine, "tare itself"}, {barMachine, "steal"}, {barMachine, "unexplained"},
 }
 
@@ -403,7 +403,7 @@ func cpuOf(l *ledger.Ledger) map[string]float64 {
 		case ledger.LineBPF:
 			name = partBPF // with that of other programs, until it is split
 		case ledger.LineInterrupts:
-			name = "interrupts above no task"
+			name = "interrupts on idle CPUs"
 		case ledger.LineSelf:
 			name = "tare itself"
 		}
@@ -450,7 +450,7 @@ func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
 				case s.Cgroup == nil:
 					continue
 				case *s.Cgroup == attribution.Idle:
-					seen["interrupts above no task"] += s.Samples
+					seen["interrupts on idle CPUs"] += s.Samples
 				case *s.Cgroup == "/":
 					seen["root group"] += s.Samples
 				default:
@@ -678,7 +678,7 @@ func (m *dataMaker) inTime() {
 				}
 			}
 			if n := voided(t); n > 0 {
-				c.Why = "it cannot tell " + manyMetrics(n) + ": " + c.Why
+				c.Why = "it has lost " + manyMetrics(n) + ": " + c.Why
 			}
 			if t.Attempt > 0 {
 				c.Why = fmt.Sprintf("attempt %d, %s", t.Attempt+1, c.Why)

@@ -61,7 +61,7 @@ func budgetParts(c ledger.CPU) []part {
 	}
 	names := map[string]string{
 		ledger.LineGroups: "control groups, without eBPF", ledger.LineRoot: "processes in the root group", ledger.LineKernel: "kernel threads",
-		ledger.LineBPF: "eBPF programs", ledger.LineInterrupts: "interrupts above no task", ledger.LineSelf: "tare itself",
+		ledger.LineBPF: "eBPF programs", ledger.LineInterrupts: "interrupts on idle CPUs", ledger.LineSelf: "tare itself",
 	}
 	parts := make([]part, 0, len(c.Lines)+3)
 	for _, line := range c.Lines {
@@ -117,9 +117,9 @@ func (t *text) workloads(l *ledger.Ledger) {
 		}
 	}
 	x := l.Tare
-	t.line(fmt.Sprintf("  tare in all: %s of CPU time, %s of hard memory", orDash(x.CPU, quantity.Seconds), orDash(x.Memory, quantity.Bytes)))
+	t.line(fmt.Sprintf("  tare in total: %s of CPU time, %s of hard memory", orDash(x.CPU, quantity.Seconds), orDash(x.Memory, quantity.Bytes)))
 	if left, held := x.UnassignedCPU, x.UnassignedMemory; left != nil && *left > 0 || held != nil && *held > 0 {
-		t.wrap("  ", fmt.Sprintf("of that, %s of CPU time and %s of hard memory are in no workload's gross: nothing tells which workload they serve",
+		t.wrap("  ", fmt.Sprintf("of that, %s of CPU time and %s of hard memory are in no workload's gross: which workload they serve is not known",
 			orDash(left, quantity.Seconds), orDash(held, quantity.Bytes)))
 	}
 	t.line("")
@@ -140,7 +140,7 @@ func (t *text) noise(l *ledger.Ledger) {
 	t.line(t.bold("Noise: ") + fmt.Sprintf("%s stolen by the hypervisor (%.2f %% of the CPU time), longest stall %s; by %s", quantity.Value(n.StolenSeconds, quantity.Seconds),
 		100*n.StolenSeconds/max(l.CPU.Capacity, 1e-9), quantity.Value(n.LongestSeconds, quantity.Seconds), n.Witness))
 	if n.Late > 0 {
-		t.line(fmt.Sprintf("  %d looks came late though nothing was stolen, at most by %s: interrupts were off", n.Late, quantity.Value(n.LongestLate, quantity.Seconds)))
+		t.line(fmt.Sprintf("  %d looks were late, by up to %s, though nothing was stolen: interrupts were off", n.Late, quantity.Value(n.LongestLate, quantity.Seconds)))
 	}
 	longest := 0.0
 	for _, s := range n.Occupied {
@@ -149,7 +149,7 @@ func (t *text) noise(l *ledger.Ledger) {
 	if longest >= heldLong && len(n.Busiest) > 0 {
 		t.line("  a task held a CPU for up to " + quantity.Value(longest, quantity.Seconds) + "; seen running most:")
 		for _, o := range n.Busiest[:min(namedOccupants, len(n.Busiest))] {
-			t.line(fmt.Sprintf("  %10s  %s, process %d, in %s", quantity.Value(o.Seconds, quantity.Seconds), clean(o.Comm), o.PID, clean(cmp.Or(o.Cgroup, "a group that is not known"))))
+			t.line(fmt.Sprintf("  %10s  %s, process %d, in %s", quantity.Value(o.Seconds, quantity.Seconds), clean(o.Comm), o.PID, clean(cmp.Or(o.Cgroup, "an unknown group"))))
 		}
 	}
 	t.line("")
@@ -220,7 +220,7 @@ func (t *text) share(s ledger.Share, total float64) string {
 
 func (t *text) groups(l *ledger.Ledger) {
 	t.line(t.bold(fmt.Sprintf("Control groups: %d", len(l.Cgroups))))
-	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "of it eBPF", "throttled", "hard mem.", "soft mem.", "path"))
+	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.", "soft mem.", "path"))
 	for _, c := range l.Cgroups[:min(heaviest, len(l.Cgroups))] {
 		hard, soft := "-", "-"
 		if c.Memory != nil {
@@ -273,7 +273,7 @@ func (t *text) maps(l *ledger.Ledger) {
 			holders = append(holders, clean(h.Comm))
 		}
 		slices.Sort(holders)
-		charged := "not told"
+		charged := "unknown"
 		if m.ChargedTo != nil {
 			charged = clean(*m.ChargedTo)
 		}
@@ -285,7 +285,7 @@ func (t *text) maps(l *ledger.Ledger) {
 
 func selfLine(l *ledger.Ledger) string {
 	s := l.Self
-	out := fmt.Sprintf("%s of CPU, set-up included (%.2f %% of one CPU over the window), %s resident at most; %d samples, %d lost",
+	out := fmt.Sprintf("%s of CPU time, setup included (%.2f %% of one CPU over the window), at most %s resident; %d samples, %d lost",
 		quantity.Value(s.CPUSeconds, quantity.Seconds), 100*s.CPUSeconds/max(l.Window.Seconds, 1e-9), quantity.Value(float64(s.RSSBytes), quantity.Bytes), s.Samples, s.SamplesLost)
 	if s.BPFSeconds != nil && s.BPFBytes != nil {
 		out += fmt.Sprintf("; own eBPF %s, %s", quantity.Value(*s.BPFSeconds, quantity.Seconds), quantity.Value(float64(*s.BPFBytes), quantity.Bytes))

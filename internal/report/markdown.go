@@ -47,7 +47,7 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 		}
 	}
 	facts = append(facts, fmt.Sprintf("Started: %s, seed %d", started(run), s.Seed))
-	list("What this rests on", facts)
+	list("Validity", facts)
 	if len(run.Command) > 0 {
 		fmt.Fprintf(&b, "\nRun it again:\n\n    %s\n", clean(again(run)))
 	}

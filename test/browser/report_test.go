@@ -421,7 +421,7 @@ func TestAnswersAreDrawn(t *testing.T) {
 			if level != 1000 { // a level that nobody read
 				t.Metrics["memory_kernel_bytes"] = bytes
 			}
-		}), 2, "[aria-label='dot'] path, [aria-label='dot'] circle", 9 + 2, []string{"10,000", "after they went", "services (logarithmic)"}},
+		}), 2, "[aria-label='dot'] path, [aria-label='dot'] circle", 9 + 2, []string{"10,000", "after removal", "services (logarithmic)"}},
 		{"waits", "waits", three, ask("mine", "steps", func(t *record.Trial, level float64) {
 			wait := 30e-6
 			if t.Arm == "kernelmesh" {

@@ -123,7 +123,7 @@ func TestWeighWrongUse(t *testing.T) {
 		{"weigh --hz -3", "samples per second"},
 		{"weigh now", "unexpected argument"},
 		{"doctor all", "unexpected argument"},
-		{"report", "one run directory is needed"},
+		{"report", "want one run directory"},
 		{"report /nosuch", "/nosuch"},
 	} {
 		o := tare(t, strings.Fields(c.args)...)

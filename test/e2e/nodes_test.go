@@ -397,14 +397,14 @@ func TestNodesWrongUse(t *testing.T) {
 	leavesNothing(t)
 	spec := specFile(t, shortSpec)
 	for _, c := range []struct{ args, want string }{
-		{"run " + spec + " --local-nodes 0", "0 nodes cannot be on one machine"},
+		{"run " + spec + " --local-nodes 0", "one machine cannot have 0 nodes"},
 		{"run " + spec + " --local-nodes 65", "give 1 to 64"},
-		{"run " + spec + " --local-nodes 2 --nodes-listen :0 --nodes-keys k --nodes 2", "nodes are on this machine (--local-nodes) or on others"},
-		{"run " + spec + " --nodes-listen :0", "the keys and the number of nodes are needed"},
+		{"run " + spec + " --local-nodes 2 --nodes-listen :0 --nodes-keys k --nodes 2", "nodes are either on this machine (--local-nodes) or on others"},
+		{"run " + spec + " --nodes-listen :0", "missing keys or number of nodes"},
 		{"run " + spec + " --nodes 3", "give the address at which nodes join"},
-		{"run " + spec + " --local-nodes 2 --node-cpus 0.001", "a limit of 0.001 CPUs"},
-		{"node", "a value is needed"},
-		{"node keys --dir k", "one or more names of nodes are needed"},
+		{"run " + spec + " --local-nodes 2 --node-cpus 0.001", "0.001 CPUs is not a valid limit"},
+		{"node", "missing value"},
+		{"node keys --dir k", "want the names of one or more nodes"},
 		{"node keys n1", "--dir"},
 		{"node keys --dir k N1", "not a name for a node"},
 		{"node --join x:1 --name n --ca /nosuch --cert /nosuch --key /nosuch", "credentials cannot be read"},

@@ -34,6 +34,7 @@ var steps = []step{
 	{"format", "gofmt", check("format", gofmt)},
 	{"vet", "go vet", check("vet", command("go", "vet", "./..."))},
 	{"staticcheck", "staticcheck", check("staticcheck", command("go", "run", staticcheck, "./..."))},
+	{"lines", "no line is too long", check("lines", longLines)},
 	{"generated", "generated files are those that their sources make", check("generated", generated)},
 	{"unit", "unit and kernel tests", packages(func(p string) bool { return !outside(p) })},
 	{"browser", "the report in a browser", packages(func(p string) bool { return p == "tare/test/browser" })},

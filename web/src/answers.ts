@@ -120,7 +120,7 @@ export const waits: Draw = (d, f) => {
 
 // What happens in a trial, in order; each with a symbol and a line of its own.
 const steps: [step: string, colour: string, symbol: Plot.SymbolType, dash: string][] = [
-  ["with the services, before load", "var(--c1)", "triangle", "none"], ["under load", "var(--c5)", "circle", "2 3"], ["after they went", "var(--c2)", "square", "7 3"],
+  ["with the services, before load", "var(--c1)", "triangle", "none"], ["under load", "var(--c5)", "circle", "2 3"], ["after removal", "var(--c2)", "square", "7 3"],
 ];
 
 /** Memory by the number of services, up and then down again: a plot for each kind of memory and way of sizing, a scale for each kind. */

@@ -21,7 +21,7 @@ export function looks(d: Data): Look[] {
 export const fills: Record<string, [colour: string, hatch: string]> = {
   "application processes": ["var(--c1)", "solid"], "load generator": ["var(--c4)", "dots"],
   "subject's eBPF programs": ["var(--c2)", "solid"], "other eBPF programs": ["var(--c5)", "grid"], "subject's processes": ["var(--c6)", "rising"],
-  "kernel threads": ["var(--m1)", "solid"], "interrupts above no task": ["var(--m2)", "falling"], "root group": ["var(--m3)", "dots"],
+  "kernel threads": ["var(--m1)", "solid"], "interrupts on idle CPUs": ["var(--m2)", "falling"], "root group": ["var(--m3)", "dots"],
   "other control groups": ["var(--m1)", "rising"], "tare itself": ["var(--c3)", "solid"], steal: ["var(--m2)", "grid"], unexplained: ["var(--m3)", "blank"],
   "application, without eBPF": ["var(--c1)", "solid"], "eBPF in task context": ["var(--c2)", "solid"], "eBPF in softirq": ["var(--c6)", "falling"],
   "eBPF, context not known": ["var(--c2)", "rising"], "not split: the samples do not say": ["var(--m3)", "blank"],

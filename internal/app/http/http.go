@@ -93,13 +93,13 @@ func listenError(address string, err error) error {
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
 		_, port, _ := net.SplitHostPort(address)
-		return fault.Wrap(err, fault.Machine, address, fmt.Sprintf("'ss -ltnp sport = :%s' names its holder; or use port 0 for a free one", port), "the port is taken")
+		return fault.Wrap(err, fault.Machine, address, fmt.Sprintf("'ss -ltnp sport = :%s' names its holder; or use port 0 for a free one", port), "the port is in use")
 	case errors.Is(err, unix.EADDRNOTAVAIL):
-		return fault.Wrap(err, fault.Machine, address, "'ip address' lists those it has", "this machine does not have the address")
+		return fault.Wrap(err, fault.Machine, address, "'ip address' lists those it has", "this machine does not have that address")
 	case errors.Is(err, unix.EACCES):
-		return fault.Wrap(err, fault.Machine, address, "use a port above 1023, or run as root", "the port is not allowed")
+		return fault.Wrap(err, fault.Machine, address, "use a port above 1023, or run as root", "no permission to use this port")
 	}
-	return fault.Wrap(err, fault.Usage, address, "give it as host:port, like 127.0.0.1:0", "cannot listen there")
+	return fault.Wrap(err, fault.Usage, address, "give it as host:port, like 127.0.0.1:0", "cannot listen on this address")
 }
 
 // handler echoes a body, or answers with one of the size that was asked for.

@@ -36,7 +36,7 @@ func makePair(name, inside string, pid int) error {
 	case errors.Is(err, unix.EPERM):
 		return fault.Wrap(err, fault.Machine, name, "run as root", "no permission to make network interfaces")
 	}
-	return fault.Wrap(err, fault.Machine, name, "", "cannot make a pair of virtual interfaces")
+	return fault.Wrap(err, fault.Machine, name, "", "cannot create a pair of virtual interfaces")
 }
 
 // configure gives the interface of that name an address and, unless it is empty, an alias, and sets it up.
@@ -140,7 +140,7 @@ func freeNet() (netip.Prefix, error) {
 			return p, nil
 		}
 	}
-	return netip.Prefix{}, fault.New(fault.Machine, linkRange.String(), "remove a route or an address in that range", "this machine uses all of the addresses that local nodes could have")
+	return netip.Prefix{}, fault.New(fault.Machine, linkRange.String(), "remove a route or an address in that range", "all addresses that local nodes could have are in use on this machine")
 }
 
 // pair is the two addresses of node number i, from 0: this machine's and the node's.

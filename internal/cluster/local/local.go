@@ -84,7 +84,7 @@ type agent struct {
 // Start starts a coordinator and count nodes, and waits until they have joined; joined is called whenever their number changes.
 func Start(ctx context.Context, o Options, joined func(int)) (n *Nodes, err error) {
 	if o.Count < 1 || o.Count > MostNodes {
-		return nil, fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", MostNodes), "%d nodes cannot be on one machine", o.Count)
+		return nil, fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", MostNodes), "one machine cannot have %d nodes", o.Count)
 	}
 	n = &Nodes{o: o, agents: map[string]*agent{}}
 	if n.network, err = freeNet(); err != nil {

@@ -36,7 +36,7 @@ func MeasureStatsCost() (time.Duration, error) {
 		return 0, fmt.Errorf("reading the counters of an empty program: %w", err)
 	}
 	if info.RunCnt > 0 {
-		return 0, errors.New("somebody else has run statistics on already, so their cost cannot be told")
+		return 0, errors.New("run statistics are on already, so their cost cannot be measured")
 	}
 	stats, err := EnableStats()
 	if err != nil {

@@ -35,8 +35,8 @@ func syscallFeature() *feature.Probe {
 	return feature.New(feature.Status{
 		Name: "bpf-syscall", Required: true,
 		Needs: "CAP_SYS_ADMIN in the initial user namespace, CONFIG_BPF_SYSCALL",
-		Lost:  "all of eBPF: programs, maps, their run time and memory",
-		Mend:  "run as root on the host, or in a container that is privileged",
+		Lost:  "everything about eBPF: programs, maps, their run time and memory",
+		Mend:  "run as root on the host, or in a privileged container",
 	}, func() (string, error) {
 		if _, _, err := nextID(cmdProgGetNextID, 0); err != nil {
 			return "", fmt.Errorf("listing BPF programs: %w", err)
@@ -78,7 +78,7 @@ func btfFeature() *feature.Probe {
 	return feature.New(feature.Status{
 		Name:  "bpf-btf",
 		Needs: "CONFIG_DEBUG_INFO_BTF",
-		Lost:  "BPF iterators, and with them to whom maps are charged",
+		Lost:  "BPF iterators, and with them which control group pays for a map",
 		Mend:  "boot a kernel with CONFIG_DEBUG_INFO_BTF=y",
 	}, func() (string, error) {
 		types, err := iteratorTypes()
@@ -107,7 +107,7 @@ func holdersFeature(own func() *iterators) *feature.Probe {
 	return feature.New(feature.Status{
 		Name:  "bpf-holders",
 		Needs: "Linux 5.8 with BTF, CAP_BPF and CAP_PERFMON, the initial PID namespace, no lockdown for confidentiality",
-		Lost:  "speed: who holds programs and maps is read from /proc, at the cost of a system call for every open file",
+		Lost:  "speed: who holds programs and maps is read from /proc, with a system call for every open file",
 		Mend:  "boot a kernel with BTF; share the host's PID namespace",
 	}, func() (string, error) { return "iterator over the files of all tasks", own().filesErr })
 }
@@ -130,15 +130,15 @@ func mapBytesFeature() *feature.Probe {
 	return feature.New(feature.Status{
 		Name:  "bpf-map-bytes",
 		Needs: "Linux 6.4 for exact bytes",
-		Lost:  "the true size of maps: older kernels estimate it from the number of entries, and give 0 for ring buffers",
-		Mend:  "Linux 6.4 or newer",
+		Lost:  "the true size of maps: older kernels estimate it from the number of entries, and report 0 for ring buffers",
+		Mend:  "boot Linux 6.4 or newer",
 	}, func() (string, error) {
 		method, err := new(Inventory).probeBytesMethod()
 		if err != nil {
 			return "", err
 		}
 		if method != BytesExact {
-			return string(method), fmt.Errorf("this kernel tells %s", method)
+			return string(method), fmt.Errorf("this kernel reports %s", method)
 		}
 		return string(method), nil
 	})
@@ -148,7 +148,7 @@ func addressesFeature() *feature.Probe {
 	return feature.New(feature.Status{
 		Name:  "bpf-addresses",
 		Needs: "the JIT compiler (net.core.bpf_jit_enable), kernel.kptr_restrict below 2, no lockdown for confidentiality",
-		Lost:  "telling samples apart by program: run time is not split among control groups",
+		Lost:  "telling samples apart by program, so run time is not split by control group",
 		Mend:  "sysctl -w kernel.kptr_restrict=1 net.core.bpf_jit_enable=1",
 	}, func() (string, error) {
 		p, err := ebpf.NewProgram(nothing("tare_probe", nil))

@@ -133,13 +133,13 @@ func (v *Inventory) Snapshot() (*Snapshot, error) {
 	}
 	s := &Snapshot{Programs: programs, Maps: maps, Links: links}
 	if err := v.nameTargets(s); err != nil {
-		v.warn("bpf-targets", "what links hang on is not fully known: %v", err)
+		v.warn("bpf-targets", "what links are attached to is not fully known: %v", err)
 	}
 	if err := v.addHolders(s); err != nil {
-		v.warn("bpf-holders", "who holds programs and maps is not known: %v", err)
+		v.warn("bpf-holders", "which processes hold programs and maps is not known: %v", err)
 	}
 	if err := v.addCharges(s); err != nil {
-		v.warn("bpf-charges", "to whom maps are charged is not known: %v", err)
+		v.warn("bpf-charges", "which control groups pay for maps is not known: %v", err)
 	}
 	addUsers(s)
 	v.markOwn(s)
@@ -246,7 +246,7 @@ func (v *Inventory) readLinks() ([]Link, error) {
 		return err
 	})
 	if errors.Is(err, unix.EINVAL) {
-		v.warn("bpf-links", "this kernel cannot list links (Linux 5.8 can): what programs are attached to is known in part")
+		v.warn("bpf-links", "this kernel cannot list links (Linux 5.8 can): what programs are attached to is known only in part")
 		return nil, nil
 	}
 	return out, err

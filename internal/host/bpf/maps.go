@@ -79,7 +79,7 @@ func (v *Inventory) readMap(fd int) (Map, error) {
 		m.Inner = inner
 		switch {
 		case errors.Is(err, unix.EPERM):
-			v.warn("bpf-inner-maps", "map %d (%s) lets nobody read it: its inner maps are not known", m.ID, m.Name)
+			v.warn("bpf-inner-maps", "map %d (%s) cannot be read: its inner maps are not known", m.ID, m.Name)
 		case err != nil:
 			v.warn("bpf-inner-maps", "reading the inner maps of map %d (%s): %v", m.ID, m.Name, err)
 		case m.MaxEntries > maxInner:

@@ -34,7 +34,7 @@ func Features() []*feature.Probe {
 			Name:  "cgroup-memory",
 			Needs: "the memory controller, on v2 enabled in cgroup.subtree_control of the root",
 			Lost:  "memory by control group, and memory limits in experiments",
-			Mend:  "on v2: echo +memory > cgroup.subtree_control at the root; if the controller is not there, boot without cgroup_disable=memory",
+			Mend:  "on v2: echo +memory > cgroup.subtree_control at the root; if the controller is missing, boot without cgroup_disable=memory",
 		}, func(l *Layout) (string, error) { return probeController(l, "memory") }),
 		probe(feature.Status{
 			Name:  "cgroup-cpu",
@@ -46,7 +46,7 @@ func Features() []*feature.Probe {
 			Name:  "cgroup-memory-peak",
 			Needs: "the memory controller, on v2 Linux 5.19",
 			Lost:  "peak memory by control group",
-			Mend:  "on v2: a kernel from 5.19, with the memory controller enabled in cgroup.subtree_control of the root",
+			Mend:  "on v2: boot Linux 5.19 or newer, with the memory controller enabled in cgroup.subtree_control of the root",
 		}, probePeak),
 		probe(feature.Status{
 			Name:  "cgroup-create",

@@ -260,13 +260,13 @@ func probe() (string, error) {
 	t := Open()
 	defer t.Close()
 	if t.byKernel {
-		return "the kernel is asked (bpf_snprintf)", nil
+		return "from the kernel (bpf_snprintf)", nil
 	}
 	if _, err := t.Resolve([]uint64{0}); err != nil {
 		return "", err
 	}
 	if errors.Is(t.reason, unix.EPERM) {
-		return "/proc/kallsyms, at some 45 ms of CPU a time: " + unix.EPERM.Error(), nil
+		return "from /proc/kallsyms, at about 45 ms of CPU time per read: " + unix.EPERM.Error(), nil
 	}
-	return "/proc/kallsyms, at some 45 ms of CPU a time: " + t.reason.Error(), nil
+	return "from /proc/kallsyms, at about 45 ms of CPU time per read: " + t.reason.Error(), nil
 }

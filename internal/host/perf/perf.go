@@ -390,7 +390,7 @@ var (
 	HardwareCycles = feature.New(feature.Status{
 		Name:  "hardware-cycles",
 		Needs: "a performance counter of the CPU (bare metal, or a virtual machine with a virtual PMU)",
-		Lost:  "samples where interrupts are off; cpu-clock is used instead",
+		Lost:  "samples of code that runs with interrupts off; cpu-clock is used instead",
 		Mend:  "give the virtual machine a PMU",
 	}, func() (string, error) {
 		if err := tryOpen(newAttr(Cycles, DefaultHz, false)); err != nil {
@@ -401,8 +401,8 @@ var (
 	Cgroups = feature.New(feature.Status{
 		Name:  "sample-cgroup",
 		Needs: "PERF_SAMPLE_CGROUP: Linux 5.7 with CONFIG_CGROUP_PERF",
-		Lost:  "the exact control group of a sample on cgroup v2; the thread's group in /proc is used instead",
-		Mend:  "a newer kernel",
+		Lost:  "the exact control group of a sample on cgroup v2; the thread's group is read from /proc instead",
+		Mend:  "boot Linux 5.7 or newer with CONFIG_CGROUP_PERF",
 	}, func() (string, error) {
 		if err := tryOpen(newAttr(CPUClock, DefaultHz, true)); err != nil {
 			return "", fmt.Errorf("perf_event_open: %w", err)

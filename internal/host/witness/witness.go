@@ -513,7 +513,7 @@ func (w *Witness) Close() error {
 var Witnessing = feature.New(feature.Status{
 	Name:  "witness",
 	Needs: "perf_event_open for all CPUs and BPF programs on perf events with the kernel's types: root, CONFIG_DEBUG_INFO_BTF, Linux 5.11",
-	Lost:  "when a CPU stood still or was held by somebody else; stolen time inside idle time and inside the run time of eBPF programs",
+	Lost:  "when a CPU stood still or another task held it; stolen time inside idle time and inside the run time of eBPF programs",
 	Mend:  "run as root on Linux 5.11 or newer with BTF",
 }, func() (string, error) {
 	w, err := open(Options{})
@@ -524,7 +524,7 @@ var Witnessing = feature.New(feature.Status{
 	if err := w.Close(); err != nil {
 		return "", err
 	}
-	return strconv.Itoa(DefaultHz) + " looks per second and CPU, stolen time by the " + string(source), nil
+	return strconv.Itoa(DefaultHz) + " looks per second and CPU, stolen time from the " + string(source), nil
 })
 
 // Features are the probes of this package.

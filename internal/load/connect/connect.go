@@ -152,7 +152,7 @@ func (l *Load) peerOf() (ip uint32, port uint16) {
 // Run connects by the schedule, in closed loop, and says what came of it. Connections count that begin in the window.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // nothing is allocated in the loop

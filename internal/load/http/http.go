@@ -122,7 +122,7 @@ func (o *Options) complete() error {
 	case len(o.Targets) == 0:
 		return usage("url", "give one like http://127.0.0.1:8080/", "there is nothing to put under load")
 	case o.Rate < 0 || o.Rate > 1e8 || o.Rate != o.Rate:
-		return usage("rate", "give requests per second, or 0 for closed loop", "%g is no rate", o.Rate)
+		return usage("rate", "give requests per second, or 0 for closed loop", "%g is not a valid rate", o.Rate)
 	case o.Connections < 1 || o.Connections > 1_000_000:
 		return usage("connections", "give 1 to 1000000", "%d connections make no load", o.Connections)
 	case uint64(o.Connections)+spare > files.Cur:
@@ -383,7 +383,7 @@ func (g *Generator) Ready() Ready {
 // Run makes the load by the schedule and returns what it measured. It ends early with the context's error. A generator runs once.
 func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
 	// Nothing is allocated during the run, so there is nothing to collect; a limit stands guard against hostile servers.
 	runtime.GC()

@@ -84,7 +84,7 @@ func (p *Probe) Ready() Ready { return Ready{CPUs: p.cpus, Interval: p.interval.
 // early with the context's error.
 func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
 	// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a delay of the machine.
 	runtime.GC()

@@ -163,7 +163,7 @@ func connect(to netip.AddrPort) (peer netip.AddrPort, err error) {
 // nobody: by it a data plane knows that all before it have been.
 func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
 	// Garbage is collected between changes alone: while one is under way, that would look like a slow data plane.
 	runtime.GC()

@@ -74,11 +74,11 @@ func (o *Options) check() error {
 	case o.Args < NoArgs || o.Args > maxArgs:
 		return fault.New(fault.Usage, "--args", fmt.Sprintf("give 0 to %d", maxArgs), "%d bytes of arguments cannot be kept", o.Args)
 	case !validRing(o.Ring):
-		return fault.New(fault.Usage, "--ring", "give 64KiB, 1MiB or another power of two up to 1GiB", "a ring buffer cannot have %d bytes", o.Ring)
+		return fault.New(fault.Usage, "--ring", "give 64KiB, 1MiB or another power of two up to 1GiB", "%d bytes is not a valid size of a ring buffer", o.Ring)
 	case o.Latency < time.Millisecond || o.Latency > maxLatency:
 		return fault.New(fault.Usage, "--latency", "give 1ms to 1s", "%s is not a time that events can wait", o.Latency)
 	case o.For < 0:
-		return fault.New(fault.Usage, "--for", "give a time such as 10s", "%s is no time to run for", o.For)
+		return fault.New(fault.Usage, "--for", "give a time such as 10s", "%s is not a valid time to run", o.For)
 	}
 	return nil
 }
@@ -287,7 +287,7 @@ func (t *tracer) write() {
 
 func (t *tracer) fail(err error) {
 	if t.failed == nil {
-		t.failed = fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else", "events cannot be written any more")
+		t.failed = fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else", "cannot write events any more")
 	}
 }
 

@@ -165,7 +165,7 @@ func (k *kernel) close() error {
 func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 	var fstype unix.Statfs_t
 	if err := unix.Statfs(dir, &fstype); err != nil {
-		return nil, fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it", "there is no such control group")
+		return nil, fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it", "no such control group")
 	}
 	if fstype.Type != unix.CGROUP2_SUPER_MAGIC {
 		h, ok := l.V2()
@@ -198,7 +198,7 @@ func explain(err error) error {
 	case errors.Is(err, unix.ENOMEM):
 		return fault.Wrap(err, fault.Machine, "exectrace", "lower --ring, or raise the memory limit of the control group it runs in", "no memory")
 	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, fs.ErrNotExist):
-		return fault.Wrap(err, fault.Machine, "exectrace", "boot one that has it: "+needs, "this kernel lacks what the tracer is made of")
+		return fault.Wrap(err, fault.Machine, "exectrace", "boot one that has it: "+needs, "this kernel lacks what the tracer needs")
 	}
 	return fault.Wrap(err, fault.Machine, "exectrace", needs, "it cannot be loaded here")
 }

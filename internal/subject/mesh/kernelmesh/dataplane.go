@@ -296,7 +296,7 @@ func (d *DataPlane) Close() error {
 func checkCgroup(dir string, allowRoot bool) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
-		return fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it", "there is no such control group")
+		return fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it", "no such control group")
 	}
 	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
 		mount := cgroup2Mount()

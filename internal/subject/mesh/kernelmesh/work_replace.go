@@ -93,7 +93,7 @@ const slowest = int64(10 * time.Minute)
 func (r *replacer) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	defer r.page.Close()
 	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
 	runtime.GC()
 	thread, err := pace.LockThread(0)

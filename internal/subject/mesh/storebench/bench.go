@@ -131,7 +131,7 @@ func question(i int) mesh.Question {
 // case, though the window be too short for the store to come to it.
 func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
 	runtime.GC()
 	w := newWindow(s)

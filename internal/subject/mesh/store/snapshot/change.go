@@ -30,7 +30,7 @@ func (s *Store) plan(change *mesh.Change) error {
 			return store.TooLarge(l.Name[:64], "its name has %d bytes; a name can have %d", len(l.Name), maxName)
 		}
 		if !l.Address.IsValid() {
-			return fault.New(fault.Usage, l.Name, "give it one", "a listener without an address")
+			return fault.New(fault.Usage, l.Name, "give it one", "the listener has no address")
 		}
 		from := len(s.planned)
 		if err := s.appendRules(l); err != nil {

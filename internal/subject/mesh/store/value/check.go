@@ -101,7 +101,7 @@ func (s *values) checkListeners(change *mesh.Change) error {
 	}
 	for _, l := range change.Listeners {
 		if !l.Address.Addr().IsValid() {
-			return fault.New(fault.Usage, l.Name, "give it an IP address", "a listener without an address")
+			return fault.New(fault.Usage, l.Name, "give it an IP address", "the listener has no address")
 		}
 		key := keyOf(l)
 		if other, ok := p.keys[key]; ok {

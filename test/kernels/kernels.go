@@ -1,0 +1,329 @@
+// Package kernels holds what the tests found on each kind of machine that they run on, and writes docs/kernels.md from
+// it. The record is docs/kernels.json: which features `tare doctor` found, by kernel and by layout of the control
+// groups. The tests that boot virtual machines hold it against what they find; TARE_KERNELS=update has them write it.
+package kernels
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"tare/internal/host/feature"
+	"tare/test/binary"
+)
+
+// UpdateVariable is the environment variable that has tests write what they find, when it is "update".
+const UpdateVariable = "TARE_KERNELS"
+
+// Machine is a kind of machine that tests ran on.
+type Machine struct {
+	Kernel   string          `json:"kernel"`   // its first two numbers, such as "6.1"
+	Mode     string          `json:"mode"`     // layout of the control groups: v1, v2, hybrid or none
+	Lockdown string          `json:"lockdown"` // as doctor tells it
+	Features map[string]bool `json:"features"` // whether it was found, by name
+}
+
+func (m *Machine) name() string { return m.Kernel + " " + m.Mode }
+
+// diagnosis is the part of tare.doctor/v1 that is recorded.
+type diagnosis struct {
+	Machine struct {
+		Kernel   string
+		Lockdown string
+	}
+	Features []feature.Status
+}
+
+// Parse reads a machine out of what `tare doctor --json` prints on it.
+func Parse(doctor []byte, mode string) (*Machine, error) {
+	var d diagnosis
+	if err := json.Unmarshal(doctor, &d); err != nil {
+		return nil, fmt.Errorf("reading what doctor says: %w", err)
+	}
+	if len(d.Features) == 0 {
+		return nil, fmt.Errorf("doctor names no features")
+	}
+	numbers := strings.SplitN(d.Machine.Kernel, ".", 3)
+	if len(numbers) < 3 {
+		return nil, fmt.Errorf("%q is not the release of a kernel", d.Machine.Kernel)
+	}
+	m := &Machine{
+		Kernel: numbers[0] + "." + numbers[1], Mode: mode,
+		Lockdown: d.Machine.Lockdown, Features: map[string]bool{},
+	}
+	for _, s := range d.Features {
+		m.Features[s.Name] = s.Available
+	}
+	return m, nil
+}
+
+var mu sync.Mutex // tests run side by side, and all write one file
+
+// Check compares what was found on a machine with the record, and lists what differs; nil where that is nothing. A
+// machine of a kind that the record does not have is ErrUnknown. With TARE_KERNELS=update it writes instead.
+func Check(found *Machine) (differs []string, err error) {
+	mu.Lock()
+	defer mu.Unlock()
+	all, err := Read()
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(all, func(m *Machine) bool { return m.name() == found.name() })
+	if os.Getenv(UpdateVariable) == "update" {
+		if i < 0 {
+			all = append(all, found)
+		} else {
+			all[i] = found
+		}
+		return nil, write(all)
+	}
+	if i < 0 {
+		return nil, fmt.Errorf("%w: %s", ErrUnknown, found.name())
+	}
+	known := all[i]
+	names := slices.Sorted(maps.Keys(found.Features))
+	for name := range known.Features {
+		if _, there := found.Features[name]; !there {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		was, recorded := known.Features[name]
+		is, there := found.Features[name]
+		if was != is || recorded != there {
+			differs = append(differs, fmt.Sprintf("%s on %s: recorded %s, found %s",
+				name, found.name(), said(was, recorded), said(is, there)))
+		}
+	}
+	return differs, nil
+}
+
+// ErrUnknown is wrapped by the error of Check for a machine of a kind that is not in the record.
+var ErrUnknown = fmt.Errorf("no such machine is in docs/kernels.json")
+
+func said(available, there bool) string {
+	switch {
+	case !there:
+		return "nothing"
+	case available:
+		return "yes"
+	}
+	return "no"
+}
+
+func path(name string) (string, error) {
+	root, err := binary.Root()
+	return filepath.Join(root, "docs", name), err
+}
+
+// Read reads the record. A file that is not there has no machines.
+func Read() ([]*Machine, error) {
+	file, err := path("kernels.json")
+	if err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(file)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the record of kernels: %w", err)
+	}
+	var all []*Machine
+	if err := json.Unmarshal(data, &all); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", file, err)
+	}
+	return all, nil
+}
+
+func write(all []*Machine) error {
+	slices.SortFunc(all, compare)
+	file, err := path("kernels.json")
+	if err != nil {
+		return err
+	}
+	data, err := json.MarshalIndent(all, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(data, '\n'), 0o644)
+}
+
+// compare orders machines by kernel, then by layout as people meet them.
+func compare(a, b *Machine) int {
+	if d := slices.Compare(numbers(a.Kernel), numbers(b.Kernel)); d != 0 {
+		return d
+	}
+	order := []string{"v2", "hybrid", "v1", "none"}
+	return slices.Index(order, a.Mode) - slices.Index(order, b.Mode)
+}
+
+func numbers(kernel string) []int {
+	var major, minor int
+	_, _ = fmt.Sscanf(kernel, "%d.%d", &major, &minor) // a release that is none sorts first
+	return []int{major, minor}
+}
+
+// Method is something that Tare does, and the tests that show it, by machine.
+type Method struct {
+	Name  string
+	Shown map[string][]string // names of tests by machine, with refused behind those that show a clear refusal
+}
+
+// The machines, as the tests have them.
+const (
+	old2, oldHybrid, old1, oldNone = "6.1 v2", "6.1 hybrid", "6.1 v1", "6.1 none"
+	newHybrid                      = "6.18 hybrid"
+)
+
+// refused marks a test that shows a clear error instead of the method.
+const refused = " (refused)"
+
+// Methods are what Tare does that tests show on some machine: those of test/vm on 6.1, those of test/e2e on 6.18.
+var Methods = []Method{
+	{"a ledger whose CPU budget adds up (`tare weigh`)", map[string][]string{
+		old2: {"TestCgroupModes"}, oldHybrid: {"TestCgroupModes"}, old1: {"TestCgroupModes"},
+		oldNone: {"TestNoCgroups" + refused}, newHybrid: {"TestBudgetClosesUnderLoad"},
+	}},
+	{"eBPF time split by control group", map[string][]string{
+		old2: {"TestShares"}, newHybrid: {"TestPlantedWeight"},
+	}},
+	{"the reference data plane (`tare subject kernelmesh`)", map[string][]string{
+		old2: {"TestKernelmesh"}, newHybrid: {"TestBuiltIns"},
+	}},
+	{"an experiment (`tare run`)", map[string][]string{
+		old2: {"TestQuickstart"}, newHybrid: {"TestRun", "TestBuiltIns"},
+	}},
+	{"weighing a tracer (load `exec`)", map[string][]string{
+		old2: {"TestTrace"}, newHybrid: {"TestBpftrace", "TestBuiltIns"},
+	}},
+	{"nodes that join over the network (`tare node`)", map[string][]string{
+		old2: {"TestNodes"}, newHybrid: {"TestNode"},
+	}},
+	{"nodes on one machine (`--local-nodes`)", map[string][]string{
+		old2: {"TestNodes" + refused}, newHybrid: {"TestLocalNodes"},
+	}},
+	{"without root, an error that says what is needed", map[string][]string{
+		old2: {"TestUnprivileged"}, newHybrid: {"TestRunNotRoot"},
+	}},
+}
+
+// directory is where the tests of a machine are, below the top of the source.
+func directory(machine string) string {
+	if machine == newHybrid {
+		return "test/e2e"
+	}
+	return "test/vm"
+}
+
+// Write writes docs/kernels.md.
+func Write(w io.Writer, all []*Machine, features []feature.Status) error {
+	slices.SortFunc(all, compare)
+	var b bytes.Buffer
+	b.WriteString(`# Kernels
+
+Where Tare was tested, and what each part of it needs. This page is made from the declarations in the source and from
+what tests found (docs/kernels.json):
+
+    go test ./internal/cli -run TestKernelsPage -update
+
+What is not on it is not known to work, and not known to fail. ` + "`tare doctor`" + ` tries each feature out on the
+machine at hand.
+
+Tare needs root, Linux 5.8 or newer and control groups, v1, v2 or both (hybrid). Linux 6.1 is Debian 12's cloud kernel
+in a virtual machine that QEMU emulates (` + "`test/vm`" + `). Linux 6.18 is the kernel that Tare is developed on, in a
+Firecracker virtual machine without a performance counter, where all other tests run. No other kernel was tested.
+
+## What tests showed
+
+A name is that of the test; "refused" means that the test shows a clear error with its remedy. A dash: no test shows it
+there.
+
+| what |`)
+	for _, m := range all {
+		fmt.Fprintf(&b, " %s |", m.name())
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(all)) + "\n")
+	for _, method := range Methods {
+		fmt.Fprintf(&b, "| %s |", method.Name)
+		for _, m := range all {
+			b.WriteString(" " + shown(method.Shown[m.name()]) + " |")
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString(`
+## Features
+
+What ` + "`tare doctor`" + ` found on each. A feature that is missing here may be there on another machine with the same
+kernel: hardware counters belong to the machine, lockdown is a choice, and the emulated machines have no modules loaded.
+
+| feature |`)
+	for _, m := range all {
+		fmt.Fprintf(&b, " %s |", m.name())
+	}
+	b.WriteString(" needs | without it is lost |\n|---|" + strings.Repeat("---|", len(all)) + "---|---|\n")
+	for _, s := range features {
+		name := "`" + s.Name + "`"
+		if s.Required {
+			name += " (required)"
+		}
+		fmt.Fprintf(&b, "| %s |", name)
+		for _, m := range all {
+			available, there := m.Features[s.Name]
+			b.WriteString(" " + strings.ReplaceAll(said(available, there), "nothing", "-") + " |")
+		}
+		fmt.Fprintf(&b, " %s | %s |\n", s.Needs, s.Lost)
+	}
+	b.WriteString("\nLockdown by machine, as the kernel tells it:")
+	for i, m := range all {
+		mark := ";"
+		if i == len(all)-1 {
+			mark = "."
+		}
+		lockdown := m.Lockdown
+		if lockdown == "" {
+			lockdown = "not known"
+		}
+		fmt.Fprintf(&b, "\n%s %s%s", m.name(), lockdown, mark)
+	}
+	b.WriteString("\n")
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+func shown(tests []string) string {
+	if len(tests) == 0 {
+		return "-"
+	}
+	var cells []string
+	for _, t := range tests {
+		name, no := strings.CutSuffix(t, refused)
+		cell := "`" + name + "`"
+		if no {
+			cell = "refused: " + cell
+		}
+		cells = append(cells, cell)
+	}
+	return strings.Join(cells, ", ")
+}
+
+// Tests are the names of the tests that Methods rests on, by the directory that they are in.
+func Tests() map[string][]string {
+	names := map[string][]string{}
+	for _, m := range Methods {
+		for machine, tests := range m.Shown {
+			for _, t := range tests {
+				dir := directory(machine)
+				names[dir] = append(names[dir], strings.TrimSuffix(t, refused))
+			}
+		}
+	}
+	return names
+}
