@@ -54,7 +54,8 @@ func TestLoadWrite(t *testing.T) {
 		return ran(t, append([]string{"load", "write", "--directory", dir}, args...)...)
 	}
 	out, err := run("--mode", "closed", "--workers", "1", "--duration", "300ms")
-	if err != nil || !strings.HasPrefix(out, "closed loop for 0.3s, 1 worker\n") || !strings.Contains(out, "\nlatency: p50 ") {
+	if err != nil || !strings.HasPrefix(out, "closed loop for 0.3s, 1 worker\n") ||
+		!strings.Contains(out, "\nlatency: p50 ") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, err = run("--rate", "100", "--arrivals", "constant", "--duration", "300ms", "--json")

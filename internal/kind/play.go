@@ -33,8 +33,8 @@ func Command(r Role, g Guest, at Site) ([]string, error) {
 	return []string{PlayCommand, string(r), name, string(site)}, nil
 }
 
-// Play is the body of PlayCommand: it has the guest that args name play on conn. Its errors are of code fault.Usage where
-// args are none that Command gives, and otherwise the guest's.
+// Play is the body of PlayCommand: it has the guest that args name play on conn. Its errors are of code fault.Usage
+// where args are none that Command gives, and otherwise the guest's.
 func Play(ctx context.Context, conn *role.Conn, args []string) error {
 	wrong := func(format string, a ...any) error {
 		return fault.New(fault.Usage, PlayCommand, "tare calls this command itself", format, a...)

@@ -45,6 +45,7 @@ func withBinary(run func() int) int {
 
 // command is one start of tare.
 type command struct {
+	binary  string // another than the one under test
 	args    []string
 	dir     string        // working directory; a fresh one when empty
 	env     []string      // added to the test's own
@@ -90,7 +91,7 @@ func (c command) start(t *testing.T) *process {
 	p := &process{done: make(chan struct{}), timeout: cmp.Or(c.timeout, time.Minute)}
 	ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
 	p.expired = func() bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
-	p.cmd = exec.CommandContext(ctx, bin, c.args...)
+	p.cmd = exec.CommandContext(ctx, cmp.Or(c.binary, bin), c.args...)
 	p.cmd.Dir = cmp.Or(c.dir, t.TempDir())
 	p.cmd.Env = append(os.Environ(), c.env...)
 	p.cmd.Stdin = strings.NewReader(c.stdin)

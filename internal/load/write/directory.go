@@ -46,10 +46,12 @@ func newDirectory(parent string) (*directory, error) {
 }
 
 func cannotMake(err error, path string) error {
-	return fault.Wrap(err, fault.Machine, path, "give a directory that can be written", "the load has no place for its files")
+	return fault.Wrap(err, fault.Machine, path, "give a directory that can be written",
+		"the load has no place for its files")
 }
 
-// openDirectory opens and locks the directory at a path. It is fs.ErrNotExist where the directory was removed meanwhile.
+// openDirectory opens and locks the directory at a path. It is fs.ErrNotExist where the directory was removed
+// meanwhile.
 func openDirectory(path string, lock int) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -82,8 +84,8 @@ func (d *directory) close() error {
 	return err
 }
 
-// remove empties the directory open at fd, closes it, and removes it from its path. It follows no link, and what is gone
-// already is no error.
+// remove empties the directory open at fd, closes it, and removes it from its path. It follows no link, and what is
+// gone already is no error.
 func remove(path string, fd int) error {
 	dir := os.NewFile(uintptr(fd), path)
 	names, err := dir.Readdirnames(-1)
@@ -106,9 +108,9 @@ func gone(err error) error {
 	return err
 }
 
-// Clean removes what loads that were killed left behind in a directory, or in the system's for temporary files where that
-// is empty, and gives the paths that it removed. A directory that a living load holds is left alone, and so is everything
-// that is not of this user and named as loads name theirs.
+// Clean removes what loads that were killed left behind in a directory, or in the system's for temporary files where
+// that is empty, and gives the paths that it removed. A directory that a living load holds is left alone, and so is
+// everything that is not of this user and named as loads name theirs.
 func Clean(parent string) (removed []string, err error) {
 	if parent == "" {
 		parent = os.TempDir()

@@ -44,8 +44,8 @@ type failure struct {
 	errno unix.Errno
 }
 
-// String is the kind of a failure, as results have it: "write ENOSPC". A write that the file system took a part of only,
-// which it does where room ends in the middle, is "write short".
+// String is the kind of a failure, as results have it: "write ENOSPC". A write that the file system took a part of
+// only, which it does where room ends in the middle, is "write short".
 func (f failure) String() string {
 	if f.errno == 0 {
 		return f.step + " short"

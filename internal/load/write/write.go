@@ -2,23 +2,23 @@
 // takes it: the reference workload of what makes system calls into a file system. It runs as a process of its own
 // (tare load write), with threads that each have one write under way at most.
 //
-// A write is one write(2) of a fixed size at the end of a file, and the fsync(2) or fdatasync(2) after it where those are
-// asked for; it is done when the last of them has returned. Latency runs from the intended start, service time from the
-// actual one. In open loop whichever thread is free takes the next start of the schedule, so one that waits for the disk
-// holds up no other.
+// A write is one write(2) of a fixed size at the end of a file, and the fsync(2) or fdatasync(2) after it where those
+// are asked for; it is done when the last of them has returned. Latency runs from the intended start, service time from
+// the actual one. In open loop whichever thread is free takes the next start of the schedule, so one that waits for the
+// disk holds up no other.
 //
 // # Files
 //
 // All files are in a directory of the load's own, made below Options.Directory and removed with everything in it in the
-// end. Each thread fills one file after the other, a few of them in turn: what was written first is cut off when its file
-// comes round again, so that all files together never hold more than Options.Limit. Opening and cutting off is a part of
-// the write that needs the next file.
+// end. Each thread fills one file after the other, a few of them in turn: what was written first is cut off when its
+// file comes round again, so that all files together never hold more than Options.Limit. Opening and cutting off is a
+// part of the write that needs the next file.
 //
 // The directory is locked (flock(2)) while the load lives. The kernel gives the lock back however the process ends, so
 // what a killed load has left behind can be told from what is in use: Clean removes it, and so does the next load.
 //
-// Without sync a write ends in the page cache. The kernel writes it to the disk in its own time, or never, where the file
-// is cut off before; until then it is memory of the load's control group.
+// Without sync a write ends in the page cache. The kernel writes it to the disk in its own time, or never, where the
+// file is cut off before; until then it is memory of the load's control group.
 package write
 
 import (
@@ -166,8 +166,9 @@ func (l *Load) Close() error {
 	return errors.Join(append(errs, l.dir.close())...)
 }
 
-// Run writes by the schedule and says what came of it. Those writes count that are intended in the window. A file system
-// that refuses is no error of the run: the result has its refusals, by kind. Run ends early with the context's error.
+// Run writes by the schedule and says what came of it. Those writes count that are intended in the window. A file
+// system that refuses is no error of the run: the result has its refusals, by kind. Run ends early with the context's
+// error.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
@@ -218,8 +219,8 @@ func (l *Load) logged(s role.Schedule) int {
 	return int(most)
 }
 
-// next is when the next write is to begin, for a worker that is free; false when there is none in the window any more. In
-// closed loop that is at once, or when the worker has rested.
+// next is when the next write is to begin, for a worker that is free; false when there is none in the window any more.
+// In closed loop that is at once, or when the worker has rested.
 func (l *Load) next(rested int64) (at int64, ok bool) {
 	if l.arrivals == nil {
 		at = max(pace.Now(), l.begin, rested)
