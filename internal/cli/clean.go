@@ -9,6 +9,7 @@ import (
 
 	"tare/internal/cluster/local"
 	"tare/internal/host/cgroup"
+	"tare/internal/load/write"
 	"tare/internal/placement"
 )
 
@@ -18,9 +19,10 @@ func newClean() *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
-		Long: `Remove what killed runs left behind: their control groups, the network interfaces of local nodes and, should any have
-outlived them, their processes. Runs that are under way and everything that is not Tare's own are left alone. Programs
-and maps of a subject go with its process. 'tare run' does the same before it begins.`,
+		Long: `Remove what killed runs left behind: their control groups, the network interfaces of local nodes, files of loads
+in the system's directory for temporary ones and, should any have outlived them, their processes. Runs that are under
+way and everything that is not Tare's own are left alone. Programs and maps of a subject go with its process.
+'tare run' does the same before it begins.`,
 		Example: `  tare clean`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -40,15 +42,17 @@ and maps of a subject go with its process. 'tare run' does the same before it be
 // cleaned is what was removed of runs that have ended.
 type cleaned struct {
 	placement.Report
-	Links []string
+	Links       []string
+	Directories []string
 }
 
 // cleanUp removes all that is left of runs that have ended.
 func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
 	r.Report, err = placement.Clean(layout)
 	links, err2 := local.Clean(layout)
-	r.Links = links
-	return r, errors.Join(err, err2)
+	directories, err3 := write.Clean("")
+	r.Links, r.Directories = links, directories
+	return r, errors.Join(err, err2, err3)
 }
 
 // cleanUpFirst does that before something begins, to which it is no obstacle if it fails.
@@ -71,7 +75,10 @@ func printCleaned(w io.Writer, r cleaned) error {
 	for _, l := range r.Links {
 		fmt.Fprintf(w, "removed the network interface %s\n", l)
 	}
-	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links) == 0 {
+	for _, d := range r.Directories {
+		fmt.Fprintf(w, "removed the directory %s\n", printable(d))
+	}
+	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links)+len(r.Directories) == 0 {
 		_, err := fmt.Fprintln(w, "nothing to remove")
 		return err
 	}

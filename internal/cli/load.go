@@ -35,7 +35,7 @@ func newLoad() *cobra.Command {
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newLoadHTTP(), newLoadProbe(), newLoadConnect(), newLoadPush(), newLoadExec())
+	cmd.AddCommand(newLoadHTTP(), newLoadProbe(), newLoadConnect(), newLoadPush(), newLoadExec(), newLoadWrite())
 	return cmd
 }
 

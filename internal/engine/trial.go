@@ -324,7 +324,7 @@ func inParallel(parts map[string]*kind.Part, do func(string, *kind.Part) error) 
 }
 
 func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) error {
-	argv, err := x.argv(part, kind.Site{})
+	argv, err := x.argv(kind.Application, part, kind.Site{})
 	if err != nil {
 		return err
 	}
@@ -356,7 +356,7 @@ func (x *trial) startSubject(ctx context.Context) error {
 	if s, ok := x.own.(kind.Starter); ok {
 		return s.Start(ctx)
 	}
-	argv, err := x.argv(x.subject, kind.Site{})
+	argv, err := x.argv(kind.Subject, x.subject, kind.Site{})
 	if err != nil {
 		return err
 	}
@@ -390,7 +390,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 		}
 		at.Served = true
 	}
-	argv, err := x.argv(part, at)
+	argv, err := x.argv(kind.Load, part, at)
 	if err != nil {
 		return err
 	}
@@ -417,12 +417,12 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 }
 
 // argv is the command line that starts a part at a site, as a role of this binary.
-func (x *trial) argv(part *kind.Part, at kind.Site) ([]string, error) {
-	c, ok := part.Kind.(kind.Commander)
-	if !ok {
-		return nil, fmt.Errorf("%s says no way to start it", part.Name())
+func (x *trial) argv(as kind.Role, part *kind.Part, at kind.Site) ([]string, error) {
+	command, err := kind.Command(as, part.Kind, at)
+	if err != nil {
+		return nil, err
 	}
-	return slices.Concat([]string{x.machine.Self}, c.Command(at), part.Options.Args(part.Settings())), nil
+	return slices.Concat([]string{x.machine.Self}, command, part.Options.Args(part.Settings())), nil
 }
 
 // begin tells the loads, and a subject that works, when to begin.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tare/internal/param"
+	"tare/internal/role"
 )
 
 // Role is what a guest is in an experiment.
@@ -50,13 +51,23 @@ type Commander interface {
 	Command(Site) []string
 }
 
+// Player is a guest whose process is the tare binary and needs no command of its own: Play is all that the process does.
+// It speaks the protocol of package role on conn (role.Play for an application, role.Work for a load and for a subject
+// that works) and returns when the parent has closed its end. The values are those of the guest's settings.
+//
+// The site has everything but Subject, which lives in the process that runs the trial. A load that needs it is a
+// Commander, which makes arguments of it.
+type Player interface {
+	Play(ctx context.Context, conn *role.Conn, at Site, v param.Values) error
+}
+
 // Site is what a guest's process is told of its surroundings.
 type Site struct {
-	Address string // of loads: where to go, host:port
-	Served  bool   // of loads: the subject serves that address, and takes it to this machine
-	Ready   []byte // of loads: what the application said of itself when it was ready, JSON
-	Seed    uint64 // of loads: for their arrivals
-	Subject any    // of loads: what the subject's Join gave; nil where the arm has none
+	Address string `json:"address,omitempty"` // of loads: where to go, host:port
+	Served  bool   `json:"served,omitempty"`  // of loads: the subject serves that address, and takes it to this machine
+	Ready   []byte `json:"ready,omitempty"`   // of loads: what the application said of itself when it was ready, JSON
+	Seed    uint64 `json:"seed,omitempty"`    // of loads: for their arrivals
+	Subject any    `json:"-"`                 // of loads: what the subject's Join gave; nil where the arm has none
 }
 
 // Checker checks the options of a guest together. Its error reads on after the part's place in the spec.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 )
 
 // Root is the top of the source tree: the nearest directory above the working directory that holds go.mod.
@@ -27,14 +28,15 @@ func Root() (string, error) {
 	}
 }
 
-// Build puts a static tare binary into dir and returns its path.
-func Build(dir string) (string, error) {
+// Build puts a static tare binary into dir and returns its path. Flags are further ones of go build.
+func Build(dir string, flags ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
 	out := filepath.Join(dir, "tare")
-	cmd := exec.Command("go", "build", "-trimpath", "-o", out, "./cmd/tare")
+	args := slices.Concat([]string{"build", "-trimpath", "-o", out}, flags, []string{"./cmd/tare"})
+	cmd := exec.Command("go", args...)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if msg, err := cmd.CombinedOutput(); err != nil {

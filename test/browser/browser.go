@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"tare/web"
 )
 
 // flags keep Chromium to the page: it asks nothing of the network for itself.
@@ -64,6 +66,19 @@ func Path() string {
 		}
 	}
 	return ""
+}
+
+// NeedCharts skips a test where reports have no charts for want of Node, with which they are built. Where there is Node they
+// must be built.
+func NeedCharts(t *testing.T) {
+	t.Helper()
+	if _, _, ok := web.Bundle(); ok {
+		return
+	}
+	if _, err := exec.LookPath("npm"); err != nil {
+		t.Skip("needs Node: the charts of the report are built with it")
+	}
+	t.Fatal("this machine has Node and the charts are not built: run make web")
 }
 
 // Start starts Chromium; nil where there is none.

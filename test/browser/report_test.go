@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"image/png"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"tare/internal/record"
 	"tare/internal/report"
 	"tare/test/browser"
-	"tare/web"
 )
 
 // chromium serves all tests here; nil where there is none.
@@ -44,7 +42,7 @@ var truth = analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5
 // page makes a run, alters it, and writes its report.
 func page(t *testing.T, truth analysistest.Truth, alter func(*record.Run, []record.Trial)) string {
 	t.Helper()
-	needBundle(t)
+	browser.NeedCharts(t)
 	run, trials := analysistest.Quickstart(truth)
 	for i := range trials {
 		furnish(&trials[i])
@@ -65,17 +63,6 @@ func page(t *testing.T, truth analysistest.Truth, alter func(*record.Run, []reco
 		t.Fatal(err)
 	}
 	return path
-}
-
-func needBundle(t *testing.T) {
-	t.Helper()
-	if _, _, ok := web.Bundle(); ok {
-		return
-	}
-	if _, err := exec.LookPath("npm"); err != nil {
-		t.Skip("needs Node: the charts of the report are built with it")
-	}
-	t.Fatal("this machine has Node and the charts are not built: run make web")
 }
 
 // furnish gives a trial a budget and groups as a real one has.

@@ -1,0 +1,174 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	// paths matches what a page says is in the tree.
+	paths = regexp.MustCompile(`\b(?:cmd|docs|experiments|internal|test|web)/[A-Za-z0-9_./-]*[A-Za-z0-9_]`)
+	// functions matches a function, or a method with the type that it is of.
+	functions = regexp.MustCompile("`((?:[A-Za-z]+\\.)?[A-Za-z]+)\\(\\)`(\\s+in\\s+`([^`]+)`)?")
+)
+
+// TestPathsExist: what pages for developers say is in the tree is there.
+func TestPathsExist(t *testing.T) {
+	for _, page := range []string{"architecture.md", "extending.md", "development.md"} {
+		found := paths.FindAllString(read(t, page), -1)
+		for _, path := range found {
+			if isOfExample(path) || strings.HasPrefix(path, "test/.cache") || path == "web/dist" {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join("..", path)); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+		if len(found) == 0 {
+			t.Errorf("%s names no path: this looks for them in the wrong way", page)
+		}
+	}
+}
+
+// isOfExample is of the folders that the example in extending.md adds.
+func isOfExample(path string) bool {
+	return strings.HasPrefix(path, "internal/load/checksum") || strings.HasPrefix(path, "internal/subject/ballast")
+}
+
+// TestFunctionsExist: every function that the page names is declared in the file that it names with it.
+func TestFunctionsExist(t *testing.T) {
+	declared := map[string]map[string]bool{}
+	found := functions.FindAllStringSubmatch(read(t, "architecture.md"), -1)
+	for _, m := range found {
+		name, file := m[1], m[3]
+		if file == "" {
+			t.Errorf("%s() stands without its file: write `%s()` in `path`", name, name)
+			continue
+		}
+		if declared[file] == nil {
+			declared[file] = declarations(t, filepath.Join("..", file))
+		}
+		if !declared[file][name] {
+			t.Errorf("%s does not declare %s", file, name)
+		}
+	}
+	if len(found) < 30 {
+		t.Errorf("only %d functions were looked at", len(found))
+	}
+}
+
+// declarations are the functions of a file, and its methods by type and name.
+func declarations(t *testing.T, path string) map[string]bool {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Error(err)
+		return map[string]bool{}
+	}
+	names := map[string]bool{}
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		name := f.Name.Name
+		if f.Recv != nil {
+			of := f.Recv.List[0].Type
+			if pointer, ok := of.(*ast.StarExpr); ok {
+				of = pointer.X
+			}
+			if id, ok := of.(*ast.Ident); ok {
+				name = id.Name + "." + name
+			}
+		}
+		names[name] = true
+	}
+	return names
+}
+
+// TestArrows: every arrow in the picture of packages is an import.
+func TestArrows(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", "{{.ImportPath}} {{join .Imports \" \"}}", "../...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	picture, _, _ := strings.Cut(read(t, "architecture.md"), "## The way of data")
+	boxes := map[string][]string{} // import paths by name
+	for _, m := range regexp.MustCompile(`(\w+)\["([^"]+)"\]`).FindAllStringSubmatch(picture, -1) {
+		for _, path := range paths.FindAllString(m[2], -1) {
+			boxes[m[1]] = append(boxes[m[1]], "tare/"+path)
+		}
+	}
+	imports := func(from, to []string) bool {
+		for line := range strings.Lines(string(out)) {
+			f := strings.Fields(line)
+			if slices.ContainsFunc(f[1:], within(to)) && within(from)(f[0]) {
+				return true
+			}
+		}
+		return false
+	}
+	arrow := regexp.MustCompile(`(\w+)(?:\["[^"]+"\])? --> (\w+)`)
+	found := arrow.FindAllStringSubmatch(picture, -1)
+	for _, m := range found {
+		if !imports(boxes[m[1]], boxes[m[2]]) {
+			t.Errorf("%v imports nothing of %v", boxes[m[1]], boxes[m[2]])
+		}
+	}
+	if len(found) < 15 {
+		t.Errorf("only %d arrows were looked at", len(found))
+	}
+}
+
+// within reports whether a package is one of some, or below one.
+func within(all []string) func(string) bool {
+	return func(pkg string) bool {
+		return slices.ContainsFunc(all, func(p string) bool { return pkg == p || strings.HasPrefix(pkg, p+"/") })
+	}
+}
+
+// TestLinks: every page of a link between pages is there, with the heading that the link goes to.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([A-Za-z0-9_/.-]*)(#[a-z0-9-]+)?\)`)
+	for _, page := range []string{"architecture.md", "extending.md"} {
+		for _, m := range link.FindAllStringSubmatch(read(t, page), -1) {
+			target := m[1]
+			if target == "" {
+				target = page
+			}
+			text := read(t, target)
+			if m[2] != "" && !headings(text)[m[2]] {
+				t.Errorf("%s: %s has no heading %s", page, target, m[2])
+			}
+		}
+	}
+}
+
+// headings are the anchors of a page, as GitHub makes them.
+func headings(text string) map[string]bool {
+	all := map[string]bool{}
+	for line := range strings.Lines(text) {
+		if title, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && strings.HasPrefix(line, "#") {
+			keep := regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), "")
+			all["#"+strings.ReplaceAll(keep, " ", "-")] = true
+		}
+	}
+	return all
+}
+
+func read(t *testing.T, page string) string {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

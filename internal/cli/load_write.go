@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/load"
+	"tare/internal/load/write"
+	"tare/internal/param"
+	"tare/internal/quantity"
+	"tare/internal/role"
+	"tare/internal/stats"
+)
+
+func newLoadWrite() *cobra.Command {
+	var w window
+	var seed uint64
+	var spin time.Duration
+	var values param.Values
+	cmd := &cobra.Command{
+		Use:   "write (--rate N | --mode closed)",
+		Short: "Write to files, by an absolute schedule or as fast as it goes, with fsync or without",
+		Example: `  tare load write --rate 1000 --duration 10s
+  tare load write --mode closed --sync fsync --directory /var/lib/mydisk --duration 10s`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := write.OptionsOf(values)
+			o.Seed, o.Spin = seed, spinning(spin)
+			return w.run(cmd, err,
+				func(conn *role.Conn) error { return write.Run(cmd.Context(), o, conn) },
+				func() (worker, error) { return write.New(o) }, printWrite)
+		},
+	}
+	values = param.Flags(cmd.Flags(), write.Settings...)
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of poisson arrivals, and of what is written")
+	spinFlag(cmd.Flags(), &spin)
+	w.flags(cmd.Flags(), 0, 10*time.Second)
+	return cmd
+}
+
+// printWrite writes the result for people.
+func printWrite(w io.Writer, r *load.Result) error {
+	var b strings.Builder
+	if r.Mode == load.Open {
+		fmt.Fprintf(&b, "open loop, %s arrivals, %g/s for %gs, ", r.Arrivals, r.TargetRate, r.Seconds)
+	} else {
+		fmt.Fprintf(&b, "closed loop for %gs, ", r.Seconds)
+	}
+	fmt.Fprintf(&b, "%s\n%d of %d writes done, %.0f/s", counted(r.Connections, "worker"), r.Done, r.Intended, r.Rate)
+	fmt.Fprintf(&b, "; %s, %s/s\n", quantity.Value(r.Counts[write.CountBytes], quantity.Bytes),
+		quantity.Value(r.Counts[write.CountBytes]/r.Seconds, quantity.Bytes))
+	if n := r.Intended - r.Sent; n > 0 {
+		fmt.Fprintf(&b, "%d were never begun: no worker was free\n", n)
+	}
+	if r.Unfinished > 0 {
+		fmt.Fprintf(&b, "%d had not ended when the drain did\n", r.Unfinished)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
+		fmt.Fprintf(&b, "%d failed: %s\n", r.Errors[kind], kind)
+	}
+	for _, row := range []struct{ name, title string }{
+		{load.Latency, "latency"}, {load.Service, "service"}, {load.Lag, "lag"}, {load.OwnLag, "own lag"},
+	} {
+		h, err := r.Histogram(row.name)
+		if err != nil {
+			return err
+		}
+		if h == nil || row.name == load.Service && r.Mode == load.Closed { // there the two are one
+			continue
+		}
+		b.WriteString(row.title + ":")
+		for _, q := range []float64{0.5, 0.9, 0.99, 0.999} {
+			if ns, ok := stats.Quantile(h, q); ok {
+				fmt.Fprintf(&b, " p%g %s,", 100*q, shortTime(int64(ns)))
+			}
+		}
+		fmt.Fprintf(&b, " at most %s\n", shortTime(h.Max()))
+	}
+	fmt.Fprintf(&b, "%.2f CPU seconds, %.0f %% of %g CPUs\n", r.CPUSeconds, 100*r.CPUSeconds/(r.CPUs*r.Seconds), r.CPUs)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
