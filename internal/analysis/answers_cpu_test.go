@@ -118,7 +118,7 @@ func TestSaturationAnswers(t *testing.T) {
 		}
 	}
 	table := tableOf(s, levels, "direct", "aa", "kernelmesh")
-	table.free = true
+	table.closed = true
 	s.answer(record.Run{}, table)
 	if len(s.Answers) != 3 {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)

@@ -17,7 +17,7 @@ func TestCurves(t *testing.T) {
 	trials = append(trials, trials[0]) // a second attempt, which does not count
 	trials[len(trials)-1].Attempt = 1
 	s := summarize(t, run, trials)
-	curves := analysis.Curves(run.Seed, trials)
+	curves := analysis.Curves(run, trials)
 	if len(curves) != 6 || curves[0].Arm != record.Direct || curves[1].Arm != record.AA || curves[0].Factors["rate"] != "500" || curves[5].Factors["rate"] != "4000" {
 		t.Fatalf("%d curves: %+v", len(curves), curves)
 	}

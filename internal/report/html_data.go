@@ -159,18 +159,19 @@ type place struct{ arm, level int }
 type dataMaker struct {
 	*chartData
 	s      *analysis.Summary
+	run    record.Run
 	trials []record.Trial
 	levels map[string]int
 	arms   map[string]int
 	metric map[string]int
 }
 
-func newChartData(s *analysis.Summary, trials []record.Trial) *chartData {
+func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *chartData {
 	m := &dataMaker{chartData: &chartData{
 		Arms: []chartArm{}, Levels: []chartLevel{}, Metrics: []chartMetric{}, Estimates: []chartEstimate{}, Curves: []chartCurve{}, Models: []chartModel{},
 		Limits: []chartLimit{}, LimitParts: []chartPart{}, Ran: []chartPart{}, Stairs: []chartStair{},
 		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{}, // no null for JavaScript to stumble over
-	}, s: s, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
+	}, s: s, run: run, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
 	m.names()
 	m.estimates()
 	m.curves()
@@ -326,7 +327,7 @@ func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
 
 // curves puts the curves of latency in the order of levels and arms.
 func (m *dataMaker) curves() {
-	for _, c := range analysis.Curves(m.s.Seed, m.trials) {
+	for _, c := range analysis.Curves(m.run, m.trials) {
 		curve := chartCurve{Arm: m.arms[c.Arm], Level: m.levels[levelKey(c.Factors)]}
 		for _, p := range c.Points {
 			point := curvePoint{Q: p.Q, Value: p.Value, Lo: p.Lo, Hi: p.Hi, Text: p.Text(), Visible: p.Visible}
@@ -666,6 +667,7 @@ func (m *dataMaker) inTime() {
 			first = t.Started
 		}
 	}
+	defined := m.run.Defined()
 	for _, t := range m.trials {
 		p := m.place(t)
 		c := chartTrial{Index: t.Index + 1, Block: t.Block + 1, Arm: p.arm, Level: p.level, At: t.Started.Sub(first).Seconds(),
@@ -684,7 +686,7 @@ func (m *dataMaker) inTime() {
 				c.Why = fmt.Sprintf("attempt %d, %s", t.Attempt+1, c.Why)
 			}
 		}
-		values, _ := analysis.Metrics(t) // those that can be read; the summary warns of the others
+		values, _ := analysis.Metrics(t, defined) // those that can be read; the summary warns of the others
 		for name, v := range values {
 			if i, known := m.metric[name]; known && finite(v) {
 				c.Values[name], c.Texts[name] = v, quantity.Value(v, m.Metrics[i].Unit)

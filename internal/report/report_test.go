@@ -61,9 +61,9 @@ func cases() map[string]func() (record.Run, []record.Trial) {
 			run, trials := analysistest.Quickstart(plain)
 			for i := range trials {
 				switch {
-				case trials[i].Arm == "kernelmesh" && i%2 == 0:
+				case trials[i].Arm == "candidate" && i%2 == 0:
 					trials[i].Validity = record.Validity{Reasons: []record.Reason{{Gate: "generator-cpu", Seen: 0.8, Allowed: 0.7, Message: "the generator used 80 % of its CPU and may use 70 %: lower the rate or give it more threads"}}}
-				case trials[i].Arm == "kernelmesh":
+				case trials[i].Arm == "candidate":
 					trials[i].Validity = record.Validity{Failed: "client: exit status 1: connect: \x1b[31mrefused\nat once"}
 				}
 			}
@@ -195,7 +195,7 @@ func TestAFullDiskIsSaid(t *testing.T) {
 }
 
 func FuzzReport(f *testing.F) {
-	f.Add("quickstart", "kernelmesh", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6)
+	f.Add("quickstart", "candidate", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6)
 	f.Add("", "", "", "", "", 0.0, -1.0)
 	f.Add("x\x1b[2J", "a|b", "<script>", "\n", "_per_", 1e300, -1e-300)
 	f.Fuzz(func(t *testing.T, name, arm, factor, level, metric string, base, value float64) {
