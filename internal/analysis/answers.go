@@ -78,8 +78,8 @@ func subjectHas(metric string) func(*table) bool {
 // compared is true of a run whose baseline is a subject, too.
 func compared(t *table) bool { return t.baseline != "" }
 
-// free is true of a run whose answers speak of what only loads show that are as fast as they can be. Records of Tare before
-// 0.2 do not say what answers speak of, and a closed loop tells.
+// free is true of a run whose answers speak of what only loads show that are as fast as they can be. Records of Tare
+// before 0.2 do not say what answers speak of, and a closed loop tells.
 func free(t *table) bool {
 	if len(t.headlines) == 0 {
 		return t.closed
@@ -138,6 +138,9 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 func (s *Summary) VisibleIn(e *Estimate) (float64, bool) {
 	if d := e.Difference; d != nil && d.SmallestVisible != nil {
 		return *d.SmallestVisible, true
+	}
+	if e.Component != "" {
+		return 0, false // what the twins show is of the arm as a whole
 	}
 	return s.Visible(e.Metric, e.Factors)
 }
@@ -222,8 +225,8 @@ func (t *table) subjects() []string {
 	return slices.DeleteFunc(slices.Clone(t.arms), func(a string) bool { return a == record.Direct || a == record.AA })
 }
 
-// cost speaks of the time that each unit of work costs: of each kind of time once, for per connection and per request say
-// the same twice.
+// cost speaks of the time that each unit of work costs: of each kind of time once, by the metric that is defined
+// first, for per connection and per request say the same twice.
 func (p *prose) cost(t *table) {
 	var costs []*Estimate
 	for i := range p.s.Estimates {
@@ -231,7 +234,9 @@ func (p *prose) cost(t *table) {
 			costs = append(costs, e)
 		}
 	}
-	slices.SortStableFunc(costs, func(a, b *Estimate) int { return t.defined.Compare(a.Metric, b.Metric) })
+	slices.SortStableFunc(costs, func(a, b *Estimate) int {
+		return cmp.Or(t.defined.Compare(a.Metric, b.Metric), cmp.Compare(t.order[a.Metric], t.order[b.Metric]))
+	})
 	said := map[string]bool{}
 	for _, e := range costs {
 		d := t.defined.Of(e.Metric)
@@ -348,8 +353,8 @@ func stated(run record.Run) (names []string) {
 	return names
 }
 
-// stated speaks of what the arm has of metrics with words of their own: "uses 0.04 CPUs [0.03, 0.05]". Where the baseline
-// has some of it as well, the difference follows.
+// stated speaks of what the arm has of metrics with words of their own: "uses 0.04 CPUs [0.03, 0.05]". Where the
+// baseline has some of it as well, the difference follows.
 func (p *prose) stated(t *table) {
 	for _, name := range t.stated {
 		e := p.peek(name)
@@ -371,8 +376,8 @@ func (p *prose) stated(t *table) {
 // atMost is how many resolved differences a sentence names beside those that every sentence speaks of.
 const atMost = 3
 
-// others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each family
-// of metrics. How late the generator was is a check of the run and no result.
+// others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each
+// family of metrics. How late the generator was is a check of the run and no result.
 func (p *prose) others(t *table) {
 	type found struct {
 		e    *Estimate
@@ -387,7 +392,10 @@ func (p *prose) others(t *table) {
 	var all []found
 	for i := range p.s.Estimates {
 		e := &p.s.Estimates[i]
-		if !p.has(e) || e.Rank == metric.RankGenerator || spoken[t.defined.FamilyOf(e.Metric)] || p.toldByAnother(t, e.Metric) {
+		if !p.has(e) || e.Rank == metric.RankGenerator || p.toldByAnother(t, e.Metric) {
+			continue
+		}
+		if spoken[t.defined.FamilyOf(e.Metric)] {
 			continue
 		}
 		if base := p.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
@@ -414,8 +422,8 @@ func (p *prose) others(t *table) {
 	}
 }
 
-// toldByAnother reports whether answers at this level leave a metric to another: of what no stall touched they speak where
-// stalls touched too much, and else of all.
+// toldByAnother reports whether answers at this level leave a metric to another: of what no stall touched they speak
+// where stalls touched too much, and else of all.
 func (p *prose) toldByAnother(t *table, name string) bool {
 	d := t.defined.Of(name)
 	if _, running := p.s.whileRunning(p.at); !running {

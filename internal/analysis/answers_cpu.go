@@ -41,7 +41,8 @@ func limitAnswers(s *Summary, t *table) []Answer {
 		}
 		verdict := "Application and programs share the limit: "
 		switch {
-		case used == nil || throttled == nil || used.Lo == nil || throttled.Lo == nil || each == nil || each.Difference == nil || done == nil:
+		case used == nil || used.Lo == nil || throttled == nil || throttled.Lo == nil,
+			each == nil || each.Difference == nil || done == nil:
 			verdict = "There is too little to say whether application and programs share the limit: "
 		case *used.Lo > 1+grain:
 			verdict = "The limit was exceeded: "

@@ -48,9 +48,9 @@ type curves struct {
 	learned map[float64]stats.Dependence
 }
 
-// Curves are made and judged as the summary's quantiles are: a quantile of every trial, then the median over blocks, and
-// differences paired within blocks. What some trial of an arm cannot carry is left out. They are in order of level and
-// arm.
+// Curves are made and judged as the summary's quantiles are: a quantile of every trial, then the median over blocks,
+// and differences paired within blocks. What some trial of an arm cannot carry is left out. They are in order of
+// level and arm.
 func Curves(run record.Run, trials []record.Trial) []Curve {
 	c := &curves{
 		seed: run.Seed, table: newTable(run, trials, &Summary{}), metric: run.Defined().QuantileOf(load.Latency, 0.5),

@@ -65,8 +65,8 @@ func twinsOf(dependence stats.Dependence, pairs []stats.Pair, seed uint64) (t tw
 	return t
 }
 
-// comparison is one value of an arm beside the baseline's. Whether the difference is resolved is decided here alone, for
-// estimates and for the points of curves.
+// comparison is one value of an arm beside the baseline's. Whether the difference is resolved is decided here alone,
+// for estimates and for the points of curves.
 type comparison struct {
 	arm   string
 	pairs []stats.Pair // of the blocks in which both have it
@@ -115,7 +115,9 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 
 // compare adds the difference of an estimate to the baseline, where both have a value in some block.
 func (s *Summary) compare(t *table, e *Estimate, dependence stats.Dependence, twins twins, seed uint64) {
-	c := comparison{arm: e.Arm, pairs: t.pairs(e.Factors, e.Arm, e.Metric), dependence: dependence, twins: twins, seed: seed}
+	c := comparison{
+		arm: e.Arm, pairs: t.pairs(e.Factors, e.Arm, e.Metric), dependence: dependence, twins: twins, seed: seed,
+	}
 	if len(c.pairs) == 0 {
 		return
 	}

@@ -18,8 +18,8 @@ const lagPart = 0.1
 // LagReason is how Difference.Unresolved begins when the load generator's lag is the reason.
 const LagReason = "the load generator lags"
 
-// lagOf gives, by metric of latency, how late the generator was at the same quantile, in seconds: of undisturbed requests
-// as the trial recorded it, of all by the histogram.
+// lagOf gives, by metric of latency, how late the generator was at the same quantile, in seconds: of undisturbed
+// requests as the trial recorded it, of all by the histogram.
 func lagOf(trial record.Trial, metrics map[string]float64, defined metric.Set) (map[string]float64, error) {
 	lag, err := quantilesOf(trial, lagHistogram(trial), defined.Quantiles(load.Latency))
 	for _, d := range defined.Quantiles(load.LatencyRunning) {
@@ -39,8 +39,8 @@ func lagHistogram(trial record.Trial) string {
 	return load.Lag
 }
 
-// lagPairs are the generator's lags at the quantile of a metric of latency, in the baseline and in an arm, by block; none
-// of any other metric.
+// lagPairs are the generator's lags at the quantile of a metric of latency, in the baseline and in an arm, by block;
+// none of any other metric.
 func (t *table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
 	level := at.key()
 	has := func(v *values) bool { _, ok := v.lag[metric]; return ok }
@@ -52,10 +52,10 @@ func (t *table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
 	return pairs
 }
 
-// lagGate holds a difference in latency against the lag of the generator at the same quantile, in pairs of the baseline
-// and the arm. What the two arms' lags differ by is part of the difference claimed, so a lag that may be more than a
-// tenth of it, by the far end of its interval, leaves the difference unresolved. Lag that both arms share cancels out of
-// the difference, though not out of the values: that is a note.
+// lagGate holds a difference in latency against the lag of the generator at the same quantile, in pairs of the
+// baseline and the arm. What the two arms' lags differ by is part of the difference claimed, so a lag that may be
+// more than a tenth of it, by the far end of its interval, leaves the difference unresolved. Lag that both arms share
+// cancels out of the difference, though not out of the values: that is a note.
 func lagGate(difference float64, pairs []stats.Pair, quantile string, seed uint64) (unresolved, note string) {
 	if len(pairs) == 0 {
 		return "", ""

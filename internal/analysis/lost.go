@@ -154,7 +154,10 @@ func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 	names := map[key][]string{}
 	var order []key
 	for _, m := range s.Missing {
-		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) || s.answeredBy(t.defined, m.Metric, m.Arm, m.Factors) {
+		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) {
+			continue
+		}
+		if s.answeredBy(t.defined, m.Metric, m.Arm, m.Factors) {
 			continue
 		}
 		k := key{m.because(), m.Lost == m.Trials}
@@ -170,8 +173,8 @@ func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 	return all
 }
 
-// answeredBy reports whether answers speak of another metric in the place of one: where the machine stood still too often
-// of that of undisturbed requests, and else of that of all.
+// answeredBy reports whether answers speak of another metric in the place of one: where the machine stood still too
+// often of that of undisturbed requests, and else of that of all.
 func (s *Summary) answeredBy(defined metric.Set, name, arm string, at factors) bool {
 	other := defined.Counterpart(name)
 	if _, running := s.whileRunning(at); other == "" || running == defined.Of(name).Undisturbed {

@@ -57,6 +57,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
 	s.withhold(run, t)
+	s.addComponents(run, trials)
 	s.Models = append(s.Models, fitModels(t)...)
 	s.judge(run, t)
 	s.answer(run, t)
@@ -71,7 +72,8 @@ type table struct {
 	has     map[string]bool // metrics that some trial tells, those that are pooled among them
 	closed  bool            // a load goes as fast as it can
 	defined metric.Set      // the definitions of the run's metrics
-	stated  []string        // metrics that answers speak of in the metrics' own words, in the order in which they are shown
+	order   map[string]int  // of the definitions, by metric
+	stated  []string        // metrics that answers speak of in words of the metrics' own, in order of rank
 
 	headlines []string          // metrics that answers speak of; none where the record does not say
 	baseline  string            // the subject of the baseline; empty where it has none
@@ -142,9 +144,13 @@ func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
 func newTable(run record.Run, trials []record.Trial, s *Summary) *table {
 	t := &table{
-		defined: run.Defined(), stated: stated(run), headlines: run.Headline, baseline: run.Baseline, traits: run.Traits,
+		defined: run.Defined(), order: map[string]int{}, stated: stated(run),
+		headlines: run.Headline, baseline: run.Baseline, traits: run.Traits,
 		cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}, loads: map[string]bool{},
 		outcomes: map[levelArm]map[int]*outcome{},
+	}
+	for i, d := range run.Metrics {
+		t.order[d.Name] = i
 	}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
@@ -281,8 +287,8 @@ func CompareArms(a, b string) int {
 	return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a, b))
 }
 
-// quantilesOf gives, by metric and in seconds, the quantiles that the samples can carry, from one histogram of all loads
-// together. Which quantile is whose, the definitions of the metrics say.
+// quantilesOf gives, by metric and in seconds, the quantiles that the samples can carry, from one histogram of all
+// loads together. Which quantile is whose, the definitions of the metrics say.
 func quantilesOf(trial record.Trial, histogram string, of []metric.Definition) (map[string]float64, error) {
 	m := map[string]float64{}
 	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)

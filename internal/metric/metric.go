@@ -81,12 +81,12 @@ type Definition struct {
 	// cache". Where the baseline has it too, the difference follows. Empty: answers name it only where it differs.
 	Clause string `json:"clause,omitempty"`
 
-	// Family is what it tells of, with others: of the metrics of one family a sentence names one. Empty: it is the only one of
-	// its own.
+	// Family is what it tells of, with others: of the metrics of one family a sentence names one. Empty: it is the
+	// only one of its own.
 	Family string `json:"family,omitempty"`
 
-	// Histogram and Quantile are of a metric that is a quantile of a histogram of the loads: the histogram's name (package
-	// load), and the quantile, such as 0.99. Both are left out of all others.
+	// Histogram and Quantile are of a metric that is a quantile of a histogram of the loads: the histogram's name
+	// (package load), and the quantile, such as 0.99. Both are left out of all others.
 	Histogram string  `json:"histogram,omitempty"`
 	Quantile  float64 `json:"quantile,omitempty"`
 
@@ -156,8 +156,8 @@ func (s Set) Of(name string) Definition {
 	return Definition{Name: name, Unit: quantity.UnitOf(name), Rank: RankOther, Pool: Mean, Needs: []Need{}}
 }
 
-// Counterpart is the metric that answers in the place of another where others disturbed the machine, and of such a metric the
-// other; empty where there is none.
+// Counterpart is the metric that answers in the place of another where others disturbed the machine, and of such a
+// metric the other; empty where there is none.
 func (s Set) Counterpart(name string) string {
 	if d := s.Of(name); d.Instead != "" {
 		return d.Instead
@@ -197,9 +197,9 @@ func (s Set) QuantileOf(histogram string, q float64) string {
 // FamilyOf is the family of a metric; of one that has none, its own name.
 func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, name) }
 
-// Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those of
-// today of the same names: Family, Histogram, Quantile, Undisturbed, What and Per. A definition that says any of these is
-// left as it is. Where there are no definitions, those of today stand for all.
+// Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those
+// of today of the same names: Family, Histogram, Quantile, Undisturbed, What and Per. A definition that says any of
+// these is left as it is. Where there are no definitions, those of today stand for all.
 func Complete(written, today []Definition) []Definition {
 	if written == nil {
 		return slices.Clone(today)
