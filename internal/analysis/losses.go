@@ -21,10 +21,10 @@ const selection = 0.01
 
 type armMetric struct{ arm, metric string }
 
-// lostPairs are the blocks in which the pairs of the baseline and an arm stand in the worst case, in order; how many are
-// lost, those of blocks in which both ran and one has no value; and in how many of these the whole block is lost: the
-// arm and both twins, each to others than the trial. Where an arm's losses are beyond chance, values of later attempts
-// count as lost as well, for they were chosen, and no block as a whole.
+// lostPairs are the blocks in which the pairs of the baseline and an arm stand in the worst case, in order; how many
+// are lost, those of blocks in which both ran and one has no value; and in how many of these the whole block is lost:
+// the arm and both twins, each to others than the trial. Where an arm's losses are beyond chance, values of later
+// attempts count as lost as well, for they were chosen, and no block as a whole.
 func (t *table) lostPairs(at factors, arm, metric string) (stand []int, lost, whole int) {
 	level := at.key()
 	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})

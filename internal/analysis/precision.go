@@ -48,7 +48,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	}
 	for i := range s.Estimates {
 		e := &s.Estimates[i]
-		if !decides(e.Metric, e.Arm, e.Factors) || e.Arm == record.AA || e.Withheld != "" {
+		if !decides(e.Metric, e.Arm, e.Factors) || e.Arm == record.AA || e.Withheld != "" || e.Component != "" {
 			continue
 		}
 		all++

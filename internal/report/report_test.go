@@ -243,3 +243,37 @@ func TestBenchDirections(t *testing.T) {
 		}
 	}
 }
+
+// TestComponents: a component stands behind its arm in every form for people.
+func TestComponents(t *testing.T) {
+	run, trials := analysistest.Quickstart(plain)
+	for i := range trials {
+		if trials[i].Arm == "candidate" {
+			trials[i].Components = map[string]map[string]float64{
+				"agent": {"map_bytes": 345e3}, "programs": {"cpu_seconds": 0.0125},
+			}
+		}
+	}
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text, markdown, page bytes.Buffer
+	if err := report.Text(&text, s, run, report.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := report.Markdown(&markdown, s, run); err != nil {
+		t.Fatal(err)
+	}
+	if err := report.HTML(&page, s, run, trials, report.HTMLOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for name, of := range map[string]string{"text": text.String(), "Markdown": markdown.String(), "HTML": page.String()} {
+		for component, value := range map[string]string{"candidate agent": "345", "candidate programs": "12.5"} {
+			_, row, found := strings.Cut(of, component)
+			if row = row[:min(len(row), 80)]; !found || !strings.Contains(row, value) {
+				t.Errorf("%s: %s of %s is not in %q", name, value, component, row)
+			}
+		}
+	}
+}
