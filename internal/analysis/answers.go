@@ -8,8 +8,11 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/load"
+	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
+	"tare/internal/stats"
 )
 
 // family is a way to answer that goes with some metrics. What an experiment is called plays no part, so a spec of one's
@@ -27,7 +30,9 @@ type family struct {
 var families = []family{
 	{speaks: has("events_lost"), answer: traceAnswers},
 	{
-		speaks: both(has("limit_cpus", "limited_share", "limited_throttled_share"), either(subjectHas("bpf_cpus"), subjectHas("limited_bpf_cpus"))),
+		speaks: both(
+			both(has("limit_cpus"), either(has("limited_share"), has("limited_cpu_seconds_per_connection"))),
+			either(subjectHas("bpf_cpus"), subjectHas("limited_bpf_cpus"))),
 		answer: limitAnswers,
 	},
 	{speaks: both(has("sched_delay_max_seconds"), subjectHas("bpf_cpu_share")), answer: stressAnswers},
@@ -38,7 +43,7 @@ var families = []family{
 	{speaks: has("map_bytes", "map_after_bytes"), answer: memoryAnswers},
 	{speaks: both(compared, connectsOnly), answer: pathAnswers, general: true},
 	{speaks: has("map_bytes", "map_by_program_bytes"), answer: memoryAnswers, general: true},
-	{speaks: both(free, subjectHas("bpf_cpu_share")), answer: saturationAnswers, general: true},
+	{speaks: both(both(free, full), subjectHas("bpf_cpu_share")), answer: saturationAnswers, general: true},
 }
 
 // has is true of a run whose trials have all of some metrics.
@@ -73,18 +78,45 @@ func subjectHas(metric string) func(*table) bool {
 // compared is true of a run whose baseline is a subject, too.
 func compared(t *table) bool { return t.baseline != "" }
 
-// free is true of a run with a load that goes as fast as it can: what it shows is then no rate that was asked for.
-func free(t *table) bool { return t.free }
+// free is true of a run whose answers speak of what only loads show that are as fast as they can be. Records of Tare
+// before 0.2 do not say what answers speak of, and a closed loop tells.
+func free(t *table) bool {
+	if len(t.headlines) == 0 {
+		return t.closed
+	}
+	return slices.ContainsFunc(t.headlines, func(name string) bool { return t.has[name] && t.defined.Of(name).Free })
+}
+
+// fullPart is the part of the machine's CPUs from which on it is called full.
+const fullPart = 0.9
+
+// full is true of a run in which subjects leave nothing of the machine: its CPUs are busy at every level.
+func full(t *table) bool {
+	found := false
+	for _, at := range t.levels {
+		for _, arm := range t.subjects() {
+			busy := t.column(at, arm, "cpu_busy_share")
+			if len(busy) == 0 {
+				continue
+			}
+			if found = true; stats.Median(busy).Value < fullPart {
+				return false
+			}
+		}
+	}
+	return found
+}
 
 // connectsOnly is true of a run whose loads make connections and no requests over them.
 func connectsOnly(t *table) bool {
 	return has("bpf_seconds_per_connection", "connect_p50_seconds")(t) && !t.has["latency_p50_seconds"]
 }
 
-// Find is the estimate of one metric of one arm at one level; nil where there is none that may be quoted.
+// Find is the estimate of one metric of one arm as a whole at one level; nil where there is none that may be quoted.
 func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
 	for i := range s.Estimates {
-		if e := &s.Estimates[i]; e.Metric == metric && e.Arm == arm && e.Withheld == "" && maps.Equal(e.Factors, level) {
+		e := &s.Estimates[i]
+		if e.Metric == metric && e.Arm == arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, level) {
 			return e
 		}
 	}
@@ -106,6 +138,9 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 func (s *Summary) VisibleIn(e *Estimate) (float64, bool) {
 	if d := e.Difference; d != nil && d.SmallestVisible != nil {
 		return *d.SmallestVisible, true
+	}
+	if e.Component != "" {
+		return 0, false // what the twins show is of the arm as a whole
 	}
 	return s.Visible(e.Metric, e.Factors)
 }
@@ -160,11 +195,12 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 	for _, arm := range arms {
 		for _, at := range s.everyLevel(run, t) {
 			p := &prose{s: s, arm: arm, at: at}
-			p.cost(slices.Sorted(maps.Keys(t.loads)))
-			p.latency()
+			p.cost(t)
+			p.latency(t)
 			p.throughput()
 			p.memory()
-			p.others()
+			p.stated(t)
+			p.others(t)
 			p.missing(run, t)
 			if len(p.clauses) == 0 {
 				continue
@@ -189,27 +225,36 @@ func (t *table) subjects() []string {
 	return slices.DeleteFunc(slices.Clone(t.arms), func(a string) bool { return a == record.Direct || a == record.AA })
 }
 
-// kinds of time that a cost is given in, by the start of the metric's name, and what each is called.
-var times = []struct{ prefix, name string }{{"bpf_seconds_per_", "kernel time"}, {"cpu_seconds_per_", "CPU time"}}
-
-// cost speaks of the time that each unit of work costs, the metrics *_seconds_per_*.
-func (p *prose) cost(loads []string) {
-	for _, kind := range times {
-		for i := range p.s.Estimates {
-			e := &p.s.Estimates[i]
-			per, ok := strings.CutPrefix(e.Metric, kind.prefix)
-			if !ok || e.Arm != p.arm || !maps.Equal(e.Factors, p.at) {
-				continue
-			}
-			what := kind.name + " per " + strings.ReplaceAll(per, "_", " ")
-			text := p.adds(e, what)
-			if kind.prefix == "bpf_seconds_per_" && p.baseIsZero(e) {
-				text += p.loadsPart(loads)
-			}
-			p.clause(e, text)
-			break // per connection and per request say the same twice
+// cost speaks of the time that each unit of work costs: of each kind of time once, by the metric that is defined
+// first, for per connection and per request say the same twice.
+func (p *prose) cost(t *table) {
+	var costs []*Estimate
+	for i := range p.s.Estimates {
+		if e := &p.s.Estimates[i]; p.has(e) && t.defined.Of(e.Metric).What != "" {
+			costs = append(costs, e)
 		}
 	}
+	slices.SortStableFunc(costs, func(a, b *Estimate) int {
+		return cmp.Or(t.defined.Compare(a.Metric, b.Metric), cmp.Compare(t.order[a.Metric], t.order[b.Metric]))
+	})
+	said := map[string]bool{}
+	for _, e := range costs {
+		d := t.defined.Of(e.Metric)
+		if said[d.What] {
+			continue
+		}
+		said[d.What] = true
+		text := p.adds(e, d.What+" per "+d.Per)
+		if d.Rank == metric.RankBPF && p.baseIsZero(e) {
+			text += p.loadsPart(slices.Sorted(maps.Keys(t.loads)))
+		}
+		p.clause(e, text)
+	}
+}
+
+// has reports whether an estimate is of this arm as a whole at this level, and may be quoted.
+func (p *prose) has(e *Estimate) bool {
+	return e.Arm == p.arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, p.at)
 }
 
 // loadsPart says how much of the arm's eBPF time ran in the control groups of the loads, by their name. It is a part of all that the arm
@@ -245,28 +290,33 @@ func (p *prose) adds(e *Estimate, what string) string {
 
 // latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or
 // loses. Where the machine stood still too often, it speaks of the requests that no stall touched, and says so.
-func (p *prose) latency() {
-	of, while := "latency_", ""
+func (p *prose) latency(t *table) {
 	share, running := p.s.whileRunning(p.at)
+	while := ""
 	if running {
-		of, while = of+runningPrefix, " while the machine was running"
+		while = " while the machine was running"
 	}
-	for _, q := range []string{"p50", "p99", "p999"} {
-		if e := p.peek(of + q + "_seconds"); e != nil && e.Difference != nil {
-			p.clause(e, p.opening("shows latency whose ", "")+quantileName(q)+while+" "+p.moved(e))
+	for _, d := range t.defined.Quantiles(load.Latency) {
+		if !d.Headline {
 			continue
 		}
-		if all := p.peek("latency_" + q + "_seconds"); running && len(p.clauses) > 0 && all != nil && all.Difference != nil {
+		name, spoken := quantileName(d.Quantile), d.Name
+		if running {
+			spoken = d.Instead
+		}
+		if e := p.peek(spoken); e != nil && e.Difference != nil {
+			p.clause(e, p.opening("shows latency whose ", "")+name+while+" "+p.moved(e))
+			continue
+		}
+		if all := p.peek(d.Name); running && len(p.clauses) > 0 && all != nil && all.Difference != nil {
 			p.clauses = append(p.clauses, fmt.Sprintf("%s%s cannot be told: the machine's stalls touched %s of the requests",
-				quantileName(q), while, quantity.Rough(share, quantity.Part)))
+				name, while, quantity.Rough(share, quantity.Part)))
 		}
 	}
 }
 
 // quantileName is what people call a quantile: p99.9.
-func quantileName(q string) string {
-	return strings.TrimPrefix(quantity.Label("latency_"+q+"_seconds"), "latency ")
-}
+func quantileName(q float64) string { return fmt.Sprintf("p%.6g", 100*q) }
 
 func (p *prose) throughput() {
 	// At a fixed rate the throughput is what was asked for; a difference says something only where it is resolved.
@@ -291,30 +341,62 @@ func (p *prose) memory() {
 	}
 }
 
+// stated are the metrics that answers speak of in words of the metrics' own, in the order in which they are shown.
+func stated(run record.Run) (names []string) {
+	defined := run.Defined()
+	for _, d := range run.Metrics {
+		if d.Clause != "" && d.Headline && headline(run, d.Name) && !slices.Contains(names, d.Name) {
+			names = append(names, d.Name)
+		}
+	}
+	slices.SortStableFunc(names, defined.Compare)
+	return names
+}
+
+// stated speaks of what the arm has of metrics with words of their own: "uses 0.04 CPUs [0.03, 0.05]". Where the
+// baseline has some of it as well, the difference follows.
+func (p *prose) stated(t *table) {
+	for _, name := range t.stated {
+		e := p.peek(name)
+		if e == nil || slices.Contains(p.evidence, e.Metric+" "+e.Arm) {
+			continue
+		}
+		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
+		switch d := e.Difference; {
+		case d == nil || p.baseIsZero(e):
+		case d.Resolved || d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
+			text += ", which " + p.moved(e)
+		default:
+			text += ", a difference that " + p.moved(e)
+		}
+		p.clause(e, text)
+	}
+}
+
 // atMost is how many resolved differences a sentence names beside those that every sentence speaks of.
 const atMost = 3
 
-// others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each family of metrics
-// (those whose names begin alike). How late the generator was is a check of the run and no result.
-func (p *prose) others() {
+// others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each
+// family of metrics. How late the generator was is a check of the run and no result.
+func (p *prose) others(t *table) {
 	type found struct {
 		e    *Estimate
 		text string
 		by   float64 // part of the larger of the two values
 	}
-	spoken := map[string]bool{"lag": true, "own": true}
-	_, running := p.s.whileRunning(p.at)
+	spoken := map[string]bool{}
 	for _, named := range p.evidence {
-		spoken[kin(named)] = true
+		name, _, _ := strings.Cut(named, " ")
+		spoken[t.defined.FamilyOf(name)] = true
 	}
 	var all []found
 	for i := range p.s.Estimates {
 		e := &p.s.Estimates[i]
-		if e.Arm != p.arm || !maps.Equal(e.Factors, p.at) || spoken[kin(e.Metric)] {
+		if !p.has(e) || e.Rank == metric.RankGenerator || p.toldByAnother(t, e.Metric) {
 			continue
 		}
-		if running != strings.Contains(e.Metric, "_"+runningPrefix) && p.hasTwin(e.Metric) {
-			continue // of all requests and of the undisturbed ones, answers speak of one
+		if spoken[t.defined.FamilyOf(e.Metric)] {
+			continue
 		}
 		if base := p.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
 			size := max(math.Abs(e.Value), math.Abs(base.Value))
@@ -329,23 +411,25 @@ func (p *prose) others() {
 		if named == atMost {
 			break
 		}
-		if spoken[kin(f.e.Metric)] {
+		family := t.defined.FamilyOf(f.e.Metric)
+		if spoken[family] {
 			continue
 		}
-		spoken[kin(f.e.Metric)] = true
+		spoken[family] = true
 		named++
 		label := quantity.Label(f.e.Metric)
 		p.clause(f.e, p.opening("differs in the "+label+", which ", label+" ")+f.text)
 	}
 }
 
-// hasTwin reports whether a metric is told both of all requests and of those that no stall touched.
-func (p *prose) hasTwin(metric string) bool {
-	other := strings.Replace(metric, "_"+runningPrefix, "_", 1)
-	if other == metric {
-		other = strings.Replace(metric, "_p", "_"+runningPrefix+"p", 1)
+// toldByAnother reports whether answers at this level leave a metric to another: of what no stall touched they speak
+// where stalls touched too much, and else of all.
+func (p *prose) toldByAnother(t *table, name string) bool {
+	d := t.defined.Of(name)
+	if _, running := p.s.whileRunning(p.at); !running {
+		return d.Undisturbed
 	}
-	return other != metric && p.s.Find(other, p.arm, p.at) != nil
+	return d.Instead != "" && p.peek(d.Instead) != nil
 }
 
 // partFirst ranks a part of a whole before the same as a count: it says more by itself.
@@ -354,10 +438,4 @@ func partFirst(e *Estimate) int {
 		return 0
 	}
 	return 1
-}
-
-// kin is what the names of related metrics begin with: "latency", "memory", "events".
-func kin(metric string) string {
-	name, _, _ := strings.Cut(metric, "_")
-	return name
 }

@@ -36,12 +36,13 @@ func limitAnswers(s *Summary, t *table) []Answer {
 		p.arm = arms[0]
 		limit, used, throttled := p.find("limit_cpus"), p.find("limited_share"), p.find("limited_throttled_share")
 		each, done := p.find("limited_cpu_seconds_per_connection"), p.find("throughput_per_second")
-		if limit == nil || used == nil || throttled == nil {
+		if limit == nil || used == nil && each == nil {
 			continue // no group has a limit, or this machine cannot tell
 		}
 		verdict := "Application and programs share the limit: "
 		switch {
-		case used.Lo == nil || throttled.Lo == nil || each == nil || each.Difference == nil || done == nil:
+		case used == nil || used.Lo == nil || throttled == nil || throttled.Lo == nil,
+			each == nil || each.Difference == nil || done == nil:
 			verdict = "There is too little to say whether application and programs share the limit: "
 		case *used.Lo > 1+grain:
 			verdict = "The limit was exceeded: "
@@ -50,9 +51,8 @@ func limitAnswers(s *Summary, t *table) []Answer {
 		case !each.Difference.Resolved || each.Difference.Value < 0:
 			verdict = "Whether application and programs share the limit is not resolved: "
 		}
-		p.add("%swith %s, at a limit of %s, the limited groups used %s, %s of it (the fullest group %s of its own), "+
-			"throttled in %s of the periods.", p.where()+verdict, p.arm, quantity.Rough(limit.Value, limit.Unit),
-			p.say("limited_cpus"), p.say("limited_share"), p.say("limited_most_share"), p.say("limited_throttled_share"))
+		p.add("%swith %s, at a limit of %s, %s.",
+			p.where()+verdict, p.arm, quantity.Rough(limit.Value, limit.Unit), p.underLimit(used, throttled))
 		if each != nil && each.Difference != nil && done != nil {
 			p.add("The CPU time that they are charged for each connection %s than without the programs: "+
 				"at the %s that are left, %s of the limit; throughput %s.", p.moved(each), quantity.Rough(done.Value, done.Unit),
@@ -73,6 +73,19 @@ func limitAnswers(s *Summary, t *table) []Answer {
 		answers = append(answers, p.answer())
 	}
 	return answers
+}
+
+// underLimit says how much of the limit the limited groups used, as far as that can be told.
+func (p *prose) underLimit(used, throttled *Estimate) string {
+	text := "what the limited groups used of it cannot be told"
+	if used != nil {
+		text = fmt.Sprintf("the limited groups used %s, %s of it (the fullest group %s of its own)",
+			p.say("limited_cpus"), said(used), p.say("limited_most_share"))
+	}
+	if throttled != nil {
+		text += fmt.Sprintf(", throttled in %s of the periods", said(throttled))
+	}
+	return text
 }
 
 // contexts says in which context the programs ran, and whether that is inside the limit. Whether softirq is depends on how the kernel was

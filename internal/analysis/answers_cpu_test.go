@@ -76,6 +76,18 @@ func TestLimitAnswers(t *testing.T) {
 			s.set("limited_cpu_seconds_per_connection", func(e *Estimate) { e.Difference = difference(1e-9, false) })
 		}, []string{"Whether application and programs share the limit is not resolved: "}},
 		{"without intervals", func(s *Summary) { s.set("limited_share", func(e *Estimate) { e.Lo, e.Hi = nil, nil }) }, []string{"There is too little to say whether application"}},
+		{"the share is withheld", func(s *Summary) {
+			s.set("limited_share", func(e *Estimate) { e.Withheld = "3 of 8 trials were lost" })
+		}, []string{
+			"There is too little to say whether application and programs share the limit: with heavy, at a limit of 0.25 CPU, " +
+				"what the limited groups used of it cannot be told, throttled in 97 %",
+			"The CPU time that they are charged for each connection is 400 us [360, 440] higher than without the programs",
+		}},
+		{"the throttling is withheld", func(s *Summary) {
+			s.set("limited_throttled_share", func(e *Estimate) { e.Withheld = "3 of 8 trials were lost" })
+		}, []string{
+			"There is too little to say", "(the fullest group 100 %", "of its own). The CPU time that they are charged",
+		}},
 		{"held up", func(s *Summary) { s.set("limited_bpf_cpus", scale(2)) }, []string{"more than they were charged: something else held the programs up"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -118,7 +130,7 @@ func TestSaturationAnswers(t *testing.T) {
 		}
 	}
 	table := tableOf(s, levels, "direct", "aa", "kernelmesh")
-	table.free = true
+	table.closed = true
 	s.answer(record.Run{}, table)
 	if len(s.Answers) != 3 {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)

@@ -40,21 +40,28 @@ var percentiles = []float64{
 // curves holds the latency of every trial in which it stands.
 type curves struct {
 	seed    uint64
+	table   *table
+	metric  string // the median of latency, whose losses are those of all points
 	latency map[cell]*hdrhistogram.Histogram
+	lag     map[cell]*hdrhistogram.Histogram // of the generator, where it is known
 	blocks  map[levelArm][]int
 	learned map[float64]stats.Dependence
 }
 
-// Curves are made as the summary makes its quantiles: a quantile of every trial, then the median over blocks, and differences paired
-// within blocks. What some trial of an arm cannot carry is left out. They are in order of level and arm.
-func Curves(seed uint64, trials []record.Trial) []Curve {
+// Curves are made and judged as the summary's quantiles are: a quantile of every trial, then the median over blocks,
+// and differences paired within blocks. What some trial of an arm cannot carry is left out. They are in order of
+// level and arm.
+func Curves(run record.Run, trials []record.Trial) []Curve {
 	c := &curves{
-		seed: seed, latency: map[cell]*hdrhistogram.Histogram{}, blocks: map[levelArm][]int{}, learned: map[float64]stats.Dependence{},
+		seed: run.Seed, table: newTable(run, trials, &Summary{}), metric: run.Defined().QuantileOf(load.Latency, 0.5),
+		latency: map[cell]*hdrhistogram.Histogram{}, lag: map[cell]*hdrhistogram.Histogram{},
+		blocks: map[levelArm][]int{}, learned: map[float64]stats.Dependence{},
 	}
+	c.table.findSelection()
 	levels, arms := map[string]factors{}, map[string]bool{}
 	for _, t := range trials {
 		at := cell{factors(t.Factors).key(), t.Arm, t.Block}
-		if c.latency[at] != nil || !t.Validity.Stands("latency_p50_seconds") {
+		if c.latency[at] != nil || !t.Validity.Stands(c.metric) {
 			continue // the first attempt counts in which latency stands
 		}
 		h, err := stats.MergeEncoded(encodedOf(t, load.Latency)...)
@@ -63,6 +70,9 @@ func Curves(seed uint64, trials []record.Trial) []Curve {
 		}
 		place := levelArm{at.level, at.arm}
 		c.latency[at], c.blocks[place] = h, append(c.blocks[place], t.Block)
+		if lag, err := stats.MergeEncoded(encodedOf(t, lagHistogram(t))...); err == nil && lag != nil {
+			c.lag[at] = lag
+		}
 		levels[at.level], arms[t.Arm] = t.Factors, true
 	}
 	inOrder := slices.SortedFunc(maps.Values(levels), compareFactors)
@@ -131,26 +141,42 @@ func (c *curves) points(at factors, arm string) (points []CurvePoint) {
 
 // compare gives a point its difference to the baseline, and the smallest that the twins let one see there.
 func (c *curves) compare(p *CurvePoint, at factors, arm string) {
-	var visible float64
-	var known bool
-	if pairs := c.pairs(at, record.AA, p.Q); pairs != nil {
-		if visible, known = stats.SmallestVisible(c.learned[p.Q].Difference(pairs, c.seed)); known {
-			p.Visible = &visible
-		}
+	twins := twinsOf(c.learned[p.Q], c.pairs(at, record.AA, p.Q), c.seed)
+	if twins.shown {
+		p.Visible = &twins.far
 	}
 	pairs := c.pairs(at, arm, p.Q)
 	if arm == record.Direct || pairs == nil {
 		return
 	}
-	d := c.learned[p.Q].Difference(pairs, c.seed)
-	p.Difference = newDifference(d)
-	switch {
-	case !d.HasInterval:
-		p.Difference.Unresolved = "no interval"
-	case !d.Excludes(0):
-		p.Difference.Unresolved = "its interval holds 0"
-	case arm != record.AA && !(known && stats.Resolved(d, stats.Visible(visible, d))):
-		p.Difference.Unresolved = "it is not larger than what separates the A/A twins and half its own interval"
+	of := comparison{
+		arm: arm, pairs: pairs, dependence: c.learned[p.Q], twins: twins, seed: c.seed,
+		lag: c.lagPairs(at, arm, p.Q), quantile: quantileName(p.Q),
 	}
-	p.Difference.Resolved = p.Difference.Unresolved == ""
+	var stand []int
+	stand, of.lost, of.whole = c.table.lostPairs(at, arm, c.metric)
+	base, mine := c.column(at, record.Direct, p.Q), c.column(at, arm, p.Q)
+	for _, b := range stand {
+		_, has := mine[b]
+		if v, both := base[b]; both && has {
+			of.kept = append(of.kept, stats.Pair{Base: v, Arm: mine[b]})
+		}
+	}
+	p.Difference, _ = of.difference()
+}
+
+// lagPairs are the generator's lags at one quantile in the baseline and in an arm, in the order of blocks.
+func (c *curves) lagPairs(at factors, arm string, q float64) (pairs []stats.Pair) {
+	level := at.key()
+	for _, b := range c.blocks[levelArm{level, arm}] {
+		base, of := c.lag[cell{level, record.Direct, b}], c.lag[cell{level, arm, b}]
+		if base == nil || of == nil {
+			continue
+		}
+		x, carried := stats.Quantile(base, q)
+		if y, ok := stats.Quantile(of, q); ok && carried {
+			pairs = append(pairs, stats.Pair{Base: x / 1e9, Arm: y / 1e9})
+		}
+	}
+	return pairs
 }

@@ -2,6 +2,7 @@ package analysis_test
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"tare/internal/analysis"
@@ -17,7 +18,7 @@ func TestCurves(t *testing.T) {
 	trials = append(trials, trials[0]) // a second attempt, which does not count
 	trials[len(trials)-1].Attempt = 1
 	s := summarize(t, run, trials)
-	curves := analysis.Curves(run.Seed, trials)
+	curves := analysis.Curves(run, trials)
 	if len(curves) != 6 || curves[0].Arm != record.Direct || curves[1].Arm != record.AA || curves[0].Factors["rate"] != "500" || curves[5].Factors["rate"] != "4000" {
 		t.Fatalf("%d curves: %+v", len(curves), curves)
 	}
@@ -49,6 +50,51 @@ func TestCurves(t *testing.T) {
 	}
 	if last := curves[0].Points[len(curves[0].Points)-1].Q; last >= 0.999 {
 		t.Errorf("1000 requests in a trial, and a quantile of %g", last)
+	}
+}
+
+// TestCurvesAreJudgedAsEstimates: what leaves the difference of a quantile unresolved leaves the point of the curve
+// so, with the same reason: the generator's lag, and lost blocks.
+func TestCurvesAreJudgedAsEstimates(t *testing.T) {
+	lagging := plain
+	lagging.ExtraLag = 20e-6
+	many := plain
+	many.Blocks = 40 // so many that an interval stays narrow without some
+	lost := func(tr record.Trial) bool { return tr.Arm == "candidate" && tr.Block < 9 }
+	for _, c := range []struct {
+		name, begins string
+		truth        analysistest.Truth
+		lost         func(record.Trial) bool
+	}{
+		{"lag", analysis.LagReason, lagging, nil},
+		{"lost blocks", analysis.LossReason, many, lost},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			run, trials := analysistest.Quickstart(c.truth)
+			if c.lost != nil {
+				trials = spoil(trials, c.lost, late(0.2))
+			}
+			s := summarize(t, run, trials)
+			e := s.Find("latency_p50_seconds", "candidate", nil)
+			if e == nil || !strings.HasPrefix(e.Difference.Unresolved, c.begins) {
+				t.Fatalf("the estimate is %+v, and its difference %+v", e, e.Difference)
+			}
+			compared := 0
+			for _, curve := range analysis.Curves(run, trials) {
+				for _, p := range curve.Points {
+					if curve.Arm != "candidate" || p.Q != 0.5 {
+						continue
+					}
+					compared++
+					if d := p.Difference; d.Resolved || d.Unresolved != e.Difference.Unresolved || d.Lost != e.Difference.Lost {
+						t.Errorf("the curve has %+v\nthe estimate %+v", d, e.Difference)
+					}
+				}
+			}
+			if compared != 1 {
+				t.Errorf("%d points were compared", compared)
+			}
+		})
 	}
 }
 

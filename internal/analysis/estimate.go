@@ -14,79 +14,125 @@ import (
 // estimate adds the estimates of one metric at one level, for every arm that has it, and the smallest visible
 // difference.
 func (s *Summary) estimate(t *table, at factors, metric string, dependence stats.Dependence, seed uint64) {
-	twinPairs := t.pairs(at, record.AA, metric)
-	twins := dependence.Difference(twinPairs, seed)
-	far, farKnown := stats.SmallestVisible(twins)
-	if farKnown {
-		s.MDE = append(s.MDE, MDE{Metric: metric, Factors: at, Value: far})
-	} else {
-		// Too few blocks of the twin for an interval must not silence arms that have one: its interval is what guards
-		// against false alarms.
-		far, farKnown = stats.FarEnd(twinPairs, seed)
+	twins := twinsOf(dependence, t.pairs(at, record.AA, metric), seed)
+	if twins.shown {
+		s.MDE = append(s.MDE, MDE{Metric: metric, Factors: at, Value: twins.far})
 	}
+	defined := t.defined.Of(metric)
 	for _, arm := range t.arms {
 		value := stats.Median(t.column(at, arm, metric))
 		if value.N == 0 {
 			continue
 		}
 		e := Estimate{
-			Metric: metric, Unit: t.defined.Of(metric).Unit, Rank: t.defined.Of(metric).Rank, Arm: arm, Factors: at,
+			Metric: metric, Unit: defined.Unit, Rank: defined.Rank, Arm: arm, Factors: at,
 			Value: value.Value, Confidence: value.Confidence, N: value.N, Method: string(value.Method),
 		}
 		e.Lo, e.Hi = ends(value)
 		if t.count(pool{at.key(), arm, metric}, func(f fate) bool { return f.why() == tooFew }) > 0 {
-			e.Notes = append(e.Notes, withheldNote(metric))
+			e.Notes = append(e.Notes, withheldNote(defined.Undisturbed))
 		}
 		if arm != record.Direct {
-			s.compare(t, &e, dependence, far, farKnown, seed)
+			s.compare(t, &e, dependence, twins, seed)
 		}
 		s.Estimates = append(s.Estimates, e)
 	}
 }
 
 // withheldNote says what to know of an estimate that some blocks had too few samples for.
-func withheldNote(metric string) string {
-	if strings.Contains(metric, "_"+runningPrefix) {
+func withheldNote(undisturbed bool) string {
+	if undisturbed {
 		return "blocks without a value had too few requests that no stall touched"
 	}
 	return "blocks without a value had too few samples for it; in a closed loop those are the slow ones"
 }
 
-// compare adds the difference of an estimate to the baseline, where both have a value in some block.
-func (s *Summary) compare(t *table, e *Estimate, dependence stats.Dependence, far float64, farKnown bool, seed uint64) {
-	pairs := t.pairs(e.Factors, e.Arm, e.Metric)
-	if len(pairs) == 0 {
-		return
+// twins are what the A/A twins show of one value: the far end of what separates them.
+type twins struct {
+	far   float64
+	known bool // there are twins
+	shown bool // far is of an interval
+}
+
+func twinsOf(dependence stats.Dependence, pairs []stats.Pair, seed uint64) (t twins) {
+	if t.far, t.shown = stats.SmallestVisible(dependence.Difference(pairs, seed)); t.shown {
+		t.known = true
+		return t
 	}
-	e.Baseline = record.Direct
-	d := dependence.Difference(pairs, seed)
-	e.Difference = newDifference(d)
-	if dependence.Known() {
-		e.Difference.Effective = &d.Effective
+	// Too few blocks of the twin for an interval must not silence arms that have one: its interval is what guards against
+	// false alarms.
+	t.far, t.known = stats.FarEnd(pairs, seed)
+	return t
+}
+
+// comparison is one value of an arm beside the baseline's. Whether the difference is resolved is decided here alone,
+// for estimates and for the points of curves.
+type comparison struct {
+	arm   string
+	pairs []stats.Pair // of the blocks in which both have it
+	kept  []stats.Pair // of these, those that stand in the worst case
+	lost  int          // further blocks, in which one of them has no value
+	whole int          // of these, the blocks that all arms lost to others
+
+	dependence stats.Dependence
+	twins      twins
+	lag        []stats.Pair // of the load generator, at the same quantile; none where it plays no part
+	quantile   string       // of the lag, as it is said
+	seed       uint64
+}
+
+// difference gives the difference with its verdict, and what to know of it.
+func (c *comparison) difference() (out *Difference, notes []string) {
+	d := c.dependence.Difference(c.pairs, c.seed)
+	out = newDifference(d)
+	if c.dependence.Known() {
+		out.Effective = &d.Effective
 	}
-	if r, ok := dependence.Ratio(pairs, seed); ok {
-		e.Ratio = &Ratio{Value: r.Value}
-		e.Ratio.Lo, e.Ratio.Hi = ends(r)
-	}
-	kept, lost, whole := t.lostPairs(e.Factors, e.Arm, e.Metric)
-	e.Difference.Lost, e.Difference.LostWhole = lost, whole
+	out.Lost, out.LostWhole = c.lost, c.whole
 	worst := func(lost int) (lo, hi *float64) {
-		worstLo, worstHi, bounded := dependence.WorstCase(kept, lost, seed)
+		worstLo, worstHi, bounded := c.dependence.WorstCase(c.kept, lost, c.seed)
 		if !d.HasInterval || !bounded {
 			return nil, nil
 		}
 		return finite(worstLo), finite(worstHi)
 	}
-	e.Difference.WorstLo, e.Difference.WorstHi = worst(lost)
-	if whole > 0 {
-		e.Difference.RestLo, e.Difference.RestHi = worst(lost - whole)
-		e.Notes = append(e.Notes, "taken as not run: "+blocks(whole)+" that this arm and both twins lost to the hypervisor or to neighbours")
+	out.WorstLo, out.WorstHi = worst(c.lost)
+	if c.whole > 0 {
+		out.RestLo, out.RestHi = worst(c.lost - c.whole)
+		notes = append(notes,
+			"taken as not run: "+blocks(c.whole)+" that this arm and both twins lost to the hypervisor or to neighbours")
 	}
-	e.Difference.judge(e.Arm, d, far, farKnown)
-	if e.Difference.Unresolved == "" {
-		lagGate(t, e.Factors, e.Arm, e, seed)
+	out.judge(c.arm, d, c.twins.far, c.twins.known)
+	if out.Unresolved == "" {
+		var note string
+		if out.Unresolved, note = lagGate(out.Value, c.lag, c.quantile, c.seed); note != "" {
+			notes = append(notes, note)
+		}
 	}
-	e.Difference.Resolved = e.Difference.Unresolved == ""
+	out.Resolved = out.Unresolved == ""
+	return out, notes
+}
+
+// compare adds the difference of an estimate to the baseline, where both have a value in some block.
+func (s *Summary) compare(t *table, e *Estimate, dependence stats.Dependence, twins twins, seed uint64) {
+	c := comparison{
+		arm: e.Arm, pairs: t.pairs(e.Factors, e.Arm, e.Metric), dependence: dependence, twins: twins, seed: seed,
+	}
+	if len(c.pairs) == 0 {
+		return
+	}
+	e.Baseline = record.Direct
+	if r, ok := dependence.Ratio(c.pairs, seed); ok {
+		e.Ratio = &Ratio{Value: r.Value}
+		e.Ratio.Lo, e.Ratio.Hi = ends(r)
+	}
+	var stand []int
+	stand, c.lost, c.whole = t.lostPairs(e.Factors, e.Arm, e.Metric)
+	c.kept = t.pairsOf(e.Factors, e.Arm, e.Metric, stand)
+	c.lag, c.quantile = t.lagPairs(e.Factors, e.Arm, e.Metric), quantileName(t.defined.Of(e.Metric).Quantile)
+	var notes []string
+	e.Difference, notes = c.difference()
+	e.Notes = append(e.Notes, notes...)
 }
 
 func newDifference(d stats.Estimate) *Difference {

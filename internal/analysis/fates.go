@@ -7,6 +7,7 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/load"
+	"tare/internal/metric"
 	"tare/internal/record"
 )
 
@@ -31,7 +32,7 @@ type fate struct {
 type kept struct{ did, asked float64 }
 
 // outcomeOf sums up the attempts at a planned trial. told is which metrics some attempt told.
-func outcomeOf(attempts []record.Trial, told func(metric string) bool) *outcome {
+func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric string) bool) *outcome {
 	o := &outcome{fates: map[string]fate{}}
 	byOthers := map[string]int{} // attempts
 	ran := false
@@ -41,7 +42,7 @@ func outcomeOf(attempts []record.Trial, told func(metric string) bool) *outcome 
 			continue
 		}
 		ran = true
-		metrics, _ := Metrics(trial) // histograms that cannot be read are counted elsewhere
+		metrics, _ := Metrics(trial, defined) // histograms that cannot be read are counted elsewhere
 		for _, name := range slices.AppendSeq(slices.Collect(maps.Keys(metrics)), maps.Keys(trial.Counts)) {
 			if told(name) {
 				o.fates[name] = fate{told: true, again: !attempts[0].Validity.Stands(name)}

@@ -3,7 +3,9 @@ package analysis
 import (
 	"fmt"
 	"math"
-	"strings"
+
+	"tare/internal/load"
+	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
@@ -16,28 +18,54 @@ const lagPart = 0.1
 // LagReason is how Difference.Unresolved begins when the load generator's lag is the reason.
 const LagReason = "the load generator lags"
 
-// lagGate holds a difference in latency against the lag of the generator at the same quantile. What the two arms' lags
-// differ by is part of the difference claimed, so a lag that may be more than a tenth of it, by the far end of its
-// interval, leaves the difference unresolved. Lag that both arms share cancels out of the difference, though not out of
-// the values: it is noted.
-func lagGate(t *table, at factors, arm string, e *Estimate, seed uint64) {
-	q, ok := strings.CutPrefix(strings.TrimSuffix(e.Metric, "_seconds"), "latency_")
-	if !ok {
-		return
+// lagOf gives, by metric of latency, how late the generator was at the same quantile, in seconds: of undisturbed
+// requests as the trial recorded it, of all by the histogram.
+func lagOf(trial record.Trial, metrics map[string]float64, defined metric.Set) (map[string]float64, error) {
+	lag, err := quantilesOf(trial, lagHistogram(trial), defined.Quantiles(load.Latency))
+	for _, d := range defined.Quantiles(load.LatencyRunning) {
+		if v, known := metrics[defined.QuantileOf(load.OwnLagRunning, d.Quantile)]; known {
+			lag[d.Name] = v
+		}
 	}
-	var pairs []stats.Pair
-	var largest float64
+	return lag, err
+}
+
+// lagHistogram names the histogram that shows how late the generator was: its own part of the lag where it tells that
+// apart.
+func lagHistogram(trial record.Trial) string {
+	if len(encodedOf(trial, load.OwnLag)) > 0 {
+		return load.OwnLag
+	}
+	return load.Lag
+}
+
+// lagPairs are the generator's lags at the quantile of a metric of latency, in the baseline and in an arm, by block;
+// none of any other metric.
+func (t *table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
 	level := at.key()
-	for _, b := range t.blocks(level, func(v *values) bool { _, ok := v.lag[q]; return ok }, record.Direct, arm) {
-		p := stats.Pair{Base: t.cells[cell{level, record.Direct, b}].lag[q], Arm: t.cells[cell{level, arm, b}].lag[q]}
-		pairs = append(pairs, p)
+	has := func(v *values) bool { _, ok := v.lag[metric]; return ok }
+	for _, b := range t.blocks(level, has, record.Direct, arm) {
+		pairs = append(pairs, stats.Pair{
+			Base: t.cells[cell{level, record.Direct, b}].lag[metric], Arm: t.cells[cell{level, arm, b}].lag[metric],
+		})
 	}
+	return pairs
+}
+
+// lagGate holds a difference in latency against the lag of the generator at the same quantile, in pairs of the
+// baseline and the arm. What the two arms' lags differ by is part of the difference claimed, so a lag that may be
+// more than a tenth of it, by the far end of its interval, leaves the difference unresolved. Lag that both arms share
+// cancels out of the difference, though not out of the values: that is a note.
+func lagGate(difference float64, pairs []stats.Pair, quantile string, seed uint64) (unresolved, note string) {
 	if len(pairs) == 0 {
-		return
+		return "", ""
 	}
-	limit := lagPart * math.Abs(e.Difference.Value)
+	limit := lagPart * math.Abs(difference)
 	apart, _ := stats.FarEnd(pairs, seed)
-	for _, side := range []func(stats.Pair) float64{func(p stats.Pair) float64 { return p.Base }, func(p stats.Pair) float64 { return p.Arm }} {
+	largest := 0.0
+	for _, side := range []func(stats.Pair) float64{
+		func(p stats.Pair) float64 { return p.Base }, func(p stats.Pair) float64 { return p.Arm },
+	} {
 		xs := make([]float64, len(pairs))
 		for i, p := range pairs {
 			xs[i] = side(p)
@@ -46,10 +74,11 @@ func lagGate(t *table, at factors, arm string, e *Estimate, seed uint64) {
 	}
 	switch {
 	case apart > limit:
-		e.Difference.Unresolved = fmt.Sprintf("%s: the %s of its lag may be %s apart between the arms, over a tenth of the difference",
-			LagReason, q, quantity.Rough(apart, quantity.Seconds))
+		return fmt.Sprintf("%s: the %s of its lag may be %s apart between the arms, over a tenth of the difference",
+			LagReason, quantile, quantity.Rough(apart, quantity.Seconds)), ""
 	case largest > limit:
-		e.Notes = append(e.Notes, fmt.Sprintf("the lag of the load generator, alike in both arms, is over a tenth of the difference (%s %s)",
-			q, quantity.Rough(largest, quantity.Seconds)))
+		return "", fmt.Sprintf("the lag of the load generator, alike in both arms, is over a tenth of the difference (%s %s)",
+			quantile, quantity.Rough(largest, quantity.Seconds))
 	}
+	return "", ""
 }

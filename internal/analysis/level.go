@@ -41,15 +41,26 @@ func (s *Summary) At(level map[string]string) string {
 	return strings.Join(parts, " ")
 }
 
-// atAll words several levels: "at rate 100, rate 1000 and rate 4000".
+// atAll words several levels: "at rate 100, rate 1000 and rate 4000", "under keepalive and execs".
 func (s *Summary) atAll(levels []factors) string {
 	var all []string
 	for i, at := range levels {
 		text := s.At(at)
+		if lead, level, _ := strings.Cut(text, " "); i > 0 && isLevel(at, level) {
+			text = strings.TrimPrefix(text, lead+" ")
+		}
 		if i > 0 {
 			text = strings.TrimPrefix(text, "at ")
 		}
 		all = append(all, text)
 	}
 	return join(all)
+}
+
+// isLevel reports whether a text is the level of an only factor, as of a phrase that is one word before it.
+func isLevel(at factors, text string) bool {
+	for _, level := range at {
+		return len(at) == 1 && level == text
+	}
+	return false
 }

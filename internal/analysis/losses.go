@@ -21,16 +21,15 @@ const selection = 0.01
 
 type armMetric struct{ arm, metric string }
 
-// lostPairs are the pairs of the baseline and an arm that stand in the worst case, in the order of blocks; how many are
-// lost, those of blocks in which both ran and one has no value; and in how many of these the whole block is lost: the
-// arm and both twins, each to others than the trial. Where an arm's losses are beyond chance, values of later attempts
-// count as lost as well, for they were chosen, and no block as a whole.
-func (t *table) lostPairs(at factors, arm, metric string) (kept []stats.Pair, lost, whole int) {
+// lostPairs are the blocks in which the pairs of the baseline and an arm stand in the worst case, in order; how many
+// are lost, those of blocks in which both ran and one has no value; and in how many of these the whole block is lost:
+// the arm and both twins, each to others than the trial. Where an arm's losses are beyond chance, values of later
+// attempts count as lost as well, for they were chosen, and no block as a whole.
+func (t *table) lostPairs(at factors, arm, metric string) (stand []int, lost, whole int) {
 	level := at.key()
 	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
 	twin := t.fates(pool{level, record.AA, metric})
 	selected := t.selected[armMetric{arm, metric}]
-	var stand []int
 	for _, block := range slices.Sorted(maps.Keys(of)) {
 		f, b := of[block], base[block]
 		switch _, ran := base[block]; {
@@ -44,7 +43,7 @@ func (t *table) lostPairs(at factors, arm, metric string) (kept []stats.Pair, lo
 			}
 		}
 	}
-	return t.pairsOf(at, arm, metric, stand), lost, whole
+	return stand, lost, whole
 }
 
 // findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"tare/internal/ledger"
+	"tare/internal/load"
+	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
@@ -47,8 +49,8 @@ func (s *Summary) withhold(run record.Run, t *table) {
 	}
 	for place, outcomes := range t.outcomes {
 		for _, o := range outcomes {
-			for metric, f := range o.fates {
-				key := pool{place.level, place.arm, metric}
+			for name, f := range o.fates {
+				key := pool{place.level, place.arm, name}
 				if !f.told && !missing[key] && t.count(key, told) == 0 {
 					missing[key] = true
 					s.Missing = append(s.Missing, t.missing(key, levels[key.level], t.losses(key)))
@@ -152,7 +154,10 @@ func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 	names := map[key][]string{}
 	var order []key
 	for _, m := range s.Missing {
-		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) || s.answeredBy(m.Metric, m.Arm, m.Factors) {
+		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) {
+			continue
+		}
+		if s.answeredBy(t.defined, m.Metric, m.Arm, m.Factors) {
 			continue
 		}
 		k := key{m.because(), m.Lost == m.Trials}
@@ -163,43 +168,30 @@ func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 	}
 	var all []gap
 	for _, k := range order {
-		all = append(all, gap{join(labels(names[k])), k.because, k.all})
+		all = append(all, gap{join(labels(t.defined, names[k])), k.because, k.all})
 	}
 	return all
 }
 
-// answeredBy reports whether answers speak of another metric in the place of one: of latency while the machine was
-// running where it stood still too often, and else of the latency of all requests.
-func (s *Summary) answeredBy(metric, arm string, at factors) bool {
-	other := otherLatency(metric)
-	if _, running := s.whileRunning(at); other == "" || running == strings.HasPrefix(metric, "latency_"+runningPrefix) {
+// answeredBy reports whether answers speak of another metric in the place of one: where the machine stood still too
+// often of that of undisturbed requests, and else of that of all.
+func (s *Summary) answeredBy(defined metric.Set, name, arm string, at factors) bool {
+	other := defined.Counterpart(name)
+	if _, running := s.whileRunning(at); other == "" || running == defined.Of(name).Undisturbed {
 		return false // it is what answers speak of
 	}
 	return s.Find(other, arm, at) != nil
 }
 
-// otherLatency names, for a latency of all requests, that while the machine was running, and the other way about. It is
-// empty for what is no latency.
-func otherLatency(metric string) string {
-	q, latency := strings.CutPrefix(metric, "latency_")
-	if !latency {
-		return ""
-	}
-	if ofAll, running := strings.CutPrefix(q, runningPrefix); running {
-		return "latency_" + ofAll
-	}
-	return "latency_" + runningPrefix + q
-}
-
 // maxLabels is how many missing metrics are named.
 const maxLabels = 6
 
-// labels names metrics; quantiles of one latency are one.
-func labels(metrics []string) []string {
+// labels names metrics; the quantiles of latency are one.
+func labels(defined metric.Set, metrics []string) []string {
 	var all []string
 	for _, m := range metrics {
 		label := strings.TrimSuffix(quantity.Label(m), " per second")
-		if strings.HasPrefix(m, "latency_") {
+		if d := defined.Of(m); d.Histogram == load.Latency || d.Histogram == load.LatencyRunning {
 			label = "latency"
 		}
 		if !slices.Contains(all, label) {

@@ -55,23 +55,23 @@ func TestEveryLatencyVoided(t *testing.T) {
 		t.Fatalf("valid %t %q, trials %+v, %d blocks", s.Valid, s.InvalidReasons, s.Trials, s.Blocks)
 	}
 	for _, metric := range []string{"bpf_seconds_per_connection", "cpu_seconds_per_connection", "map_bytes"} {
-		got, want := s.Find(metric, "kernelmesh", nil), whole.Find(metric, "kernelmesh", nil)
+		got, want := s.Find(metric, "candidate", nil), whole.Find(metric, "candidate", nil)
 		if got == nil || got.Value != want.Value || got.N != want.N || got.Blocks != 8 || got.Planned != 8 {
 			t.Errorf("%s: %+v, and without gates %+v", metric, got, want)
 		}
 	}
 	for _, metric := range []string{"latency_p50_seconds", "throughput_per_second"} {
-		if e := s.Find(metric, "kernelmesh", nil); e != nil {
+		if e := s.Find(metric, "candidate", nil); e != nil {
 			t.Errorf("%s was voided in every trial, and is given: %+v", metric, e)
 		}
 	}
 	if want := "latency and throughput: not measured, the hypervisor took 24 % of the CPU time"; !strings.Contains(texts(s), want) {
 		t.Errorf("no %q in\n%s", want, texts(s))
 	}
-	if want := "kernelmesh adds 3.0"; !strings.Contains(texts(s), want) {
+	if want := "candidate adds 3.0"; !strings.Contains(texts(s), want) {
 		t.Errorf("no %q in\n%s", want, texts(s))
 	}
-	i := slices.IndexFunc(s.Missing, func(m analysis.Missing) bool { return m.Metric == "latency_p99_seconds" && m.Arm == "kernelmesh" })
+	i := slices.IndexFunc(s.Missing, func(m analysis.Missing) bool { return m.Metric == "latency_p99_seconds" && m.Arm == "candidate" })
 	if i < 0 || s.Missing[i].Lost != 8 || s.Missing[i].Trials != 8 || s.Missing[i].Cause != ledger.Hypervisor || s.Missing[i].Gate != "lag" {
 		t.Errorf("missing: %+v", s.Missing)
 	}
@@ -87,7 +87,7 @@ func TestOldReasonsVoidEverything(t *testing.T) {
 	}
 	result := late(0)
 	result.Voids, result.Cause, result.CauseShare = []string{}, ledger.Subject, nil
-	if s := summarize(t, run, spoil(trials, everyTrial, result)); !s.Valid || len(s.Missing) != 0 || s.Find("latency_p50_seconds", "kernelmesh", nil) == nil {
+	if s := summarize(t, run, spoil(trials, everyTrial, result)); !s.Valid || len(s.Missing) != 0 || s.Find("latency_p50_seconds", "candidate", nil) == nil {
 		t.Errorf("a gate that voids nothing took something: %+v", s.Missing)
 	}
 }
@@ -116,7 +116,7 @@ func TestOneLevelSilencesNoOther(t *testing.T) {
 		if !s.Valid {
 			t.Errorf("%s: %q", name, s.InvalidReasons)
 		}
-		for _, want := range []string{"At rate 500: kernelmesh adds 3.", "At rate 1000: kernelmesh adds ", "At rate 4000: kernelmesh "} {
+		for _, want := range []string{"At rate 500: candidate adds 3.", "At rate 1000: candidate adds ", "At rate 4000: candidate "} {
 			if !strings.Contains(texts(s), want) {
 				t.Errorf("%s: no %q in\n%s", name, want, texts(s))
 			}
@@ -168,8 +168,8 @@ func TestWithheld(t *testing.T) {
 		lost     int
 		withheld bool
 	}{{3, false}, {4, true}} { // of 12, and a quarter may be
-		s := summarize(t, run, spoil(trials, func(tr record.Trial) bool { return tr.Arm == "kernelmesh" && tr.Block < c.lost }, late(0.2)))
-		i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Metric == "latency_p50_seconds" && e.Arm == "kernelmesh" })
+		s := summarize(t, run, spoil(trials, func(tr record.Trial) bool { return tr.Arm == "candidate" && tr.Block < c.lost }, late(0.2)))
+		i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Metric == "latency_p50_seconds" && e.Arm == "candidate" })
 		e := s.Estimates[i]
 		if (e.Withheld != "") != c.withheld || e.Blocks != 12-c.lost || e.Planned != 12 || e.Difference.N != 12-c.lost || c.withheld && e.Difference.Resolved {
 			t.Errorf("%d lost: %+v, difference %+v", c.lost, e, e.Difference)
@@ -182,7 +182,7 @@ func TestWithheld(t *testing.T) {
 		}
 	}
 	s := summarize(t, run, spoil(trials, func(tr record.Trial) bool { return tr.Arm == record.Direct && tr.Block < 4 }, late(0.2)))
-	if e := s.Find("latency_p50_seconds", "kernelmesh", nil); e == nil || e.Difference.Resolved || e.Difference.Unresolved != "the baseline's value is withheld" {
+	if e := s.Find("latency_p50_seconds", "candidate", nil); e == nil || e.Difference.Resolved || e.Difference.Unresolved != "the baseline's value is withheld" {
 		t.Errorf("a difference to what is withheld: %+v", e)
 	}
 	if want := "in the baseline, latency and throughput: withheld"; !strings.Contains(texts(s), want) {
@@ -195,9 +195,9 @@ func TestDidNotKeepUp(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Headline = headlines
 	slow := record.Reason{Gate: "rate", Seen: 0.6, Allowed: 0.99, Message: "60 % in time", Cause: ledger.Subject, Voids: []string{"latency_p50_seconds", "latency_p90_seconds", "latency_p99_seconds"}}
-	trials = spoil(trials, func(tr record.Trial) bool { return tr.Arm == "kernelmesh" }, slow)
+	trials = spoil(trials, func(tr record.Trial) bool { return tr.Arm == "candidate" }, slow)
 	for i := range trials {
-		if trials[i].Arm == "kernelmesh" {
+		if trials[i].Arm == "candidate" {
 			l := trials[i].Loads["client"]
 			l.Rate = 1200
 			trials[i].Loads = map[string]load.Result{"client": l}
@@ -252,7 +252,7 @@ func TestAttempts(t *testing.T) {
 		}
 	}
 	s = summarize(t, run, again)
-	if e := s.Find("latency_p50_seconds", "kernelmesh", nil); e == nil || e.N != 7 || e.Planned != 8 || s.Trials.Invalid != 3 || !strings.Contains(s.Trials.Excluded[0].Why, "(run 2 times)") {
+	if e := s.Find("latency_p50_seconds", "candidate", nil); e == nil || e.N != 7 || e.Planned != 8 || s.Trials.Invalid != 3 || !strings.Contains(s.Trials.Excluded[0].Why, "(run 2 times)") {
 		t.Errorf("%+v, trials %+v", e, s.Trials)
 	}
 	if v := s.Trials.Excluded[0].Voids; len(v) == 0 || slices.Contains(v, "cpu_seconds_per_connection") {

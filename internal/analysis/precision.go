@@ -30,8 +30,9 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 		return false, "", err
 	}
 	listed := func(metric string) bool { return slices.Contains(run.Precision.Metrics, metric) }
+	defined := run.Defined()
 	decides := func(metric, arm string, at factors) bool {
-		return listed(metric) && !(listed(otherLatency(metric)) && s.answeredBy(metric, arm, at))
+		return listed(metric) && !(listed(defined.Counterpart(metric)) && s.answeredBy(defined, metric, arm, at))
 	}
 	var wide []string
 	all := 0
@@ -47,7 +48,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	}
 	for i := range s.Estimates {
 		e := &s.Estimates[i]
-		if !decides(e.Metric, e.Arm, e.Factors) || e.Arm == record.AA || e.Withheld != "" {
+		if !decides(e.Metric, e.Arm, e.Factors) || e.Arm == record.AA || e.Withheld != "" || e.Component != "" {
 			continue
 		}
 		all++

@@ -2,7 +2,6 @@ package analysis
 
 import (
 	"maps"
-	"strings"
 
 	"tare/internal/load"
 	"tare/internal/record"
@@ -63,16 +62,4 @@ func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 		}
 	}
 	return 0, false
-}
-
-// runningPrefix is between the name of a latency and its quantile, of metrics of undisturbed requests.
-const runningPrefix = "running_"
-
-// addRunningLag gives, beside the generator's lag by quantile, its lag while the machine was running.
-func addRunningLag(lag, metrics map[string]float64) {
-	for name, v := range metrics {
-		if q, ok := strings.CutPrefix(strings.TrimSuffix(name, "_seconds"), load.OwnLag+"_"+runningPrefix); ok {
-			lag[runningPrefix+q] = v
-		}
-	}
 }

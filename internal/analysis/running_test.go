@@ -14,7 +14,9 @@ import (
 // stalled is a run of some blocks with a baseline, its twin and an arm, whose p50 is far apart by chance among all
 // requests, and by 50 us among the undisturbed.
 func stalled(blocks int, disturbed int64) (record.Run, []record.Trial) {
-	run := record.Run{Schema: record.RunSchema, Experiment: "own", Blocks: blocks, Seed: 1}
+	run := record.Run{
+		Schema: record.RunSchema, Experiment: "own", Blocks: blocks, Seed: 1, Metrics: measured.Definitions(),
+	}
 	var trials []record.Trial
 	for b := range blocks {
 		for i, arm := range []string{record.Direct, record.AA, "proxy"} {
@@ -108,7 +110,6 @@ func TestLagOfUndisturbedRequests(t *testing.T) {
 				trials[i].Metrics["own_lag_running_p50_seconds"] += apart
 			}
 		}
-		run.Metrics = append(run.Metrics, measured.Definitions()...)
 		s, err := Summarize(run, trials)
 		if err != nil {
 			t.Fatal(err)

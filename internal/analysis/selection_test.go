@@ -27,7 +27,7 @@ func spoilLate(t *record.Trial) {
 func TestLosses(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		lose     int // of kernelmesh, of 18 trials
+		lose     int // of candidate, of 18 trials
 		again    int // of these: run again, and valid then
 		resolved bool
 		bounded  bool
@@ -44,7 +44,7 @@ func TestLosses(t *testing.T) {
 			run, trials := analysistest.Quickstart(eighteen)
 			var again []record.Trial
 			for i, lost := 0, 0; i < len(trials) && lost < c.lose; i++ {
-				if trials[i].Arm != "kernelmesh" {
+				if trials[i].Arm != "candidate" {
 					continue
 				}
 				if lost++; lost <= c.again {
@@ -56,7 +56,7 @@ func TestLosses(t *testing.T) {
 			}
 			s := summarize(t, run, append(trials, again...))
 			var d *analysis.Difference
-			if e := s.Find("latency_p50_seconds", "kernelmesh", nil); e != nil {
+			if e := s.Find("latency_p50_seconds", "candidate", nil); e != nil {
 				d = e.Difference
 			}
 			if d == nil && (c.resolved || !c.beyond) {
@@ -77,7 +77,7 @@ func TestLosses(t *testing.T) {
 				}
 			}
 			i := slices.IndexFunc(s.Losses, func(l analysis.Loss) bool {
-				return l.Arm == "kernelmesh" && slices.Contains(l.Metrics, "latency_p50_seconds")
+				return l.Arm == "candidate" && slices.Contains(l.Metrics, "latency_p50_seconds")
 			})
 			if (i >= 0) != (c.lose > 0) {
 				t.Fatalf("losses: %+v", s.Losses)
@@ -87,7 +87,7 @@ func TestLosses(t *testing.T) {
 					t.Errorf("%+v", l)
 				}
 			}
-			if warned := strings.Contains(strings.Join(s.Warnings, "\n"), "kernelmesh lost more trials than its twins"); warned != c.beyond {
+			if warned := strings.Contains(strings.Join(s.Warnings, "\n"), "candidate lost more trials than its twins"); warned != c.beyond {
 				t.Errorf("warnings: %q", s.Warnings)
 			}
 			if d := s.Find("latency_p50_seconds", record.AA, nil).Difference; d.Lost != 0 || len(d.Unresolved) == 0 {
@@ -119,7 +119,7 @@ func TestLossesAgree(t *testing.T) {
 			run, trials := analysistest.Quickstart(eighteen)
 			var again []record.Trial
 			for i := range trials {
-				if trials[i].Arm == "kernelmesh" && trials[i].Block%3 != 0 {
+				if trials[i].Arm == "candidate" && trials[i].Block%3 != 0 {
 					second := trials[i]
 					second.Attempt, second.Validity = 1, c.second
 					again = append(again, second)
@@ -147,7 +147,7 @@ func TestWholeBlocks(t *testing.T) {
 		return record.Validity{Reasons: []record.Reason{{Gate: "lag", Cause: cause, Voids: []string{"latency_p50_seconds"}}}}
 	}
 	failed := record.Validity{Failed: "it died", Cause: ledger.Hypervisor}
-	everybody := []string{record.Direct, record.AA, "kernelmesh"}
+	everybody := []string{record.Direct, record.AA, "candidate"}
 	type spoil struct {
 		block    int
 		arms     []string
@@ -165,7 +165,7 @@ func TestWholeBlocks(t *testing.T) {
 			{3, everybody, steal}, {5, everybody[:2], neighbour}, {5, everybody[2:], steal},
 		}, 2, 2, true},
 		{"the arm alone", []spoil{{3, everybody[2:], steal}}, 1, 0, false},
-		{"without the twin", []spoil{{3, []string{record.Direct, "kernelmesh"}, steal}}, 1, 0, false},
+		{"without the twin", []spoil{{3, []string{record.Direct, "candidate"}, steal}}, 1, 0, false},
 		{"one whole, and the baseline alone in another", []spoil{{3, everybody, steal}, {7, everybody[:1], steal}}, 2, 1, false},
 		{"by the generator", []spoil{{3, everybody, []record.Validity{late(ledger.Generator)}}}, 1, 0, false},
 		{"in the arm by nobody who is known", []spoil{
@@ -201,7 +201,7 @@ func TestWholeBlocks(t *testing.T) {
 					trials[i].Validity = s.attempts[0]
 				}
 			}
-			e := summarize(t, run, append(trials, again...)).Find("latency_p50_seconds", "kernelmesh", nil)
+			e := summarize(t, run, append(trials, again...)).Find("latency_p50_seconds", "candidate", nil)
 			d := e.Difference
 			if d.Lost != c.lost || d.LostWhole != c.whole || d.WorstLo != nil {
 				t.Errorf("%d lost, %d whole, worst case from %v", d.Lost, d.LostWhole, d.WorstLo)
@@ -226,14 +226,14 @@ func TestTwinWithoutInterval(t *testing.T) {
 	for i := range trials {
 		trials[i].Metrics["memory_hard_bytes"] = 0
 		switch {
-		case trials[i].Arm == "kernelmesh":
+		case trials[i].Arm == "candidate":
 			trials[i].Metrics["memory_hard_bytes"] = 6.33e6 + 1e4*float64(i%9)
 		case trials[i].Arm == record.AA && !lost:
 			spoilLate(&trials[i])
 			lost = true
 		}
 	}
-	d := summarize(t, run, trials).Find("memory_hard_bytes", "kernelmesh", nil).Difference
+	d := summarize(t, run, trials).Find("memory_hard_bytes", "candidate", nil).Difference
 	if !d.Resolved || d.SmallestVisible == nil || *d.SmallestVisible != (*d.Hi-*d.Lo)/2 {
 		t.Errorf("%+v", d)
 	}
@@ -244,13 +244,13 @@ func TestVisibleIsOfTheArm(t *testing.T) {
 	run, trials := analysistest.Quickstart(eighteen)
 	for i := range trials {
 		trials[i].Metrics["own"] = 100 + float64(i%3)
-		if trials[i].Arm == "kernelmesh" {
+		if trials[i].Arm == "candidate" {
 			trials[i].Metrics["own"] = 110 + 10*float64(i%5)
 		}
 	}
 	s := summarize(t, run, trials)
 	twins, _ := s.Visible("own", nil)
-	e := s.Find("own", "kernelmesh", nil)
+	e := s.Find("own", "candidate", nil)
 	if own, ok := s.VisibleIn(e); !ok || own <= twins || own != *e.Difference.SmallestVisible || own < (*e.Difference.Hi-*e.Difference.Lo)/2 {
 		t.Errorf("visible %g, of the twins %g: %+v", own, twins, e.Difference)
 	}
@@ -268,7 +268,7 @@ func TestDependentBlocks(t *testing.T) {
 				trials[i].Metrics["own"] += float64(trials[i].Block/period*period*37%30) + 0.01*float64(i%7)
 			}
 		}
-		d := summarize(t, run, trials).Find("own", "kernelmesh", nil).Difference
+		d := summarize(t, run, trials).Find("own", "candidate", nil).Difference
 		if d.Effective == nil {
 			t.Fatalf("30 blocks do not say what they are worth: %+v", d)
 		}
@@ -284,7 +284,7 @@ func TestDependentBlocks(t *testing.T) {
 // A trial that is too slow for a quantile is lost, and said to be.
 func TestWithheldQuantile(t *testing.T) {
 	run, trials := analysistest.Quickstart(eighteen)
-	i := slices.IndexFunc(trials, func(t record.Trial) bool { return t.Arm == "kernelmesh" && t.Block == 3 })
+	i := slices.IndexFunc(trials, func(t record.Trial) bool { return t.Arm == "candidate" && t.Block == 3 })
 	h := hdrhistogram.New(1, 60_000_000_000, 3)
 	if err := h.RecordValues(500_000, 900); err != nil {
 		t.Fatal(err)
@@ -296,11 +296,11 @@ func TestWithheldQuantile(t *testing.T) {
 	}
 	trials[i].Loads = map[string]load.Result{"client": l}
 	s := summarize(t, run, trials)
-	e := s.Find("latency_p99_seconds", "kernelmesh", nil)
+	e := s.Find("latency_p99_seconds", "candidate", nil)
 	if e.Difference.Lost != 1 || e.N != 17 || !strings.Contains(strings.Join(e.Notes, ""), "blocks without a value had too few samples") {
 		t.Errorf("%d lost, notes %q", e.Difference.Lost, e.Notes)
 	}
-	if e := s.Find("latency_p50_seconds", "kernelmesh", nil); e.Difference.Lost != 0 || len(e.Notes) != 0 {
+	if e := s.Find("latency_p50_seconds", "candidate", nil); e.Difference.Lost != 0 || len(e.Notes) != 0 {
 		t.Errorf("900 samples carry a median: %d lost, notes %q", e.Difference.Lost, e.Notes)
 	}
 }
@@ -310,13 +310,13 @@ func TestClusteredShares(t *testing.T) {
 	run, trials := analysistest.Quickstart(eighteen)
 	for i := range trials {
 		in := 3000 + 100*(trials[i].Block%3-1)
-		if trials[i].Arm == "kernelmesh" {
+		if trials[i].Arm == "candidate" {
 			in += 1000
 		}
 		trials[i].Counts = map[string]record.Count{"failed_connect_share": {In: in, Of: 10_000}, "wrong_connect_share": {In: 0, Of: 10_000}}
 	}
 	s := summarize(t, run, trials)
-	e := s.Find("failed_connect_share", "kernelmesh", nil)
+	e := s.Find("failed_connect_share", "candidate", nil)
 	if e.Trials != 18 || e.N != 180_000 || e.DesignEffect == nil || *e.DesignEffect < 2 {
 		t.Errorf("%+v", e)
 	}
@@ -326,7 +326,7 @@ func TestClusteredShares(t *testing.T) {
 	if d := s.Find("failed_connect_share", record.AA, nil).Difference; d.Resolved {
 		t.Errorf("twins differ: %+v", d)
 	}
-	none := s.Find("wrong_connect_share", "kernelmesh", nil)
+	none := s.Find("wrong_connect_share", "candidate", nil)
 	if none.Hi == nil || *none.Hi < 0.15 || *none.Hi > 0.16 || none.Difference.Resolved { // 1 - 0.05^(1/18)
 		t.Errorf("none in 18 trials: %+v", none)
 	}
@@ -346,7 +346,7 @@ func TestModelByBlock(t *testing.T) {
 	run.Metrics = append(run.Metrics, metric.Definition{Name: "curve", Unit: quantity.Count, Cost: true})
 	models := summarize(t, run, trials).Models
 	find := func(metric string) analysis.Model {
-		return models[slices.IndexFunc(models, func(m analysis.Model) bool { return m.Metric == metric && m.Arm == "kernelmesh" })]
+		return models[slices.IndexFunc(models, func(m analysis.Model) bool { return m.Metric == metric && m.Arm == "candidate" })]
 	}
 	if m := find("cpu_seconds"); m.Method != "least squares by block, t over blocks" || m.Blocks != 7 || !m.Linear {
 		t.Errorf("%+v", m)

@@ -31,8 +31,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 		InvalidReasons: []string{}, Missing: []Missing{}, Stopped: run.Stopped, NotRepeated: run.NotRepeated,
 		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent, Phrases: run.Phrases,
 	}
-	t := newTable(trials, s)
-	t.defined, t.baseline, t.traits = run.Defined(), run.Baseline, run.Traits
+	t := newTable(run, trials, s)
 	s.Trials = countTrials(run, trials)
 	s.Partial = s.Trials.Done < s.Trials.Planned || run.Open() && run.Stopped == ""
 	s.Blocks = completeBlocks(run, t)
@@ -58,6 +57,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
 	s.withhold(run, t)
+	s.addComponents(run, trials)
 	s.Models = append(s.Models, fitModels(t)...)
 	s.judge(run, t)
 	s.answer(run, t)
@@ -70,15 +70,18 @@ type table struct {
 	arms    []string // the baseline, its twin, then the others by name
 	metrics []string
 	has     map[string]bool // metrics that some trial tells, those that are pooled among them
-	free    bool            // a load goes as fast as it can
-	defined metric.Set
+	closed  bool            // a load goes as fast as it can
+	defined metric.Set      // the definitions of the run's metrics
+	order   map[string]int  // of the definitions, by metric
+	stated  []string        // metrics that answers speak of in words of the metrics' own, in order of rank
 
-	baseline string            // the subject of the baseline; empty where it has none
-	traits   map[string]string // what to know of arms, by arm
-	cells    map[cell]*values
-	in       map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
-	loads    map[string]bool               // by name
-	pools    map[pool]map[int]record.Count // by block
+	headlines []string          // metrics that answers speak of; none where the record does not say
+	baseline  string            // the subject of the baseline; empty where it has none
+	traits    map[string]string // what to know of arms, by arm
+	cells     map[cell]*values
+	in        map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
+	loads     map[string]bool               // by name
+	pools     map[pool]map[int]record.Count // by block
 
 	outcomes map[levelArm]map[int]*outcome // by block, of the trials that were run, however often; one that was interrupted was not
 	selected map[armMetric]bool            // whose losses are beyond chance
@@ -95,7 +98,8 @@ type cell struct {
 
 type levelArm struct{ level, arm string } // factors.key
 
-// values are what one trial gives: its metrics, and by quantile the generator's lag in seconds.
+// values are what one trial gives: its metrics, and by metric of latency the generator's lag at the same quantile, in
+// seconds.
 type values struct{ metrics, lag map[string]float64 }
 
 // factors is one level of an experiment.
@@ -138,10 +142,15 @@ func compareFactors(a, b factors) int {
 // usable keeps out what no measurement gives and what would spoil every sum it stands in.
 func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
-func newTable(trials []record.Trial, s *Summary) *table {
+func newTable(run record.Run, trials []record.Trial, s *Summary) *table {
 	t := &table{
+		defined: run.Defined(), order: map[string]int{}, stated: stated(run),
+		headlines: run.Headline, baseline: run.Baseline, traits: run.Traits,
 		cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}, loads: map[string]bool{},
 		outcomes: map[levelArm]map[int]*outcome{},
+	}
+	for i, d := range run.Metrics {
+		t.order[d.Name] = i
 	}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
@@ -155,9 +164,9 @@ func newTable(trials []record.Trial, s *Summary) *table {
 		v := &values{metrics: map[string]float64{}, lag: map[string]float64{}}
 		counted := map[string]bool{}
 		for _, trial := range attempts {
-			unreadable += v.take(trial)
+			unreadable += v.take(trial, t.defined)
 			for name, r := range trial.Loads {
-				t.loads[name], t.free = true, t.free || r.Mode == load.Closed
+				t.loads[name], t.closed = true, t.closed || r.Mode == load.Closed
 			}
 			for name, n := range trial.Counts {
 				if counted[name] || !trial.Validity.Stands(name) {
@@ -171,7 +180,8 @@ func newTable(trials []record.Trial, s *Summary) *table {
 				t.pools[key][c.block], counted[name] = record.Count{In: sum.In + n.In, Of: sum.Of + n.Of}, true
 			}
 		}
-		o := outcomeOf(attempts, func(metric string) bool { _, has := v.metrics[metric]; return has || counted[metric] })
+		told := func(metric string) bool { _, has := v.metrics[metric]; return has || counted[metric] }
+		o := outcomeOf(attempts, t.defined, told)
 		if t.outcomes[place] == nil {
 			t.outcomes[place] = map[int]*outcome{}
 		}
@@ -203,30 +213,27 @@ func newTable(trials []record.Trial, s *Summary) *table {
 	return t
 }
 
-// take adds what stands of an attempt and no attempt before it could tell. The generator's lag comes from the attempt that latency comes from. It gives the
-// number of histograms that could not be read.
-func (v *values) take(trial record.Trial) (unreadable int) {
+// take adds what stands of an attempt and no attempt before it could tell. The generator's lag comes from the attempt
+// that latency comes from. It gives the number of histograms that could not be read.
+func (v *values) take(trial record.Trial, defined metric.Set) (unreadable int) {
 	if trial.Validity.Failed != "" {
 		return 0
 	}
-	metrics, err := Metrics(trial)
+	metrics, err := Metrics(trial, defined)
 	if err != nil {
 		unreadable++
 	}
-	lag := map[string]float64{}
-	if err := addQuantiles(lag, "", trial, lagOf(trial)); err != nil {
+	lag, err := lagOf(trial, metrics, defined)
+	if err != nil {
 		unreadable++
 	}
-	addRunningLag(lag, metrics)
 	for name, x := range metrics {
 		if _, has := v.metrics[name]; has || !trial.Validity.Stands(name) {
 			continue
 		}
 		v.metrics[name] = x
-		if q, ok := strings.CutPrefix(strings.TrimSuffix(name, "_seconds"), "latency_"); ok {
-			if l, known := lag[q]; known {
-				v.lag[q] = l
-			}
+		if l, known := lag[name]; known {
+			v.lag[name] = l
 		}
 	}
 	return unreadable
@@ -259,11 +266,11 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 	return all
 }
 
-// Metrics are the values of one trial by metric: those that it recorded, and the quantiles of latency that its histograms can carry
-// where it did not record them. The error is of histograms that cannot be read; the other values are given all the same.
-func Metrics(trial record.Trial) (map[string]float64, error) {
-	m := map[string]float64{}
-	err := addQuantiles(m, "latency_", trial, load.Latency)
+// Metrics are the values of one trial by metric: those that it recorded, and the quantiles of latency that its
+// histograms can carry where it did not record them. The error is of histograms that cannot be read; the other values
+// are given all the same.
+func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error) {
+	m, err := quantilesOf(trial, load.Latency, defined.Quantiles(load.Latency))
 	for name, v := range trial.Metrics {
 		if usable(v) {
 			m[name] = v
@@ -280,36 +287,20 @@ func CompareArms(a, b string) int {
 	return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a, b))
 }
 
-// quantiles that are given of every latency.
-var quantiles = []struct {
-	name string
-	q    float64
-}{{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}, {"p999", 0.999}}
-
-// addQuantiles puts the quantiles that the samples can carry into m, in seconds, from the histograms of all loads together.
-func addQuantiles(m map[string]float64, prefix string, trial record.Trial, histogram string) error {
+// quantilesOf gives, by metric and in seconds, the quantiles that the samples can carry, from one histogram of all
+// loads together. Which quantile is whose, the definitions of the metrics say.
+func quantilesOf(trial record.Trial, histogram string, of []metric.Definition) (map[string]float64, error) {
+	m := map[string]float64{}
 	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)
 	if err != nil || h == nil {
-		return err
+		return m, err
 	}
-	for _, q := range quantiles {
-		if ns, ok := stats.Quantile(h, q.q); ok {
-			name := q.name
-			if prefix != "" {
-				name = prefix + q.name + "_seconds"
-			}
-			m[name] = ns / 1e9
+	for _, d := range of {
+		if ns, ok := stats.Quantile(h, d.Quantile); ok {
+			m[d.Name] = ns / 1e9
 		}
 	}
-	return nil
-}
-
-// lagOf names the histogram that shows how late the generator was: its own part of the lag where it tells that apart.
-func lagOf(trial record.Trial) string {
-	if len(encodedOf(trial, load.OwnLag)) > 0 {
-		return load.OwnLag
-	}
-	return load.Lag
+	return m, nil
 }
 
 func encodedOf(trial record.Trial, histogram string) []string {

@@ -45,10 +45,10 @@ func TestSummarizeFindsWhatIsThere(t *testing.T) {
 		difference  float64
 		resolved    bool
 	}{
-		{"bpf_seconds_per_connection", "kernelmesh", 3.1e-6, true},
-		{"latency_p50_seconds", "kernelmesh", 12.1e-6, true}, // both the programs and what was planted
-		{"latency_p99_seconds", "kernelmesh", 12.1e-6, true},
-		{"cpu_seconds_per_connection", "kernelmesh", 0, false},
+		{"bpf_seconds_per_connection", "candidate", 3.1e-6, true},
+		{"latency_p50_seconds", "candidate", 12.1e-6, true}, // both the programs and what was planted
+		{"latency_p99_seconds", "candidate", 12.1e-6, true},
+		{"cpu_seconds_per_connection", "candidate", 0, false},
 		{"latency_p50_seconds", record.AA, 0, false},
 	} {
 		e := s.Find(c.metric, c.arm, nil)
@@ -66,10 +66,10 @@ func TestSummarizeFindsWhatIsThere(t *testing.T) {
 	if e := s.Find("latency_p999_seconds", "direct", nil); e != nil {
 		t.Errorf("4000 requests gave a p99.9: %+v", e)
 	}
-	if e := s.Find("map_bytes", "kernelmesh", nil); e == nil || e.Value != 1.2e6 || e.Difference != nil || e.Baseline != "" {
+	if e := s.Find("map_bytes", "candidate", nil); e == nil || e.Value != 1.2e6 || e.Difference != nil || e.Baseline != "" {
 		t.Errorf("what the baseline does not have needs no difference: %+v", e)
 	}
-	if r := s.Find("latency_p50_seconds", "kernelmesh", nil).Ratio; r == nil || r.Value < 1.1 || r.Value > 1.2 {
+	if r := s.Find("latency_p50_seconds", "candidate", nil).Ratio; r == nil || r.Value < 1.1 || r.Value > 1.2 {
 		t.Errorf("ratio %+v", r)
 	}
 	if math.Abs(s.Self.CPUSeconds-0.24) > 1e-9 || s.Self.RSSBytes != 30<<20 {
@@ -93,13 +93,13 @@ func TestAnswers(t *testing.T) {
 		want  []string
 	}{
 		{name: "all resolved", truth: plain, want: []string{
-			"kernelmesh adds 3.0 us [3.0, 3.2]", "] of kernel time per connection, 71 % of it in the client's cgroup; ",
+			"candidate adds 3.0 us [3.0, 3.2]", "] of kernel time per connection, 71 % of it in the client's cgroup; ",
 			"; CPU time per connection is not resolved (smallest visible", "; p50 is 12", "] higher; ", "; 1.2 MB of maps."}},
 		{name: "noise", truth: noisy, want: []string{"; p50 is not resolved (", "; p99 is not resolved ("}},
-		{name: "another experiment", truth: plain, alter: own, want: []string{"kernelmesh adds 3.0"}},
-		{name: "few blocks", truth: fewer, want: []string{"kernelmesh adds 3.2", " us (no interval) of kernel time", "p50 is not resolved (4 blocks carry no interval; 6 are needed)"}},
-		{name: "levels", truth: swept, want: []string{"At rate 500: kernelmesh adds", "At rate 1000: ", "At rate 2000: "}},
-		{name: "partial", truth: plain, drop: 3, want: []string{"From a partial run (21 of 24 trials): kernelmesh adds"}},
+		{name: "another experiment", truth: plain, alter: own, want: []string{"candidate adds 3.0"}},
+		{name: "few blocks", truth: fewer, want: []string{"candidate adds 3.2", " us (no interval) of kernel time", "p50 is not resolved (4 blocks carry no interval; 6 are needed)"}},
+		{name: "levels", truth: swept, want: []string{"At rate 500: candidate adds", "At rate 1000: ", "At rate 2000: "}},
+		{name: "partial", truth: plain, drop: 3, want: []string{"From a partial run (21 of 24 trials): candidate adds"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			run, trials := analysistest.Quickstart(c.truth)
@@ -151,11 +151,11 @@ func TestLagGate(t *testing.T) {
 		truth := plain
 		truth.Lag, truth.ExtraLag = c.lag, c.extra
 		s := summarize2(t, truth)
-		e := s.Find("latency_p50_seconds", "kernelmesh", nil)
+		e := s.Find("latency_p50_seconds", "candidate", nil)
 		if e.Difference.Resolved != c.resolved || !strings.Contains(e.Difference.Unresolved, c.because) || !strings.Contains(strings.Join(e.Notes, ""), c.note) || (c.note == "") != (len(e.Notes) == 0) {
 			t.Errorf("%s: %+v, notes %q", c.name, e.Difference, e.Notes)
 		}
-		if b := s.Find("bpf_seconds_per_connection", "kernelmesh", nil); !b.Difference.Resolved {
+		if b := s.Find("bpf_seconds_per_connection", "candidate", nil); !b.Difference.Resolved {
 			t.Errorf("%s: lag says nothing of kernel time: %+v", c.name, b.Difference)
 		}
 	}
@@ -170,7 +170,7 @@ func TestLagOfTheServersMaking(t *testing.T) {
 			l := trials[i].Loads["client"]
 			h := hdrhistogram.New(1, 60_000_000_000, 3)
 			lag := int64(1000)
-			if trials[i].Arm == "kernelmesh" {
+			if trials[i].Arm == "candidate" {
 				lag = 5000 // of the 12 us that its latency is higher
 			}
 			if err := h.RecordValues(lag, l.Done); err != nil {
@@ -185,7 +185,7 @@ func TestLagOfTheServersMaking(t *testing.T) {
 			}
 			trials[i].Loads = map[string]load.Result{"client": l}
 		}
-		d := summarize(t, run, trials).Find("latency_p50_seconds", "kernelmesh", nil).Difference
+		d := summarize(t, run, trials).Find("latency_p50_seconds", "candidate", nil).Difference
 		if d.Resolved != tells || !tells && !strings.HasPrefix(d.Unresolved, analysis.LagReason) {
 			t.Errorf("generator tells its own lag: %t: %+v", tells, d)
 		}
@@ -217,35 +217,35 @@ func TestTrialsLeftOut(t *testing.T) {
 	}
 	run, trials := analysistest.Quickstart(plain)
 
-	s := summarize(t, run, spoil(trials, "kernelmesh", 2))
+	s := summarize(t, run, spoil(trials, "candidate", 2))
 	if !s.Valid || s.Trials.Failed != 1 || s.Trials.Invalid != 1 || s.Trials.Valid != 22 || s.Blocks != 6 {
 		t.Errorf("two left out: valid %t %q, %+v, %d blocks", s.Valid, s.InvalidReasons, s.Trials, s.Blocks)
 	}
 	if len(s.Trials.Excluded) != 2 || !strings.Contains(s.Trials.Excluded[0].Why, "lower the rate") || !strings.Contains(s.Trials.Excluded[1].Why, "exit status 1") {
 		t.Errorf("excluded: %+v", s.Trials.Excluded)
 	}
-	if e := s.Find("latency_p50_seconds", "kernelmesh", nil); e.N != 6 || e.Difference.N != 6 {
-		t.Errorf("kernelmesh: %+v", e)
+	if e := s.Find("latency_p50_seconds", "candidate", nil); e.N != 6 || e.Difference.N != 6 {
+		t.Errorf("candidate: %+v", e)
 	}
 	if e := s.Find("latency_p50_seconds", record.AA, nil); e.Difference.N != 8 {
 		t.Errorf("one arm's failures took the blocks of another: %+v", e.Difference)
 	}
 
-	s = summarize(t, run, spoil(trials, "kernelmesh", 3))
-	if s.Valid || len(s.InvalidReasons) != 1 || !strings.Contains(s.InvalidReasons[0], "arm kernelmesh lost 3 of 8 trials, and an interval needs 6; 2 of them failed: the server died") {
+	s = summarize(t, run, spoil(trials, "candidate", 3))
+	if s.Valid || len(s.InvalidReasons) != 1 || !strings.Contains(s.InvalidReasons[0], "arm candidate lost 3 of 8 trials, and an interval needs 6; 2 of them failed: the server died") {
 		t.Errorf("three left out: %q", s.InvalidReasons)
 	}
 	if len(s.Answers) != 1 || !strings.HasPrefix(s.Answers[0].Answer, "No answer: the run is invalid. ") {
 		t.Errorf("an invalid run answered: %+v", s.Answers)
 	}
 
-	s = summarize(t, run, spoil(trials, "kernelmesh", 8))
-	if s.Valid || !strings.Contains(s.InvalidReasons[0], "arm kernelmesh lost 8 of 8 trials") {
+	s = summarize(t, run, spoil(trials, "candidate", 8))
+	if s.Valid || !strings.Contains(s.InvalidReasons[0], "arm candidate lost 8 of 8 trials") {
 		t.Errorf("eight left out: %q", s.InvalidReasons)
 	}
 	strict := run
 	strict.Spec = json.RawMessage(`{"gates":{"invalid":"0.05"}}`)
-	if s = summarize(t, strict, spoil(trials, "kernelmesh", 2)); s.Valid {
+	if s = summarize(t, strict, spoil(trials, "candidate", 2)); s.Valid {
 		t.Error("the limit of the spec was not read")
 	}
 }
@@ -266,7 +266,7 @@ func TestOddRuns(t *testing.T) {
 			return slices.DeleteFunc(ts, func(t record.Trial) bool { return t.Arm == record.AA })
 		}, ""},
 		{"one arm alone", func(_ *record.Run, ts []record.Trial) []record.Trial {
-			return slices.DeleteFunc(ts, func(t record.Trial) bool { return t.Arm != "kernelmesh" })
+			return slices.DeleteFunc(ts, func(t record.Trial) bool { return t.Arm != "candidate" })
 		}, ""},
 		{"values that are no numbers", func(_ *record.Run, ts []record.Trial) []record.Trial {
 			for i := range ts {
@@ -333,7 +333,7 @@ func TestNothingIsNotResolved(t *testing.T) {
 	nothing.BPF, nothing.Latency = 0, 0
 	s := summarize2(t, nothing)
 	for _, e := range s.Estimates {
-		if e.Arm == "kernelmesh" && e.Difference != nil && e.Difference.Resolved {
+		if e.Arm == "candidate" && e.Difference != nil && e.Difference.Resolved {
 			t.Errorf("resolved: %s %+v", e.Metric, e.Difference)
 		}
 	}
@@ -344,7 +344,7 @@ func TestPooledParts(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	for i := range trials {
 		trials[i].Counts = map[string]record.Count{}
-		if trials[i].Arm == "kernelmesh" {
+		if trials[i].Arm == "candidate" {
 			trials[i].Counts["bpf_client_share"] = record.Count{In: 3, Of: 4}
 			if trials[i].Block == 0 {
 				trials[i].Counts["bpf_server_share"] = record.Count{In: 5, Of: 24}
@@ -352,11 +352,11 @@ func TestPooledParts(t *testing.T) {
 		}
 	}
 	s := summarize(t, run, trials)
-	e := s.Find("bpf_client_share", "kernelmesh", map[string]string{})
+	e := s.Find("bpf_client_share", "candidate", map[string]string{})
 	if e == nil || e.Value != 0.75 || e.N != 4*s.Blocks || *e.Lo >= 0.75 || *e.Hi <= 0.75 {
 		t.Errorf("got %+v", e)
 	}
-	if e := s.Find("bpf_server_share", "kernelmesh", map[string]string{}); e != nil {
+	if e := s.Find("bpf_server_share", "candidate", map[string]string{}); e != nil {
 		t.Errorf("24 samples gave %+v", e)
 	}
 }

@@ -79,6 +79,7 @@ type Estimate struct {
 	Unit       string            `json:"unit"`
 	Rank       int               `json:"rank"` // among the metrics: tables and charts show them in this order
 	Arm        string            `json:"arm"`
+	Component  string            `json:"component,omitempty"` // of the arm's subject; left out where it is of all of it
 	Baseline   string            `json:"baseline,omitempty"`
 	Factors    map[string]string `json:"factors"`
 	Value      float64           `json:"value"` // median over blocks

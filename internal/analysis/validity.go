@@ -116,7 +116,7 @@ func (s *Summary) tells(run record.Run, t *table) bool {
 	asked := askedArms(run, t)
 	none := true
 	for _, e := range s.Estimates {
-		if !slices.Contains(asked, e.Arm) {
+		if !slices.Contains(asked, e.Arm) || e.Component != "" {
 			continue
 		}
 		none = false

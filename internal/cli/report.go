@@ -16,6 +16,7 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/fault"
 	"tare/internal/measured"
+	"tare/internal/metric"
 	"tare/internal/record"
 	"tare/internal/report"
 )
@@ -85,9 +86,8 @@ func writeReport(w io.Writer, dir string, formats []string) error {
 	if err != nil {
 		return err
 	}
-	if c.Run.Metrics == nil { // a record of Tare before 0.3, whose metrics are still what they were
-		c.Run.Metrics = measured.Definitions()
-	}
+	// What an earlier version could not say of its metrics holds of them as it does today.
+	c.Run.Metrics = metric.Complete(c.Run.Metrics, measured.Definitions())
 	s, err := analysis.Summarize(c.Run, c.Trials)
 	if err != nil {
 		return fmt.Errorf("reporting on %s: %w", dir, err)

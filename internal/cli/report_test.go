@@ -48,7 +48,7 @@ func runReport(args ...string) (string, error) {
 func TestReportFormats(t *testing.T) {
 	dir := writeRun(t, 24)
 	for format, want := range map[string]string{
-		"text": "kernelmesh adds 3.", "md": "# quickstart\n", "bench": "\nBenchmarkQuickstart/arm=", "json": `"schema": "tare.summary/v1"`,
+		"text": "candidate adds 3.", "md": "# quickstart\n", "bench": "\nBenchmarkQuickstart/arm=", "json": `"schema": "tare.summary/v1"`,
 		"text,bench": "Unit map_bytes better=lower", "html": "<h1>What does an eBPF mesh data plane add to each new connection?</h1>",
 	} {
 		out, err := runReport(dir, "--format", format)

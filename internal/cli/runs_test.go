@@ -18,6 +18,7 @@ import (
 	"tare/experiments"
 	"tare/internal/analysis"
 	"tare/internal/fault"
+	"tare/internal/measured"
 	"tare/internal/record"
 )
 
@@ -128,6 +129,45 @@ func TestOldRuns(t *testing.T) {
 		}
 		sameEstimates(t, &was, &is)
 		sameAnswers(t, &was, &is)
+	})
+}
+
+// TestOldDefinitions: definitions that an earlier version wrote, and none at all, are read as those of today are: the
+// report says the same.
+func TestOldDefinitions(t *testing.T) {
+	eachOldRun(t, func(t *testing.T, dir string) {
+		path := filepath.Join(dir, record.RunFile)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reports := map[string]string{}
+		for name, metrics := range map[string]any{
+			"as written": nil, "of today": measured.Definitions(), "none": json.RawMessage("null"),
+		} {
+			var run map[string]any
+			if err := json.Unmarshal(text, &run); err != nil {
+				t.Fatal(err)
+			}
+			if metrics != nil {
+				run["metrics"] = metrics
+			}
+			changed, err := json.Marshal(run)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, changed, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if reports[name], err = runReport(dir); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, got := range reports {
+			if got != reports["of today"] {
+				t.Errorf("with the definitions %s it is\n%s\nand with those of today\n%s", name, got, reports["of today"])
+			}
+		}
 	})
 }
 

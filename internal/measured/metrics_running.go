@@ -30,19 +30,26 @@ var runningMetrics = []Metric{
 		Value: (*Measured).disturbedShare,
 	},
 	{
-		Definition: metric.Definition{Name: "throughput_running_per_second", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedRunning,
+		Definition: metric.Definition{Name: "throughput_running_per_second", Family: "throughput", Undisturbed: true, Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedRunning,
 			How: "Requests of all loads that were answered while no CPU stood still, per second of that time. Closed loops only: " +
 				"at a fixed rate, what a stall held up is answered after it. Left out where less than a tenth of the window was quiet."},
 		Value: (*Measured).throughputWhileRunning,
 	},
 }
 
+// undisturbedOf is the histogram of all requests, by that of the undisturbed ones.
+var undisturbedOf = map[string]string{
+	load.LatencyRunning: load.Latency, load.ConnectRunning: load.Connect, load.OwnLagRunning: load.OwnLag,
+}
+
 func whileRunning(histogram string, needs []Need, q float64, quantile, what string) Metric {
 	least := stats.MinBeyond(q)
+	family := undisturbedOf[histogram]
 	return Metric{
 		Definition: metric.Definition{
 			Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(histogram), Pool: metric.Merged, Better: metric.Lower,
 			Needs: needs, Headline: histogram == load.LatencyRunning && quantile != "p90", Tail: q > 0.5,
+			Family: family, Histogram: histogram, Quantile: q, Undisturbed: true,
 			How: fmt.Sprintf("Time %s, of the requests that no stall of the machine touched, weighted for the greater chance of long ones to be touched: "+
 				"%s quantile, all loads merged. Left out when those requests cannot carry it, as when fewer than %g of them lie beyond it.",
 				what, quantile, least),

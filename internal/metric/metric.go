@@ -81,6 +81,23 @@ type Definition struct {
 	// cache". Where the baseline has it too, the difference follows. Empty: answers name it only where it differs.
 	Clause string `json:"clause,omitempty"`
 
+	// Family is what it tells of, with others: of the metrics of one family a sentence names one. Empty: it is the
+	// only one of its own.
+	Family string `json:"family,omitempty"`
+
+	// Histogram and Quantile are of a metric that is a quantile of a histogram of the loads: the histogram's name
+	// (package load), and the quantile, such as 0.99. Both are left out of all others.
+	Histogram string  `json:"histogram,omitempty"`
+	Quantile  float64 `json:"quantile,omitempty"`
+
+	// Undisturbed says that it is of what no stall of the machine touched.
+	Undisturbed bool `json:"undisturbed,omitempty"`
+
+	// What and Per are of a cost for each piece of work, as answers word it: "kernel time" per "connection". Of the costs
+	// of one What an answer names one. Both are left out of all others.
+	What string `json:"what,omitempty"`
+	Per  string `json:"per,omitempty"`
+
 	// Of is, of a metric of all nodes together, the metric of each node that it is made of: what voids that voids this.
 	Of string `json:"of,omitempty"`
 
@@ -108,6 +125,10 @@ func (d Definition) Check() error {
 		return fmt.Errorf("the metric %s does not say how it is got", d.Name)
 	case d.Clause != "" && strings.Count(d.Clause, "{}") != 1:
 		return fmt.Errorf("the clause of the metric %s has no one place for its value: %q", d.Name, d.Clause)
+	case (d.Histogram == "") != (d.Quantile == 0) || d.Quantile < 0 || d.Quantile >= 1:
+		return fmt.Errorf("the metric %s is the quantile %g of the histogram %q", d.Name, d.Quantile, d.Histogram)
+	case (d.What == "") != (d.Per == ""):
+		return fmt.Errorf("the metric %s is %q per %q, and has to be both or neither", d.Name, d.What, d.Per)
 	case d.Cost && (d.Tail || d.Unit == quantity.Part || d.Pool == Merged && d.Rank == RankLatency):
 		return fmt.Errorf("the metric %s is no cost that could be a sum of parts", d.Name)
 	}
@@ -133,6 +154,68 @@ func (s Set) Of(name string) Definition {
 		return d
 	}
 	return Definition{Name: name, Unit: quantity.UnitOf(name), Rank: RankOther, Pool: Mean, Needs: []Need{}}
+}
+
+// Counterpart is the metric that answers in the place of another where others disturbed the machine, and of such a
+// metric the other; empty where there is none.
+func (s Set) Counterpart(name string) string {
+	if d := s.Of(name); d.Instead != "" {
+		return d.Instead
+	}
+	for _, d := range s {
+		if d.Instead == name && name != "" {
+			return d.Name
+		}
+	}
+	return ""
+}
+
+// Quantiles are the metrics that are quantiles of a histogram of the loads, from the lowest.
+func (s Set) Quantiles(histogram string) []Definition {
+	var all []Definition
+	for _, d := range s {
+		if d.Quantile != 0 && d.Histogram == histogram {
+			all = append(all, d)
+		}
+	}
+	slices.SortFunc(all, func(a, b Definition) int {
+		return cmp.Or(cmp.Compare(a.Quantile, b.Quantile), strings.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// QuantileOf is the metric that is a quantile of a histogram of the loads; empty where none is.
+func (s Set) QuantileOf(histogram string, q float64) string {
+	for _, d := range s.Quantiles(histogram) {
+		if d.Quantile == q {
+			return d.Name
+		}
+	}
+	return ""
+}
+
+// FamilyOf is the family of a metric; of one that has none, its own name.
+func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, name) }
+
+// Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those
+// of today of the same names: Family, Histogram, Quantile, Undisturbed, What and Per. A definition that says any of
+// these is left as it is. Where there are no definitions, those of today stand for all.
+func Complete(written, today []Definition) []Definition {
+	if written == nil {
+		return slices.Clone(today)
+	}
+	known := NewSet(today)
+	all := slices.Clone(written)
+	for i := range all {
+		d := &all[i]
+		now, is := known[d.Name]
+		if !is || d.Family != "" || d.Histogram != "" || d.Undisturbed || d.What != "" {
+			continue
+		}
+		d.Family, d.Histogram, d.Quantile = now.Family, now.Histogram, now.Quantile
+		d.Undisturbed, d.What, d.Per = now.Undisturbed, now.What, now.Per
+	}
+	return all
 }
 
 // Compare orders names of metrics as they are shown. Those of one rank are equal.

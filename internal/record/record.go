@@ -152,8 +152,13 @@ type Trial struct {
 	Clocks   map[string]time.Duration   `json:"clocks_ns"`        // set-up, before, warm-up, measured, drain, tear-down
 	Metrics  map[string]float64         `json:"metrics"`          // single values of this trial, by metric name
 	Counts   map[string]Count           `json:"counts,omitempty"` // counts of this trial, by metric name: to be pooled over trials
-	Validity Validity                   `json:"validity"`
-	Nodes    []NodeTrial                `json:"nodes,omitempty"` // what came of it at each node, where it ran on nodes: metrics and loads are of all of them together then
+	// Components are values of each component of a subject that has several, by component and metric: a part of the same
+	// metric in Metrics, or what only components have. They are void where the metric is.
+	Components map[string]map[string]float64 `json:"components,omitempty"`
+
+	Validity Validity `json:"validity"`
+	// Nodes are what came of it at each node, where it ran on nodes: metrics and loads are of all of them together then.
+	Nodes []NodeTrial `json:"nodes,omitempty"`
 }
 
 // Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them independently of each other; what the

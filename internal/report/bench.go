@@ -49,7 +49,7 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 		if t.Validity.Failed != "" {
 			continue
 		}
-		metrics, err := analysis.Metrics(t)
+		metrics, err := analysis.Metrics(t, defined)
 		if err != nil {
 			return fmt.Errorf("reading the histograms of trial %d: %w", t.Index+1, err)
 		}

@@ -149,7 +149,7 @@ func htmlSections(s *analysis.Summary) []htmlSection {
 }
 
 func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) *htmlPage {
-	d := newChartData(s, trials)
+	d := newChartData(s, run, trials)
 	p := &htmlPage{
 		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons), Started: started(run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",

@@ -49,7 +49,8 @@ const (
 func (m *dataMaker) found(metric string, arm, level int) *analysis.Estimate {
 	for i := range m.s.Estimates {
 		e := &m.s.Estimates[i]
-		if e.Metric == metric && m.arms[e.Arm] == arm && m.levels[levelKey(e.Factors)] == level && finite(e.Value) {
+		here := e.Component == "" && m.arms[e.Arm] == arm && m.levels[levelKey(e.Factors)] == level
+		if e.Metric == metric && here && finite(e.Value) {
 			return e
 		}
 	}

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"tare/internal/analysis"
-	"tare/internal/attribution"
-	"tare/internal/ledger"
 	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
@@ -159,24 +157,25 @@ type place struct{ arm, level int }
 type dataMaker struct {
 	*chartData
 	s      *analysis.Summary
+	run    record.Run
 	trials []record.Trial
 	levels map[string]int
 	arms   map[string]int
 	metric map[string]int
 }
 
-func newChartData(s *analysis.Summary, trials []record.Trial) *chartData {
+func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *chartData {
 	m := &dataMaker{chartData: &chartData{
 		Arms: []chartArm{}, Levels: []chartLevel{}, Metrics: []chartMetric{}, Estimates: []chartEstimate{}, Curves: []chartCurve{}, Models: []chartModel{},
 		Limits: []chartLimit{}, LimitParts: []chartPart{}, Ran: []chartPart{}, Stairs: []chartStair{},
 		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{}, // no null for JavaScript to stumble over
-	}, s: s, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
+	}, s: s, run: run, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
 	m.names()
 	m.estimates()
 	m.curves()
 	m.models()
-	m.grossOf()
-	m.cpu()
+	m.accounts()
+	m.budgets()
 	m.memoryParts()
 	m.inTime()
 	m.rest()
@@ -217,6 +216,9 @@ func (m *dataMaker) names() {
 		m.Levels = append(m.Levels, l)
 	}
 	for _, e := range m.s.Estimates {
+		if e.Component != "" {
+			continue // charts are of subjects as a whole; the tables have their components
+		}
 		arms[e.Arm] = true
 		level(e.Factors)
 		if _, seen := m.metric[e.Metric]; !seen {
@@ -275,13 +277,15 @@ func (m *dataMaker) sweptFactor() string {
 	return best
 }
 
-func (m *dataMaker) place(t record.Trial) place {
-	return place{m.arms[t.Arm], m.levels[levelKey(t.Factors)]}
+func (m *dataMaker) place(t record.Trial) place { return m.placeOf(t.Arm, t.Factors) }
+
+func (m *dataMaker) placeOf(arm string, level map[string]string) place {
+	return place{m.arms[arm], m.levels[levelKey(level)]}
 }
 
 func (m *dataMaker) estimates() {
 	for _, e := range m.s.Estimates {
-		if !finite(e.Value) {
+		if !finite(e.Value) || e.Component != "" {
 			continue
 		}
 		c := chartEstimate{
@@ -326,7 +330,7 @@ func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
 
 // curves puts the curves of latency in the order of levels and arms.
 func (m *dataMaker) curves() {
-	for _, c := range analysis.Curves(m.s.Seed, m.trials) {
+	for _, c := range analysis.Curves(m.run, m.trials) {
 		curve := chartCurve{Arm: m.arms[c.Arm], Level: m.levels[levelKey(c.Factors)]}
 		for _, p := range c.Points {
 			point := curvePoint{Q: p.Q, Value: p.Value, Lo: p.Lo, Hi: p.Hi, Text: p.Text(), Visible: p.Visible}
@@ -366,278 +370,82 @@ func (m *dataMaker) models() {
 	}
 }
 
-// The bars of the CPU budget: what infrastructure uses stands apart from what the application uses.
-const (
-	barApplication    = "application"
-	barInfrastructure = "infrastructure"
-	barMachine        = "rest of the machine"
-)
-
-// The parts that eBPF time stands on: other programs may run on the machine as well.
-const (
-	partBPF      = "subject's eBPF programs"
-	partOtherBPF = "other eBPF programs"
-)
-
-// cpuParts are the parts of the budget in order of the bars.
-var cpuParts = []struct{ bar, name string }{
-	{barApplication, "application processes"}, {barApplication, "load generator"},
-	{barInfrastructure, partBPF}, {barInfrastructure, "subject's processes"},
-	{barMachine, partOtherBPF}, {barMachine, "kernel threads"}, {barMachine, "interrupts on idle CPUs"}, {barMachine, "root group"}, {barMachine, "other control groups"},
-	{barMachine, "tare itself"}, {barMachine, "steal"}, {barMachine, "unexplained"},
-}
-
-// cpuOf splits one ledger's budget, in seconds. The parts and idle sum to the capacity.
-func cpuOf(l *ledger.Ledger) map[string]float64 {
-	parts := map[string]float64{"steal": l.CPU.Steal, "unexplained": l.CPU.Unexplained}
-	if len(l.CPU.Lines) == 0 {
-		parts["other control groups"] = l.CPU.Attributed
-	}
-	for _, line := range l.CPU.Lines {
-		name := "other control groups" // a line of a later version stands where it is not overlooked
-		switch line.Name {
-		case ledger.LineRoot:
-			name = "root group"
-		case ledger.LineKernel:
-			name = "kernel threads"
-		case ledger.LineBPF:
-			name = partBPF // with that of other programs, until it is split
-		case ledger.LineInterrupts:
-			name = "interrupts on idle CPUs"
-		case ledger.LineSelf:
-			name = "tare itself"
-		}
-		parts[name] += line.Seconds
-	}
-	for _, g := range l.Cgroups {
-		name := rolePart[g.Role]
-		if name == "" || g.CPUSeconds == nil {
-			continue
-		}
-		own := *g.CPUSeconds
-		if g.BPFInsideSeconds != nil {
-			own -= *g.BPFInsideSeconds // which stands on the line of eBPF
-		}
-		parts[name] += own
-		parts["other control groups"] -= own
-	}
-	return parts
-}
-
-// placeBPF moves eBPF time that single windows were too short to split out of the parts in which it stands: that in the trials' groups
-// is known exactly in all, and where it ran by the samples of all trials of an arm together, as the shares among the estimates are.
-// Then it tells the subject's programs from others. It returns the seconds that could not be placed for want of samples.
-func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
-	seen := map[string]int{}
-	all := 0
-	var total, mine float64
-	for _, t := range trials {
-		l := t.Ledger
-		own := subjectPrograms(t)
-		roles := map[string]string{}
-		for _, g := range l.Cgroups {
-			roles[g.Path] = rolePart[g.Role]
-		}
-		for _, p := range l.Programs {
-			if p.RunSeconds != nil {
-				total += *p.RunSeconds
-				if own[p.ID] {
-					mine += *p.RunSeconds
-				}
-			}
-			for _, s := range p.Seen {
-				switch {
-				case s.Cgroup == nil:
-					continue
-				case *s.Cgroup == attribution.Idle:
-					seen["interrupts on idle CPUs"] += s.Samples
-				case *s.Cgroup == "/":
-					seen["root group"] += s.Samples
-				default:
-					seen[cmp.Or(roles[*s.Cgroup], "other control groups")] += s.Samples
-				}
-				all += s.Samples
-			}
-		}
-	}
-	left = max(total-parts[partBPF], 0)
-	if want := left; all >= minPlaced {
-		for name, n := range seen {
-			part := min(want*float64(n)/float64(all), max(parts[name], 0)) // a part never gives more than it has
-			parts[name] -= part
-			parts[partBPF] += part
-			left -= part
-		}
-	}
-	if total > 0 {
-		others := parts[partBPF] * (1 - mine/total)
-		parts[partBPF] -= others
-		parts[partOtherBPF] += others
-	}
-	return max(left, 0)
-}
-
-// subjectPrograms are the programs that the subject of a trial said it loaded.
-func subjectPrograms(t record.Trial) map[uint32]bool {
-	var ready struct {
-		Programs []struct {
-			ID uint32 `json:"id"`
-		} `json:"programs"`
-	}
-	own := map[uint32]bool{}
-	if json.Unmarshal(t.Subject, &ready) == nil {
-		for _, p := range ready.Programs {
-			own[p.ID] = true
-		}
-	}
-	return own
-}
-
-// minPlaced is how many samples of all trials of an arm are needed to say where its eBPF time ran.
-const minPlaced = 25
-
-// rolePart is the part that the groups of a role belong to.
-var rolePart = map[string]string{"app": "application processes", "load": "load generator", "subject": "subject's processes"}
-
-// byPlace collects the valid trials that have a ledger.
-func (m *dataMaker) byPlace() map[place][]record.Trial {
-	at := map[place][]record.Trial{}
-	for _, t := range m.trials {
-		if t.Validity.Valid && t.Validity.Failed == "" && t.Ledger != nil {
-			at[m.place(t)] = append(at[m.place(t)], t)
-		}
-	}
-	return at
-}
-
 func comparePlaces(a, b place) int {
 	return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.arm, b.arm))
 }
 
-// cpu sums the budgets of the trials of each arm: means add up to the whole, medians do not.
-func (m *dataMaker) cpu() {
-	trials := m.byPlace()
-	for _, p := range slices.SortedFunc(maps.Keys(trials), comparePlaces) {
-		var capacity, idle float64
-		sums := map[string]float64{}
-		for _, t := range trials[p] {
-			l := t.Ledger
-			capacity += l.CPU.Capacity
-			idle += l.CPU.Idle
-			for name, v := range cpuOf(l) {
-				sums[name] += v
-			}
+// budgets are the budgets of the trials of each arm, in the order of places.
+func (m *dataMaker) budgets() {
+	at := func(b analysis.Budget) place { return m.placeOf(b.Arm, b.Factors) }
+	for _, b := range inPlace(analysis.Budgets(m.trials), at) {
+		p, n := at(b), float64(b.Trials)
+		if b.Unplaced > 0 {
+			m.unplaced = append(m.unplaced, fmt.Sprintf(
+				"%s of eBPF time in each trial of %s stays in the parts where it ran: there are too few samples to say which",
+				quantity.Value(b.Unplaced/n, quantity.Seconds),
+				strings.TrimSuffix(m.Arms[p.arm].Name+" at "+m.Levels[p.level].Name, " at ")))
 		}
-		if !(capacity > 0) || !finite(capacity) || !finite(idle) {
-			continue
-		}
-		n := float64(len(trials[p]))
-		if left := placeBPF(sums, trials[p]); left > 1e-6*capacity && finite(left) {
-			m.unplaced = append(m.unplaced, fmt.Sprintf("%s of eBPF time in each trial of %s stays in the parts where it ran: there are too few samples to say which",
-				quantity.Value(left/n, quantity.Seconds), strings.TrimSuffix(m.Arms[p.arm].Name+" at "+m.Levels[p.level].Name, " at ")))
-		}
-		m.CPUSum = append(m.CPUSum, chartCPU{p.arm, p.level, idle / capacity, capacity / n, len(trials[p])})
-		for _, part := range cpuParts {
-			v := sums[part.name]
-			if v == 0 || !finite(v) {
-				continue
-			}
-			m.CPU = append(m.CPU, chartPart{p.arm, p.level, part.bar, part.name, v / capacity,
-				fmt.Sprintf("%s of capacity, %s in each trial", quantity.Value(v/capacity, quantity.Part), quantity.Value(v/n, quantity.Seconds))})
+		m.CPUSum = append(m.CPUSum, chartCPU{p.arm, p.level, b.Idle / b.Capacity, b.Capacity / n, b.Trials})
+		for _, part := range b.Parts {
+			v := part.Seconds / b.Capacity
+			text := fmt.Sprintf("%s of capacity, %s in each trial",
+				quantity.Value(v, quantity.Part), quantity.Value(part.Seconds/n, quantity.Seconds))
+			m.CPU = append(m.CPU, chartPart{p.arm, p.level, part.Bar, part.Name, v, text})
 		}
 	}
 	order := func(p chartPart) int {
-		return slices.IndexFunc(cpuParts, func(x struct{ bar, name string }) bool { return x.name == p.Part })
+		return slices.IndexFunc(analysis.BudgetParts, func(x analysis.BudgetPart) bool { return x.Name == p.Part })
 	}
 	slices.SortStableFunc(m.CPU, func(a, b chartPart) int { return cmp.Compare(order(a), order(b)) })
 }
 
-// grossOf is what each application used in the trials of each arm, and what was used on its behalf, where the trials were charged.
-func (m *dataMaker) grossOf() {
-	trials := m.byPlace()
-	for _, p := range slices.SortedFunc(maps.Keys(trials), comparePlaces) {
-		var windows []*ledger.Ledger
-		for _, t := range trials[p] {
-			windows = append(windows, t.Ledger)
-		}
-		for _, w := range ledger.Pool(windows) {
-			m.gross = append(m.gross, grossRow{Workload: w.Name, Arm: m.Arms[p.arm].Name, Level: m.Levels[p.level].Name, Cells: []string{
-				orDash(w.GrossCPU, quantity.Seconds), orDash(w.NetCPU, quantity.Seconds), orDash(w.TareCPU, quantity.Seconds),
-				orDash(w.GrossMemory, quantity.Bytes), orDash(w.NetMemory, quantity.Bytes), orDash(w.TareMemory, quantity.Bytes)}})
+// inPlace is something of each arm at each level, in the order of places.
+func inPlace[T any](all []T, at func(T) place) []T {
+	return slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return comparePlaces(at(a), at(b)) })
+}
+
+// accounts are what each application used in the trials of each arm, and what was used on its behalf.
+func (m *dataMaker) accounts() {
+	at := func(a analysis.Account) place { return m.placeOf(a.Arm, a.Factors) }
+	for _, a := range inPlace(analysis.Accounts(m.trials), at) {
+		for _, w := range a.Workloads {
+			m.gross = append(m.gross, grossRow{
+				Workload: w.Name, Arm: m.Arms[at(a).arm].Name, Level: m.Levels[at(a).level].Name,
+				Cells: []string{
+					orDash(w.GrossCPU, quantity.Seconds), orDash(w.NetCPU, quantity.Seconds), orDash(w.TareCPU, quantity.Seconds),
+					orDash(w.GrossMemory, quantity.Bytes), orDash(w.NetMemory, quantity.Bytes), orDash(w.TareMemory, quantity.Bytes),
+				},
+			})
 		}
 	}
 }
 
-// memoryFields are what a group holds, in the order of the table; the first four are the parts of hard and soft memory.
-var memoryFields = []struct {
-	name string
-	of   func(*ledger.Memory) *float64
-}{
-	{"anon", func(x *ledger.Memory) *float64 { return number(x.Anon) }},
-	{"shmem", func(x *ledger.Memory) *float64 { return number(x.Shmem) }},
-	{"kernel", func(x *ledger.Memory) *float64 {
-		v := number(x.Kernel)
-		if slab := number(x.SlabReclaimable); v != nil && slab != nil {
-			*v -= *slab
-		}
-		return v
-	}},
-	{"soft", func(x *ledger.Memory) *float64 { return number(x.Soft) }},
-	{"hard", func(x *ledger.Memory) *float64 { return number(x.Hard) }},
-	{"working set", func(x *ledger.Memory) *float64 { return number(x.WorkingSet) }},
-	{"peak", func(x *ledger.Memory) *float64 { return number(x.Peak) }},
+// roleNames are the roles of groups as the memory table has them, in its order.
+var roleNames = []struct{ role, name string }{
+	{"subject", "subject"}, {"app", "application"}, {"load", "load generator"},
 }
 
-// memoryPartCount is how many of the fields are parts of a bar.
-const memoryPartCount = 4
-
-func number[N uint64 | int64](v *N) *float64 {
-	if v == nil {
-		return nil
-	}
-	f := float64(*v)
-	return &f
-}
-
-// memoryParts are the means over trials of what the groups of each role hold at the end of the window, in their order.
+// memoryParts are what the groups of each role hold at the end of the window.
 func (m *dataMaker) memoryParts() {
-	trials := m.byPlace()
-	for _, role := range []struct{ role, name string }{{"subject", "subject"}, {"app", "application"}, {"load", "load generator"}} {
-		for _, p := range slices.SortedFunc(maps.Keys(trials), comparePlaces) {
-			sums := map[string]float64{}
-			held := 0
-			for _, t := range trials[p] {
-				any := false
-				for _, g := range t.Ledger.Cgroups {
-					if g.Role != role.role || g.Memory == nil {
-						continue
-					}
-					any = true
-					for _, f := range memoryFields {
-						if v := f.of(g.Memory); v != nil {
-							sums[f.name] += *v
-						}
-					}
-				}
-				if any {
-					held++
-				}
-			}
-			if held == 0 {
+	at := func(h analysis.Held) place { return m.placeOf(h.Arm, h.Factors) }
+	held := inPlace(analysis.Memory(m.trials), at)
+	for _, role := range roleNames {
+		for _, h := range held {
+			if h.Role != role.role {
 				continue
 			}
+			p := at(h)
 			row := memoryTable{Arm: m.Arms[p.arm].Name, Level: m.Levels[p.level].Name, Role: role.name}
-			for i, f := range memoryFields {
-				v, known := sums[f.name]
+			for i, name := range analysis.MemoryFields() {
+				v, known := h.Bytes[name]
 				if !known {
 					row.Cells = append(row.Cells, "-")
 					continue
 				}
-				v /= float64(held)
 				text := quantity.Value(math.Round(v), quantity.Bytes)
 				row.Cells = append(row.Cells, text)
-				if i < memoryPartCount && v > 0 {
-					m.Memory = append(m.Memory, chartPart{p.arm, p.level, role.name, f.name, v, text})
+				if i < analysis.MemoryParts && v > 0 {
+					m.Memory = append(m.Memory, chartPart{p.arm, p.level, role.name, name, v, text})
 				}
 			}
 			m.memory = append(m.memory, row)
@@ -666,6 +474,7 @@ func (m *dataMaker) inTime() {
 			first = t.Started
 		}
 	}
+	defined := m.run.Defined()
 	for _, t := range m.trials {
 		p := m.place(t)
 		c := chartTrial{Index: t.Index + 1, Block: t.Block + 1, Arm: p.arm, Level: p.level, At: t.Started.Sub(first).Seconds(),
@@ -684,7 +493,7 @@ func (m *dataMaker) inTime() {
 				c.Why = fmt.Sprintf("attempt %d, %s", t.Attempt+1, c.Why)
 			}
 		}
-		values, _ := analysis.Metrics(t) // those that can be read; the summary warns of the others
+		values, _ := analysis.Metrics(t, defined) // those that can be read; the summary warns of the others
 		for name, v := range values {
 			if i, known := m.metric[name]; known && finite(v) {
 				c.Values[name], c.Texts[name] = v, quantity.Value(v, m.Metrics[i].Unit)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"tare/internal/analysis"
 	"tare/internal/quantity"
 )
 
@@ -107,10 +108,10 @@ func (d *chartData) cpuTables() []cpuTable {
 				last = "" // the next row of this bar names it
 			}
 		}
-		for _, part := range cpuParts {
-			row(part.bar, part.name, func(c chartCPU) float64 {
+		for _, part := range analysis.BudgetParts {
+			row(part.Bar, part.Name, func(c chartCPU) float64 {
 				for _, x := range d.CPU {
-					if x.Arm == c.Arm && x.Level == c.Level && x.Part == part.name {
+					if x.Arm == c.Arm && x.Level == c.Level && x.Part == part.Name {
 						return x.Value
 					}
 				}

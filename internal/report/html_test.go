@@ -111,7 +111,7 @@ func TestHTMLEscapes(t *testing.T) {
 	run.Environment.Subjects = map[string]string{evil: evil}
 	run.Spec = json.RawMessage(`{"gates":{"<script>alert(2)</script>":"<script>alert(3)</script>"}}`)
 	for i := range trials {
-		trials[i].Arm = strings.Replace(trials[i].Arm, "kernelmesh", evil, 1)
+		trials[i].Arm = strings.Replace(trials[i].Arm, "candidate", evil, 1)
 		trials[i].Factors = map[string]string{evil: evil}
 		trials[i].Metrics[evil+"_seconds"] = float64(i)
 		trials[i].Validity.Failed = strings.Replace(trials[i].Validity.Failed, "client", evil, 1)
@@ -156,7 +156,7 @@ func TestHTMLBudgetCloses(t *testing.T) {
 			{Name: ledger.LineBPF}, {Name: ledger.LineInterrupts, Seconds: 0.02}, {Name: ledger.LineSelf, Seconds: 0.04},
 		}}
 		l.Cgroups = []ledger.Cgroup{{Path: client, Role: "load", CPUSeconds: f(0.5)}, {Path: "/trial/server", Role: "app", CPUSeconds: f(0.6)}}
-		if trials[i].Arm == "kernelmesh" {
+		if trials[i].Arm == "candidate" {
 			trials[i].Subject = json.RawMessage(`{"programs":[{"id":7}]}`)
 			l.Programs = []ledger.Program{{ID: 8, RunSeconds: f(0.01)}, {ID: 7, RunSeconds: f(0.03), Seen: []ledger.Seen{{Cgroup: &client, Context: ledger.Task, Samples: 5}}}}
 		}
@@ -191,7 +191,7 @@ func TestHTMLGross(t *testing.T) {
 			{Path: client, Role: "load", CPUSeconds: f(0.5), Charged: ledger.Charged{Charge: ledger.ChargeLoad}},
 		}
 		l.Programs, l.Maps = nil, nil
-		if trials[i].Arm == "kernelmesh" {
+		if trials[i].Arm == "candidate" {
 			tare := ledger.Charged{Charge: ledger.ChargeTare}
 			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/trial/subject", CPUSeconds: f(0.25), Memory: &ledger.Memory{Hard: &hard}, Charged: tare})
 			l.Programs = []ledger.Program{{Charged: tare, ID: 7, RunSeconds: f(0.04), Shares: []ledger.Share{{Seconds: 0.04}},
@@ -203,7 +203,7 @@ func TestHTMLGross(t *testing.T) {
 	_, table, _ := strings.Cut(page, `aria-label="Gross, tare and net"`)
 	table, _, _ = strings.Cut(table, "</table>")
 	got := prose("<p " + table)
-	for _, want := range []string{"server direct 500 ms 500 ms 0 s 100 MB 100 MB 0 B", "server kernelmesh 750 ms 490 ms 260 ms 200 MB 100 MB 100 MB"} {
+	for _, want := range []string{"server direct 500 ms 500 ms 0 s 100 MB 100 MB 0 B", "server candidate 750 ms 490 ms 260 ms 200 MB 100 MB 100 MB"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
@@ -217,7 +217,7 @@ func TestHTMLAnswerTables(t *testing.T) {
 		m := trials[i].Metrics
 		trials[i].Factors = map[string]string{"*.services": "10"}
 		m["limited_cpus"], m["limit_cpus"] = 0.26, 0.25
-		if trials[i].Arm == "kernelmesh" {
+		if trials[i].Arm == "candidate" {
 			m["limited_bpf_cpus"] = 0.2
 			trials[i].Counts = map[string]record.Count{"bpf_limited_task_share": {In: 60, Of: 100}, "bpf_limited_softirq_share": {In: 20, Of: 100}, "bpf_limited_inside_share": {In: 80, Of: 100}}
 		}
@@ -236,7 +236,7 @@ func TestHTMLAnswerTables(t *testing.T) {
 	limit := table("The CPU limit")
 	for _, want := range []string{
 		"direct, services 10 0.250 CPU 0.260 CPU [0.260, 0.260] - - - - -",
-		"kernelmesh, services 10 0.250 CPU 0.260 CPU [0.260, 0.260] - 0.200 CPU [0.200, 0.200] 0.150 CPU 0.0500 CPU 0.0600 CPU",
+		"candidate, services 10 0.250 CPU 0.260 CPU [0.260, 0.260] - 0.200 CPU [0.200, 0.200] 0.150 CPU 0.0500 CPU 0.0600 CPU",
 	} {
 		if !strings.Contains(limit, want) {
 			t.Errorf("no %q in\n%s", want, limit)
@@ -244,12 +244,12 @@ func TestHTMLAnswerTables(t *testing.T) {
 	}
 	longest := 0.0
 	for _, x := range trials {
-		if x.Validity.Valid && x.Arm == "kernelmesh" {
+		if x.Validity.Valid && x.Arm == "candidate" {
 			longest = max(longest, x.Metrics["sched_delay_max_seconds"])
 		}
 	}
 	waits, want := table("Waits for a CPU"), " "+quantity.Value(longest, quantity.Seconds)
-	if !strings.Contains(waits, "kernelmesh, services 10 - - ") || !strings.HasSuffix(waits, want) {
+	if !strings.Contains(waits, "candidate, services 10 - - ") || !strings.HasSuffix(waits, want) {
 		t.Errorf("want no quantiles and the longest wait of all valid trials,%s, in\n%s", want, waits)
 	}
 	if strings.Contains(prose(page), "*.services 10") {
@@ -258,13 +258,13 @@ func TestHTMLAnswerTables(t *testing.T) {
 }
 
 func FuzzHTML(f *testing.F) {
-	f.Add("quickstart", "kernelmesh", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6, `{"gates":{"lag":"1s"}}`)
+	f.Add("quickstart", "candidate", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6, `{"gates":{"lag":"1s"}}`)
 	f.Add("", "", "", "", "", 0.0, -1.0, ``)
 	f.Add("</script>", "<!--", "<script>", "\n", "_per_", 1e300, math.Inf(1), `{"gates":[]}`)
 	f.Add("\u2028\xff", "aa", "a", "1e309", "x_bytes", math.NaN(), 1e-320, `{"gates":{"a":{"b":[1]}}}`)
-	f.Add("mine", "kernelmesh", "*.services", "10", "map_after_bytes", 1e6, 1e3, `{}`)
-	f.Add("mine", "kernelmesh", "client.count", "4", "limited_cpus", 0.2, -0.1, `{}`)
-	f.Add("mine", "kernelmesh", "steps", "-1", "sched_delay_max_seconds", -1.0, 0.3, `{}`)
+	f.Add("mine", "candidate", "*.services", "10", "map_after_bytes", 1e6, 1e3, `{}`)
+	f.Add("mine", "candidate", "client.count", "4", "limited_cpus", 0.2, -0.1, `{}`)
+	f.Add("mine", "candidate", "steps", "-1", "sched_delay_max_seconds", -1.0, 0.3, `{}`)
 	f.Fuzz(func(t *testing.T, name, arm, factor, level, metric string, base, value float64, spec string) {
 		run := record.Run{Schema: record.RunSchema, Experiment: name, Question: arm, Command: []string{metric, level}, Spec: json.RawMessage(spec)}
 		var trials []record.Trial
@@ -303,7 +303,7 @@ func TestHTMLEventTables(t *testing.T) {
 	ns := int64(40_000)
 	for i := range trials {
 		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
-		if trials[i].Arm == "kernelmesh" {
+		if trials[i].Arm == "candidate" {
 			m["events_delivered"], m["events_lost"], m["events_late"] = 995, 5, 2
 			trials[i].Nodes = []record.NodeTrial{{Name: "node-1", ClockError: &ns, Trial: &record.Trial{Metrics: map[string]float64{"events_generated": 1000, "events_delivered": 995, "events_lost": 5, "cpu_seconds_per_kiloevent": 2e-3}}}, {Name: "node-2", Failed: "it died"}}
 		}
@@ -317,13 +317,13 @@ func TestHTMLEventTables(t *testing.T) {
 	}
 	n := 0
 	for _, x := range trials {
-		if x.Arm == "kernelmesh" && x.Validity.Valid {
+		if x.Arm == "candidate" && x.Validity.Valid {
 			n++
 		}
 	}
 	for label, wants := range map[string][]string{
-		"Events by arm":  {fmt.Sprintf("direct %d ", n), fmt.Sprintf("kernelmesh %d %d,000 %d,000 ", n, n, n), fmt.Sprintf(" %d (0.500 %%) %d of %d %d -", 5*n, n, n, 2*n)},
-		"Events by node": {fmt.Sprintf("node-1 kernelmesh %d 0 %d,000 ", n, n), " 2.00 ms 40.0 us", fmt.Sprintf("node-2 kernelmesh 0 %d - - - - -", n)},
+		"Events by arm":  {fmt.Sprintf("direct %d ", n), fmt.Sprintf("candidate %d %d,000 %d,000 ", n, n, n), fmt.Sprintf(" %d (0.500 %%) %d of %d %d -", 5*n, n, n, 2*n)},
+		"Events by node": {fmt.Sprintf("node-1 candidate %d 0 %d,000 ", n, n), " 2.00 ms 40.0 us", fmt.Sprintf("node-2 candidate 0 %d - - - - -", n)},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(row(label), want) {

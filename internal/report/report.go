@@ -87,7 +87,7 @@ func titleOf(s *analysis.Summary, e analysis.Estimate) string {
 }
 
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {
-	r := row{metric: quantity.Label(e.Metric), arm: s.ArmName(e.Arm), value: quantity.Value(e.Value, e.Unit)}
+	r := row{metric: quantity.Label(e.Metric), arm: armOf(s, e), value: quantity.Value(e.Value, e.Unit)}
 	switch {
 	case e.Value == 0 && e.Method == analysis.PooledMethod && e.Hi != nil:
 		r.value = fmt.Sprintf("none in %d (below %s)", e.N, quantity.Rough(*e.Hi, e.Unit))
@@ -123,6 +123,11 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	return r
 }
 
+// armOf is whose an estimate is: of an arm as a whole, or of a component of its subject, which stands behind it.
+func armOf(s *analysis.Summary, e analysis.Estimate) string {
+	return strings.TrimSpace(s.ArmName(e.Arm) + " " + e.Component)
+}
+
 // fewerBlocks says on how many blocks an estimate rests, where these are not all that were run.
 func fewerBlocks(e analysis.Estimate) string {
 	text := ""
@@ -138,7 +143,8 @@ func fewerBlocks(e analysis.Estimate) string {
 // baselineIsZero says whether the metric is 0 without a subject, as the run time of its programs is.
 func baselineIsZero(s *analysis.Summary, e analysis.Estimate) bool {
 	i := slices.IndexFunc(s.Estimates, func(b analysis.Estimate) bool {
-		return b.Arm == record.Direct && b.Metric == e.Metric && maps.Equal(b.Factors, e.Factors)
+		return b.Arm == record.Direct && b.Metric == e.Metric && b.Component == e.Component &&
+			maps.Equal(b.Factors, e.Factors)
 	})
 	return i >= 0 && s.Estimates[i].Value == 0
 }
@@ -163,7 +169,7 @@ func notes(s *analysis.Summary) []string {
 		all = append(all, fmt.Sprintf("the arm %s did not run: %s", arm, s.Absent[arm]))
 	}
 	for _, e := range s.Estimates {
-		name := quantity.Label(e.Metric) + " of " + s.ArmName(e.Arm)
+		name := quantity.Label(e.Metric) + " of " + armOf(s, e)
 		if len(e.Factors) > 0 {
 			name += " " + s.At(e.Factors)
 		}

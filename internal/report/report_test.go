@@ -61,9 +61,9 @@ func cases() map[string]func() (record.Run, []record.Trial) {
 			run, trials := analysistest.Quickstart(plain)
 			for i := range trials {
 				switch {
-				case trials[i].Arm == "kernelmesh" && i%2 == 0:
+				case trials[i].Arm == "candidate" && i%2 == 0:
 					trials[i].Validity = record.Validity{Reasons: []record.Reason{{Gate: "generator-cpu", Seen: 0.8, Allowed: 0.7, Message: "the generator used 80 % of its CPU and may use 70 %: lower the rate or give it more threads"}}}
-				case trials[i].Arm == "kernelmesh":
+				case trials[i].Arm == "candidate":
 					trials[i].Validity = record.Validity{Failed: "client: exit status 1: connect: \x1b[31mrefused\nat once"}
 				}
 			}
@@ -195,7 +195,7 @@ func TestAFullDiskIsSaid(t *testing.T) {
 }
 
 func FuzzReport(f *testing.F) {
-	f.Add("quickstart", "kernelmesh", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6)
+	f.Add("quickstart", "candidate", "rate", "1000", "latency_p50_seconds", 1e-6, 2e-6)
 	f.Add("", "", "", "", "", 0.0, -1.0)
 	f.Add("x\x1b[2J", "a|b", "<script>", "\n", "_per_", 1e300, -1e-300)
 	f.Fuzz(func(t *testing.T, name, arm, factor, level, metric string, base, value float64) {
@@ -240,6 +240,40 @@ func TestBenchDirections(t *testing.T) {
 	for _, not := range []string{"Unit cpu_busy_share", "Unit of_my_own"} {
 		if strings.Contains(b.String(), not) {
 			t.Errorf("says %q:\n%s", not, b.String())
+		}
+	}
+}
+
+// TestComponents: a component stands behind its arm in every form for people.
+func TestComponents(t *testing.T) {
+	run, trials := analysistest.Quickstart(plain)
+	for i := range trials {
+		if trials[i].Arm == "candidate" {
+			trials[i].Components = map[string]map[string]float64{
+				"agent": {"map_bytes": 345e3}, "programs": {"cpu_seconds": 0.0125},
+			}
+		}
+	}
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text, markdown, page bytes.Buffer
+	if err := report.Text(&text, s, run, report.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := report.Markdown(&markdown, s, run); err != nil {
+		t.Fatal(err)
+	}
+	if err := report.HTML(&page, s, run, trials, report.HTMLOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for name, of := range map[string]string{"text": text.String(), "Markdown": markdown.String(), "HTML": page.String()} {
+		for component, value := range map[string]string{"candidate agent": "345", "candidate programs": "12.5"} {
+			_, row, found := strings.Cut(of, component)
+			if row = row[:min(len(row), 80)]; !found || !strings.Contains(row, value) {
+				t.Errorf("%s: %s of %s is not in %q", name, value, component, row)
+			}
 		}
 	}
 }

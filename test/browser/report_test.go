@@ -76,7 +76,7 @@ func furnish(t *record.Trial) {
 	}
 	t.Ledger.Cgroups = []ledger.Cgroup{group("app", 0.7, 6e6), group("load", 0.5, 4e6)}
 	bpf := 0.0
-	if t.Arm == "kernelmesh" {
+	if t.Arm == "candidate" {
 		bpf = 0.012
 		t.Subject = []byte(`{"programs":[{"id":7}]}`)
 		t.Ledger.Programs = []ledger.Program{{ID: 7, RunSeconds: &bpf}}
@@ -161,7 +161,7 @@ func TestHoverShowsExactValues(t *testing.T) {
 	var want string // what the table says of the difference
 	b.Eval(`(() => { const d = JSON.parse(document.getElementById("data").textContent);
 		const m = d.metrics.findIndex(m => m.name === "latency_p50_seconds");
-		return d.estimates.find(e => e.metric === m && d.arms[e.arm].name === "kernelmesh").text })()`, &want)
+		return d.estimates.find(e => e.metric === m && d.arms[e.arm].name === "candidate").text })()`, &want)
 	var at struct{ X, Y float64 }
 	b.Eval(`(() => { const s = document.querySelector("figure[data-chart='values'] svg[data-chart='latency p50 by arm']");
 		s.scrollIntoView({block: "center", behavior: "instant"});
@@ -175,8 +175,8 @@ func TestHoverShowsExactValues(t *testing.T) {
 	b.Move(at.X, at.Y)
 	b.Eval(tip, &after)
 	keep(t, b, "hover.png")
-	if want == "" || strings.Contains(before, want) || !strings.Contains(after, "kernelmesh: "+want) {
-		t.Errorf("hovering shows %q, before it %q; want kernelmesh: %s", after, before, want)
+	if want == "" || strings.Contains(before, want) || !strings.Contains(after, "candidate: "+want) {
+		t.Errorf("hovering shows %q, before it %q; want candidate: %s", after, before, want)
 	}
 	quiet(t, b, path)
 }
@@ -206,7 +206,7 @@ func TestKeyboard(t *testing.T) {
 		var shown, live string
 		b.Eval(tip, &shown)
 		b.Eval(`document.getElementById("live").textContent`, &live)
-		if !strings.Contains(shown, "kernelmesh") || !strings.Contains(live, "kernelmesh") {
+		if !strings.Contains(shown, "candidate") || !strings.Contains(live, "candidate") {
 			t.Errorf("the chart shows %q and says %q", shown, live)
 		}
 		seen[shown] = true
@@ -289,7 +289,7 @@ func TestHostileNames(t *testing.T) {
 		run.Environment.Subjects = map[string]string{evil: evil}
 		run.Spec = []byte(`{"name":"</script><script>window.ran=3</script>","gates":{"</dl><script>window.ran=4</script>":"<b>"}}`)
 		for i := range trials {
-			if trials[i].Arm == "kernelmesh" {
+			if trials[i].Arm == "candidate" {
 				trials[i].Arm = evil
 			}
 			trials[i].Factors = map[string]string{evil: evil}
@@ -390,7 +390,7 @@ func TestAnswersAreDrawn(t *testing.T) {
 	}{
 		{"a CPU limit", "limits", two, ask("mine", "client.count", func(t *record.Trial, _ float64) {
 			bpf := 0.0
-			if t.Arm == "kernelmesh" {
+			if t.Arm == "candidate" {
 				bpf = 0.2
 				t.Counts = map[string]record.Count{"bpf_limited_task_share": {In: 60, Of: 100}, "bpf_limited_softirq_share": {In: 20, Of: 100}, "bpf_limited_inside_share": {In: 80, Of: 100}}
 			}
@@ -401,7 +401,7 @@ func TestAnswersAreDrawn(t *testing.T) {
 		}), 2, "[aria-label='bar'] rect", 2 * 2, []string{"not split: the samples do not say"}},
 		{"up and down", "stairs", three, ask("mine", "*.services", func(t *record.Trial, level float64) {
 			bytes := 0.0
-			if t.Arm == "kernelmesh" {
+			if t.Arm == "candidate" {
 				bytes = 1e4 + 200*level
 			}
 			t.Metrics["map_before_bytes"], t.Metrics["map_bytes"], t.Metrics["map_after_bytes"] = bytes, bytes, bytes/2
@@ -411,18 +411,18 @@ func TestAnswersAreDrawn(t *testing.T) {
 		}), 2, "[aria-label='dot'] path, [aria-label='dot'] circle", 9 + 2, []string{"10,000", "after removal", "services (logarithmic)"}},
 		{"waits", "waits", three, ask("mine", "steps", func(t *record.Trial, level float64) {
 			wait := 30e-6
-			if t.Arm == "kernelmesh" {
+			if t.Arm == "candidate" {
 				wait = 1e-5 * level
 			}
 			t.Metrics["sched_delay_p50_seconds"], t.Metrics["sched_delay_p99_seconds"], t.Metrics["sched_delay_max_seconds"] = wait, 2*wait, 20*wait
 		}), 3, "[aria-label='dot'] path, [aria-label='dot'] circle", 6 + 6 + 2*3*8, []string{"usable up to 1 s", "longest of each trial", "10,000"}},
 		{"events", "events", two, ask("mine", "rate", func(t *record.Trial, level float64) {
 			t.Metrics["events_generated"], t.Metrics["events_counted"] = 1000*level, 1000*level
-			if t.Arm == "kernelmesh" {
+			if t.Arm == "candidate" {
 				t.Metrics["events_lost"] = level
 				t.Metrics["events_delivered"] = 1000*level - level
 			}
-		}), 4, "[aria-label='dot'] path, [aria-label='dot'] circle", 2 * (8 + 8 + 8), []string{"kernelmesh: delivered", "repetition", "Delivered less generated at rate 4"}},
+		}), 4, "[aria-label='dot'] path, [aria-label='dot'] circle", 2 * (8 + 8 + 8), []string{"candidate: delivered", "repetition", "Delivered less generated at rate 4"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := page(t, c.truth, c.alter)
@@ -482,7 +482,7 @@ func TestGaps(t *testing.T) {
 	sweep.Rates = []string{"100", "1000", "2000", "10000"}
 	path := page(t, sweep, func(_ *record.Run, trials []record.Trial) {
 		for i := range trials {
-			if trials[i].Arm == "kernelmesh" && trials[i].Factors["rate"] == "1000" {
+			if trials[i].Arm == "candidate" && trials[i].Factors["rate"] == "1000" {
 				delete(trials[i].Metrics, "throughput_per_second")
 			}
 		}
@@ -501,7 +501,7 @@ func TestGaps(t *testing.T) {
 		}
 	}
 	if whole != 1 || broken != 1 {
-		t.Errorf("lines %q: want that of direct whole and that of kernelmesh with a gap", lines)
+		t.Errorf("lines %q: want that of direct whole and that of candidate with a gap", lines)
 	}
 	quiet(t, b, path)
 }
@@ -516,7 +516,7 @@ func TestChangesOfAllSizes(t *testing.T) {
 		path := page(t, truth, func(_ *record.Run, trials []record.Trial) {
 			for i := range trials {
 				trials[i].Metrics["flush_p50_seconds"] = 1e-3 * (1 + 0.01*float64(i%5))
-				if trials[i].Arm == "kernelmesh" {
+				if trials[i].Arm == "candidate" {
 					trials[i].Metrics["flush_p50_seconds"] *= c.times
 				}
 			}

@@ -22,15 +22,15 @@ type Truth struct {
 	Blocks int
 	Rates  []string // levels of the factor "rate"; none: no factor
 
-	BPF      float64 // what kernelmesh adds per connection
+	BPF      float64 // what candidate adds per connection
 	Latency  float64 // what it adds to every quantile of latency
 	Noise    float64 // standard deviation of latency from trial to trial
 	Lag      float64 // of the generator, in every arm
-	ExtraLag float64 // of the generator, in the arm of kernelmesh
+	ExtraLag float64 // of the generator, in the arm of candidate
 	MapBytes float64
 }
 
-// Quickstart makes a run of the arms direct, aa and kernelmesh. The same truth gives the same run.
+// Quickstart makes a run of the arms direct, aa and candidate. The same truth gives the same run.
 func Quickstart(truth Truth) (record.Run, []record.Trial) {
 	rng := rand.New(rand.NewPCG(11, 17))
 	started := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -41,7 +41,7 @@ func Quickstart(truth Truth) (record.Run, []record.Trial) {
 		Environment: record.Environment{
 			Hostname: "node-1", Kernel: "6.18.0", Distro: "Debian GNU/Linux 12", CPUModel: "Example CPU", CPUs: 2, MemoryBytes: 8 << 30,
 			Governor: "performance", CgroupMode: "hybrid", Lockdown: "integrity", Clocksource: "kvm-clock", Virtual: "kvm",
-			Subjects: map[string]string{"kernelmesh": "0.1.0"},
+			Subjects: map[string]string{"candidate": "0.1.0"},
 		},
 		Command: []string{"tare", "run", "quickstart", "--seed", "42"},
 		Metrics: definitions(),
@@ -58,7 +58,7 @@ func Quickstart(truth Truth) (record.Run, []record.Trial) {
 		for _, l := range rng.Perm(len(levels)) {
 			for _, a := range rng.Perm(3) {
 				run.Plan = append(run.Plan, record.PlannedTrial{
-					Index: len(run.Plan), Block: block, Position: position, Arm: []string{record.Direct, record.AA, "kernelmesh"}[a], Factors: levels[l],
+					Index: len(run.Plan), Block: block, Position: position, Arm: []string{record.Direct, record.AA, "candidate"}[a], Factors: levels[l],
 				})
 				position++
 			}
@@ -94,7 +94,7 @@ func (truth Truth) trial(rng *rand.Rand, p record.PlannedTrial, started time.Tim
 		Validity: record.Validity{Valid: true},
 	}
 	var bpf, latency, lag float64
-	if p.Arm == "kernelmesh" {
+	if p.Arm == "candidate" {
 		bpf, latency, lag = truth.BPF, truth.Latency, truth.ExtraLag
 		rng.NormFloat64() // one draw, so that the truths of tests stay what they were
 		t.Counts = map[string]record.Count{"bpf_client_share": {In: 71, Of: 100}}
@@ -144,8 +144,17 @@ func definitions() []metric.Definition {
 		of("throughput_per_second", metric.RankThroughput, metric.Higher, metric.Sum, false),
 		of("map_bytes", metric.RankMemory, metric.Lower, metric.Mean, true),
 	}
-	for _, q := range []string{"p50", "p90", "p99", "p999"} {
-		all = append(all, of("latency_"+q+"_seconds", metric.RankLatency, metric.Lower, metric.Merged, false))
+	for i, words := range map[int][2]string{0: {"bpf", "kernel time"}, 3: {"cpu", "CPU time"}} {
+		all[i].Family, all[i].What, all[i].Per = words[0], words[1], "connection"
+	}
+	all[1].Family, all[2].Family = "bpf", "cpu"
+	for _, q := range []struct {
+		name string
+		q    float64
+	}{{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}, {"p999", 0.999}} {
+		d := of("latency_"+q.name+"_seconds", metric.RankLatency, metric.Lower, metric.Merged, false)
+		d.Family, d.Histogram, d.Quantile, d.Headline = "latency", load.Latency, q.q, q.q != 0.9
+		all = append(all, d)
 	}
 	return all
 }

@@ -84,7 +84,7 @@ func oldEndpoint(name, which string, value func(*hdrhistogram.Histogram) (float6
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: "old_endpoint_" + name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
-			Better: metric.Lower, Needs: measured.NeedSeen, Headline: true, Tail: name != "p50",
+			Better: metric.Lower, Needs: measured.NeedSeen, Headline: true, Tail: name != "p50", Family: "old endpoint",
 			How: "How long after a change was handed to the store a connection began that still came to an old endpoint, " +
 				"the last such of each change: " + which + ". Left out where it was never seen, or too seldom for the quantile.",
 		},

@@ -25,7 +25,8 @@ func (asLoad) Metrics() []measured.Metric {
 		{
 			Definition: metric.Definition{
 				Name: "events_generated", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
-				Needs: measured.NeedEvents,
+				Family: "events",
+				Needs:  measured.NeedEvents,
 				How: "Events (execs) that the load made from its first to its last, warm-up included. The load counts each " +
 					"exec that succeeded.",
 			},
@@ -34,7 +35,8 @@ func (asLoad) Metrics() []measured.Metric {
 		{
 			Definition: metric.Definition{
 				Name: "events_counted", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
-				Needs: measured.NeedEvents,
+				Family: "events",
+				Needs:  measured.NeedEvents,
 				How: "The same events as the kernel counted them in the load's control group, less what it had counted " +
 					"there before the load began. A trial in which this is not `events_generated` is invalid.",
 			},
@@ -54,7 +56,8 @@ func (asLoad) Metrics() []measured.Metric {
 		{
 			Definition: metric.Definition{
 				Name: "load_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent",
-				Rank: metric.RankOther, Pool: metric.PerEvent, Cost: true, Better: metric.Lower,
+				Family: "load",
+				Rank:   metric.RankOther, Pool: metric.PerEvent, Cost: true, Better: metric.Lower,
 				Needs: measured.NeedEventCost,
 				How: "CPU time of the load's control group per 1,000 events: the work itself, with a tracer's programs " +
 					"that run in it.",

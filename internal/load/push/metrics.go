@@ -46,7 +46,7 @@ func tried(name, count, how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower,
-			Needs: measured.NeedWorkCount, Headline: true, How: how,
+			Needs: measured.NeedWorkCount, Headline: true, Family: "push", How: how,
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			of := func(name string) float64 {
@@ -76,7 +76,7 @@ func pushed(histogram, how string) []measured.Metric {
 			Definition: metric.Definition{
 				Name: histogram + name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
 				Cost: name == "", Better: metric.Lower, Needs: measured.NeedLatency, How: how,
-				Headline: histogram == Usable && (name == "" || name == "_p50"),
+				Headline: histogram == Usable && (name == "" || name == "_p50"), Family: "push",
 			},
 			Value: func(m *measured.Measured) (float64, bool) {
 				h, ok := histogramOf(m, histogram)

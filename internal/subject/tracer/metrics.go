@@ -36,18 +36,19 @@ var metrics = []measured.Metric{
 	event("events_unsaid", metric.Lower, unsaid,
 		"How far that is from `events_lost`, in whichever way: what it loses without saying so, or says without having lost "+
 			"it. Left out where it never says."),
-	share("events_lost_share", eventShare(lost, func(e *record.Events) *int64 { return e.Expected }),
+	share("events", "events_lost_share", eventShare(lost, func(e *record.Events) *int64 { return e.Expected }),
 		"Part of the events that the tracer had to deliver which it lost, pooled over the trials of an arm. Losses come in "+
 			"bursts, so events are no independent samples: the interval is too narrow where some are lost."),
-	share("events_late_share", eventShare(
+	share("events", "events_late_share", eventShare(
 		func(e *record.Events) *int64 { return e.Late }, func(e *record.Events) *int64 { return e.Delivered }),
 		"Part of the events delivered which came late, pooled likewise."),
-	share("lossy_trial_share", lossyTrials,
+	share("", "lossy_trial_share", lossyTrials,
 		"Part of the trials of an arm in which the tracer lost any event. Trials are independent: where none of n lost any, "+
 			"fewer than 3 in n such trials do, at 95 %."),
 	{
 		Definition: metric.Definition{
 			Name: cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankCPU, Pool: metric.PerEvent, Cost: true,
+			Family: "cpu", What: "CPU time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost, Headline: true,
 			How: "What the tracer takes of CPU time per 1,000 events: the sum of the next two." + measured.NoSubject,
 		},
@@ -70,6 +71,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "bpf_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankBPF, Pool: metric.PerEvent, Cost: true,
+			Family: "bpf", What: "kernel time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost,
 			How: "Run time of its eBPF programs, which the kernel charges to whoever execs, per 1,000 events made. Rates by " +
 				"their own windows, the ledger's and the load's. Its programs are those that its processes hold, and pinned " +
@@ -80,6 +82,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "memory_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Family: "memory",
 			Better: metric.Lower, Needs: measured.NeedMemory,
 			How: "Of the tracer's control group, which is new in each trial: the most memory of any kind that the kernel has " +
 				"charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." +
@@ -90,6 +93,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "memory_anon_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Family: "memory",
 			Better: metric.Lower, Needs: measured.NeedMemory,
 			How: "Of the same group at the end of the window: anonymous memory, without page cache." + measured.NoSubject,
 		},
@@ -98,6 +102,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "rss_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "rss",
 			Better: metric.Lower, Needs: measured.NeedMemory, Headline: true,
 			How: "Resident sets of the tracer's processes (VmRSS), added up, before it was told to end. Pages that several " +
 				"share, such as of programs and libraries, count in each." + measured.NoSubject,
@@ -107,6 +112,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "rss_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "rss",
 			Better: metric.Lower, Needs: measured.NeedMemory,
 			How: "The highest that each of these has been since the process began (VmHWM), added up: its start is in it." +
 				measured.NoSubject,
@@ -128,18 +134,18 @@ func event(name string, better metric.Direction, of func(*record.Events) *int64,
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true, Better: better,
-			Needs: measured.NeedEvents, Headline: name == "events_lost", How: how,
+			Needs: measured.NeedEvents, Headline: name == "events_lost", Family: "events", How: how,
 		},
 		Value: execload.Count(of),
 	}
 }
 
 // share is a metric that is a part of counts, pooled over trials.
-func share(name string, count func(*measured.Measured) (in, of int), how string) measured.Metric {
+func share(family, name string, count func(*measured.Measured) (in, of int), how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Part, Rank: metric.RankEvents, Pool: metric.Counts, Better: metric.Lower,
-			Needs: measured.NeedEvents, How: how,
+			Needs: measured.NeedEvents, Family: family, How: how,
 		},
 		Count: count,
 	}

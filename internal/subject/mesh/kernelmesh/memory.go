@@ -17,6 +17,7 @@ var memoryMetrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "memory_kernel_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Family: "memory",
 			Better: metric.Lower, Needs: measured.NeedMemory, Headline: true,
 			How: "Of the subject's control group at the end of the window: kernel memory, in which the kernel counts the " +
 				"maps and programs that it charges to the group. Here and below, only in experiments in which an arm has " +
@@ -27,14 +28,16 @@ var memoryMetrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "map_charged_share", Unit: quantity.Part, Rank: metric.RankMemory, Pool: metric.Mean,
-			Needs: measured.NeedMemory,
-			How:   "Part of the bytes of the subject's maps that the kernel charges to the subject's own control group.",
+			Family: "map",
+			Needs:  measured.NeedMemory,
+			How:    "Part of the bytes of the subject's maps that the kernel charges to the subject's own control group.",
 		},
 		Value: asked(mapCharged),
 	},
 	{
 		Definition: metric.Definition{
 			Name: "map_declared_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Family: "map",
 			Better: metric.Lower, Needs: measured.NeedMemory,
 			How: "The same maps, each once, by the number of entries that they were made for and not by what is in them: " +
 				"entries x (key + value), in pages. Linux 5.11 to 6.3 gives this for every map." + measured.NoSubject,
@@ -44,23 +47,24 @@ var memoryMetrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "map_by_program_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Family: "map",
 			Better: metric.Lower, Needs: measured.NeedMemory,
 			How: "The same, each map once for every program that uses it: what the sum over a list of programs with the " +
 				"memory of their maps comes to." + measured.NoSubject,
 		},
 		Value: asked(func(m *measured.Measured) (float64, bool) { return mapDeclared(m, true) }),
 	},
-	further("map_before_bytes", readingBefore,
+	further("map", "map_before_bytes", readingBefore,
 		"`map_bytes` before the load began", (*measured.Measured).MapBytes),
-	further("map_after_bytes", readingAfter,
+	further("map", "map_after_bytes", readingAfter,
 		"`map_bytes` after the load had ended and the subject was left with `then-services` services",
 		(*measured.Measured).MapBytes),
-	further("memory_kernel_before_bytes", readingBefore,
+	further("memory", "memory_kernel_before_bytes", readingBefore,
 		"`memory_kernel_bytes` before the load began", measured.Memory(kernelMemory)),
-	further("memory_kernel_after_bytes", readingAfter,
+	further("memory", "memory_kernel_after_bytes", readingAfter,
 		"`memory_kernel_bytes` after the load had ended and the subject was left with `then-services` services",
 		measured.Memory(kernelMemory)),
-	further("memory_hard_after_bytes", readingAfter, "`memory_hard_bytes` then",
+	further("memory", "memory_hard_after_bytes", readingAfter, "`memory_hard_bytes` then",
 		measured.Memory(func(m *ledger.Memory) *int64 { return m.Hard })),
 }
 
@@ -88,11 +92,11 @@ func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measur
 }
 
 // further is a metric of another reading than that of the window.
-func further(name, reading, what string, value func(*measured.Measured) (float64, bool)) measured.Metric {
+func further(family, name, reading, what string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
-			Better: metric.Lower, Needs: measured.NeedRest, How: "As " + what + "." + measured.NoSubject,
+			Better: metric.Lower, Needs: measured.NeedRest, Family: family, How: "As " + what + "." + measured.NoSubject,
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			if m.Subject == nil && anySubject(m, thenKey) {

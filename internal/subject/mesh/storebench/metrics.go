@@ -14,6 +14,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "flush_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged, Cost: true,
+			Family: "flush",
 			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
 			How: "Time of one flush of a `store`, a change of one resource: from when it is handed over until programs find " +
 				"it and the store is ready for the next. Mean of all that began in the window.",
@@ -37,6 +38,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "lookup_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true,
+			Family: "lookup",
 			Better: metric.Lower, Needs: measured.NeedSeen, Headline: true,
 			How: "Time of one question for a service, asked by a program in the kernel (BPF_PROG_TEST_RUN) of a store that " +
 				"is not changed: mean over 1,000 runs with one service, and of such calls with services by chance the mean of " +
@@ -47,6 +49,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "lookup_first_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true,
+			Family: "lookup",
 			Better: metric.Lower, Needs: measured.NeedSeen,
 			How: "Time of the first such question for a service, by chance, after many for others: what the processor has " +
 				"forgotten of the store is in it, and what one call of the kernel's takes by itself, alike for all designs. " +
@@ -57,6 +60,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "store_open_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "store",
 			Better: metric.Lower, Needs: measured.NeedSeen,
 			How: "Time to open a `store`, empty. `start_seconds` has this too, with the start of the process and what comes " +
 				"next.",
@@ -66,6 +70,7 @@ var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "store_fill_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "store",
 			Better: metric.Lower, Needs: measured.NeedSeen,
 			How: "Time to put all `services` into the empty store, as one change. Left out where there are none.",
 		},
@@ -97,7 +102,7 @@ func flushTime(q float64, quantile string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: "flush_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged,
-			Better: metric.Lower, Needs: measured.NeedWork,
+			Better: metric.Lower, Needs: measured.NeedWork, Family: "flush",
 			How: fmt.Sprintf("The same: %s quantile of all flushes of the trial. Left out when fewer than %g lie beyond it.",
 				quantile, stats.MinBeyond(q)),
 		},

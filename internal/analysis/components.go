@@ -1,0 +1,68 @@
+package analysis
+
+import (
+	"maps"
+	"slices"
+
+	"tare/internal/record"
+)
+
+// addComponents adds, behind the estimates of an arm as a whole, those of each component of its subject. They are made as
+// the others are, from the values that trials have of the component: what a gate voids of a trial's metric it voids of the
+// component's as well, and the difference is to the same component of the baseline, where it has one. Answers do not speak
+// of them.
+func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
+	names := map[string]bool{}
+	for _, t := range trials {
+		for name := range t.Components {
+			names[name] = true
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	var all []Estimate
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		all = append(all, s.ofComponent(name, run, trials)...)
+	}
+	var merged []Estimate
+	of := func(a, b Estimate) bool {
+		return a.Metric == b.Metric && a.Arm == b.Arm && maps.Equal(a.Factors, b.Factors)
+	}
+	for _, e := range s.Estimates {
+		merged = append(merged, e)
+		for _, c := range all {
+			if of(c, e) {
+				merged = append(merged, c)
+			}
+		}
+	}
+	for _, c := range all { // of what there is no whole
+		if !slices.ContainsFunc(s.Estimates, func(e Estimate) bool { return of(c, e) }) {
+			merged = append(merged, c)
+		}
+	}
+	s.Estimates = merged
+}
+
+// ofComponent estimates one component, as if its values were all that the trials have.
+func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial) []Estimate {
+	own := slices.Clone(trials)
+	for i := range own {
+		own[i].Metrics, own[i].Counts, own[i].Loads = own[i].Components[name], nil, nil
+	}
+	of := &Summary{Partial: s.Partial}
+	t := newTable(run, own, of)
+	t.findSelection()
+	dependences := t.dependences()
+	for _, at := range t.levels {
+		for _, metric := range t.metrics {
+			of.estimate(t, at, metric, dependences[metric], run.Seed)
+		}
+	}
+	of.withhold(run, t)
+	for i := range of.Estimates {
+		of.Estimates[i].Component = name
+	}
+	return of.Estimates
+}
