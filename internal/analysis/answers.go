@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
 )
@@ -164,7 +165,7 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 			p.latency()
 			p.throughput()
 			p.memory()
-			p.others()
+			p.others(t.defined)
 			p.missing(run, t)
 			if len(p.clauses) == 0 {
 				continue
@@ -296,7 +297,7 @@ const atMost = 3
 
 // others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each family of metrics
 // (those whose names begin alike). How late the generator was is a check of the run and no result.
-func (p *prose) others() {
+func (p *prose) others(defined metric.Set) {
 	type found struct {
 		e    *Estimate
 		text string
@@ -312,6 +313,9 @@ func (p *prose) others() {
 		e := &p.s.Estimates[i]
 		if e.Arm != p.arm || !maps.Equal(e.Factors, p.at) || spoken[kin(e.Metric)] {
 			continue
+		}
+		if defined.Of(e.Metric).Clause != "" {
+			continue // it is spoken of in its own words, or not at all
 		}
 		if running != strings.Contains(e.Metric, "_"+runningPrefix) && p.hasTwin(e.Metric) {
 			continue // of all requests and of the undisturbed ones, answers speak of one

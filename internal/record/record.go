@@ -4,6 +4,7 @@ package record
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 
@@ -152,8 +153,10 @@ type Trial struct {
 	Clocks   map[string]time.Duration   `json:"clocks_ns"`        // set-up, before, warm-up, measured, drain, tear-down
 	Metrics  map[string]float64         `json:"metrics"`          // single values of this trial, by metric name
 	Counts   map[string]Count           `json:"counts,omitempty"` // counts of this trial, by metric name: to be pooled over trials
-	Validity Validity                   `json:"validity"`
-	Nodes    []NodeTrial                `json:"nodes,omitempty"` // what came of it at each node, where it ran on nodes: metrics and loads are of all of them together then
+	// Components are metrics of the named components of the subject, by component and metric name.
+	Components map[string]map[string]float64 `json:"components,omitempty"`
+	Validity   Validity                      `json:"validity"`
+	Nodes      []NodeTrial                   `json:"nodes,omitempty"` // what came of it at each node, where it ran on nodes: metrics and loads are of all of them together then
 }
 
 // Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them independently of each other; what the
@@ -192,6 +195,9 @@ const Interrupted = "interrupted"
 // OtherRun is the code of the ledger's warning that another run of tare was under way during the trial.
 const OtherRun = "other-run"
 
+// LeftBehind is the code of the ledger's warning that something of the trial is still on the machine.
+const LeftBehind = "left-behind"
+
 // Validity says whether the trial measured what it meant to.
 type Validity struct {
 	Valid  bool   `json:"valid"`
@@ -220,3 +226,18 @@ type Reason struct {
 
 // Defined are the definitions of the run's metrics.
 func (r *Run) Defined() metric.Set { return metric.NewSet(r.Metrics) }
+
+// FailedNodes says in words at which nodes the trial failed, and why, of the first few of them, and at how many more;
+// empty where it failed at none.
+func (t *Trial) FailedNodes(most int) string {
+	var failed []string
+	for _, n := range t.Nodes {
+		if n.Failed != "" {
+			failed = append(failed, n.Name+": "+n.Failed)
+		}
+	}
+	if more := len(failed) - most; more > 0 {
+		failed = append(failed[:most], fmt.Sprintf("and at %d more", more))
+	}
+	return strings.Join(failed, "; ")
+}

@@ -552,19 +552,13 @@ func (m *dataMaker) cpu() {
 	slices.SortStableFunc(m.CPU, func(a, b chartPart) int { return cmp.Compare(order(a), order(b)) })
 }
 
-// grossOf is what each application used in the trials of each arm, and what was used on its behalf, where the trials were charged.
+// grossOf is what each application used in the trials of each arm, and what was used on its behalf.
 func (m *dataMaker) grossOf() {
-	trials := m.byPlace()
-	for _, p := range slices.SortedFunc(maps.Keys(trials), comparePlaces) {
-		var windows []*ledger.Ledger
-		for _, t := range trials[p] {
-			windows = append(windows, t.Ledger)
-		}
-		for _, w := range ledger.Pool(windows) {
-			m.gross = append(m.gross, grossRow{Workload: w.Name, Arm: m.Arms[p.arm].Name, Level: m.Levels[p.level].Name, Cells: []string{
-				orDash(w.GrossCPU, quantity.Seconds), orDash(w.NetCPU, quantity.Seconds), orDash(w.TareCPU, quantity.Seconds),
-				orDash(w.GrossMemory, quantity.Bytes), orDash(w.NetMemory, quantity.Bytes), orDash(w.TareMemory, quantity.Bytes)}})
-		}
+	for _, w := range m.s.Workloads {
+		m.gross = append(m.gross, grossRow{
+			Workload: w.Name, Arm: m.Arms[m.arms[w.Arm]].Name, Level: m.Levels[m.levels[levelKey(w.Factors)]].Name,
+			Cells: grossCells(w.Workload),
+		})
 	}
 }
 
