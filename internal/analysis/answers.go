@@ -395,8 +395,8 @@ func (p *prose) others(t *table) {
 		if !p.has(e) || e.Rank == metric.RankGenerator || p.toldByAnother(t, e.Metric) {
 			continue
 		}
-		if spoken[t.defined.FamilyOf(e.Metric)] {
-			continue
+		if spoken[t.defined.FamilyOf(e.Metric)] || t.defined.Of(e.Metric).Clause != "" {
+			continue // it is spoken of in its own words, or not at all
 		}
 		if base := p.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
 			size := max(math.Abs(e.Value), math.Abs(base.Value))

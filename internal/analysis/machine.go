@@ -24,14 +24,6 @@ type Budget struct {
 	Unplaced       float64      // seconds of eBPF programs that stay in other parts, for want of samples; 0: none worth a word
 }
 
-// Account is what each application used in the valid trials of an arm at a level, and what was used on its behalf: the
-// mean of one trial.
-type Account struct {
-	Arm       string
-	Factors   map[string]string
-	Workloads []ledger.Workload
-}
-
 // Held is what the groups of one role (app, load, subject) hold at the end of the window: the mean of the valid trials of
 // an arm at a level that have such groups.
 type Held struct {
@@ -96,21 +88,6 @@ func Budgets(trials []record.Trial) []Budget {
 			}
 		}
 		all = append(all, b)
-	}
-	return all
-}
-
-// Accounts are those of each arm at each level, where the trials were charged.
-func Accounts(trials []record.Trial) []Account {
-	var all []Account
-	for _, w := range byPlace(trials) {
-		var windows []*ledger.Ledger
-		for _, t := range w.trials {
-			windows = append(windows, t.Ledger)
-		}
-		if workloads := ledger.Pool(windows); len(workloads) > 0 {
-			all = append(all, Account{w.arm, w.at, workloads})
-		}
 	}
 	return all
 }

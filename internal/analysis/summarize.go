@@ -54,8 +54,10 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.lose(t)
 	s.warnOfDependence(dependences)
 	s.Disturbed = disturbed(t.levels, trials)
+	s.Workloads = workloads(t, trials)
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
+	s.warnOfLeftovers(trials)
 	s.withhold(run, t)
 	s.addComponents(run, trials)
 	s.Models = append(s.Models, fitModels(t)...)
@@ -388,5 +390,23 @@ func (s *Summary) warnOfOthers(trials []record.Trial) {
 	}
 	if n > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("another run of tare was under way on this machine in %d of %d trials, and the two disturb each other: run it again alone", n, len(trials)))
+	}
+}
+
+// warnOfLeftovers says what trials have left behind on the machine, in the words of the first.
+func (s *Summary) warnOfLeftovers(trials []record.Trial) {
+	n, first := 0, ""
+	for _, t := range trials {
+		if t.Ledger == nil {
+			continue
+		}
+		for _, w := range t.Ledger.Warnings {
+			if w.Code == record.LeftBehind {
+				n, first = n+1, cmp.Or(first, w.Message)
+			}
+		}
+	}
+	if n > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%d trials left something behind; of the first: %s", n, first))
 	}
 }

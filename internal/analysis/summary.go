@@ -26,6 +26,7 @@ type Summary struct {
 	Models         []Model           `json:"models"`
 	Losses         []Loss            `json:"losses"`
 	Disturbed      []Disturbed       `json:"disturbed,omitempty"` // by level, where stalls of the machine were watched for
+	Workloads      []Workload        `json:"workloads,omitempty"` // gross, tare and net of applications, where trials were charged
 	Answers        []Answer          `json:"answers"`
 	Missing        []Missing         `json:"missing"` // metrics that were withheld, and why
 	Trials         Trials            `json:"trials"`

@@ -1,15 +1,13 @@
 package charge
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
 
+	"tare/internal/document"
 	"tare/internal/fault"
 	"tare/internal/ledger"
 	"tare/internal/near"
@@ -186,29 +184,23 @@ func ParseFile(file string, data []byte) ([]Rule, error) {
 		return nil, fault.New(fault.Usage, file, "patterns with * say in one line what many names say",
 			"a file of rules has at most %d KiB", maxFileBytes>>10)
 	}
-	tree, err := parser.ParseBytes(data, 0)
+	f := rulesFile{document.File(file)}
+	documents, err := f.Parse(data)
 	if err != nil {
-		var y yaml.Error
-		if errors.As(err, &y) && y.GetToken() != nil {
-			p := y.GetToken().Position
-			return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d:%d", file, p.Line, p.Column), "",
-				"this is not YAML: %s", y.GetMessage())
-		}
-		return nil, fault.New(fault.Usage, file, "", "this is not YAML: %s", err)
+		return nil, err
 	}
-	if len(tree.Docs) == 0 || tree.Docs[0].Body == nil {
+	if len(documents) == 0 {
 		return nil, fault.New(fault.Usage, file, example, "the file has no rules")
 	}
-	f := rulesFile(file)
-	root, ok := tree.Docs[0].Body.(*ast.MappingNode)
-	if !ok || len(tree.Docs) > 1 && tree.Docs[1].Body != nil {
-		return nil, f.fail(tree.Docs[0].Body, example, "the file must have the one key \"rules\" with a list")
+	root, ok := documents[0].(*ast.MappingNode)
+	if !ok || len(documents) > 1 {
+		return nil, f.Fail(documents[0], example, "the file must have the one key \"rules\" with a list")
 	}
 	var rules []Rule
 	for _, v := range root.Values {
 		list, isList := v.Value.(*ast.SequenceNode)
 		if v.Key.String() != "rules" || !isList {
-			return nil, f.fail(v.Key, example, "the file must have the one key \"rules\" with a list")
+			return nil, f.Fail(v.Key, example, "the file must have the one key \"rules\" with a list")
 		}
 		for _, n := range list.Values {
 			r, err := f.rule(n)
@@ -224,42 +216,24 @@ func ParseFile(file string, data []byte) ([]Rule, error) {
 	return rules, nil
 }
 
-type rulesFile string
-
-func (f rulesFile) place(n ast.Node) string {
-	for { // the token of a mapping is its first colon, or brace: its first key is what a reader sees
-		m, ok := n.(*ast.MappingNode)
-		if !ok || m.IsFlowStyle || len(m.Values) == 0 {
-			break
-		}
-		n = m.Values[0].Key
-	}
-	if t := n.GetToken(); t != nil && t.Position != nil {
-		return fmt.Sprintf("%s:%d:%d", string(f), t.Position.Line, t.Position.Column)
-	}
-	return string(f)
-}
-
-func (f rulesFile) fail(n ast.Node, mend, format string, args ...any) error {
-	return fault.New(fault.Usage, f.place(n), mend, format, args...)
-}
+type rulesFile struct{ document.File }
 
 func (f rulesFile) rule(n ast.Node) (Rule, error) {
 	keys := append([]string{keyCharge, keyWorkload, keyComponent}, selectors...)
 	known := "a rule has charge, one of " + strings.Join(selectors, ", ") + ", and may have workload and component"
 	m, ok := n.(*ast.MappingNode)
 	if !ok {
-		return Rule{}, f.fail(n, known, "a rule must be keys with values")
+		return Rule{}, f.Fail(n, known, "a rule must be keys with values")
 	}
-	r := Rule{Where: f.place(n)}
+	r := Rule{Where: f.Place(n)}
 	seen := map[string]bool{}
 	for _, v := range m.Values {
 		key, isText := v.Key.(*ast.StringNode)
 		if !isText {
-			return Rule{}, f.fail(v.Key, known, "a key must be a plain word")
+			return Rule{}, f.Fail(v.Key, known, "a key must be a plain word")
 		}
 		if seen[key.Value] {
-			return Rule{}, f.fail(v.Key, "give it once", "%q is there twice", clip(key.Value))
+			return Rule{}, f.Fail(v.Key, "give it once", "%q is there twice", clip(key.Value))
 		}
 		seen[key.Value] = true
 		var value string
@@ -269,16 +243,16 @@ func (f rulesFile) rule(n ast.Node) (Rule, error) {
 		case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
 			value = n.GetToken().Value
 		default:
-			return Rule{}, f.fail(v.Value, `a pattern with a * at its start stands in quotes: comm: "*proxy"`,
+			return Rule{}, f.Fail(v.Value, `a pattern with a * at its start stands in quotes: comm: "*proxy"`,
 				"%q must be a single value", clip(key.Value))
 		}
 		if value == "" {
-			return Rule{}, f.fail(v.Value, "leave it out, or give it a value", "%q is empty", clip(key.Value))
+			return Rule{}, f.Fail(v.Value, "leave it out, or give it a value", "%q is empty", clip(key.Value))
 		}
 		switch key.Value {
 		case keyCharge:
 			if !slices.Contains(charges, value) {
-				return Rule{}, f.fail(v.Value, near.DidYouMean(value, charges), "there is no charge %q", clip(value))
+				return Rule{}, f.Fail(v.Value, near.DidYouMean(value, charges), "there is no charge %q", clip(value))
 			}
 			r.Charge = ledger.Charge(value)
 		case keyWorkload:
@@ -287,20 +261,20 @@ func (f rulesFile) rule(n ast.Node) (Rule, error) {
 			r.Component = value
 		case string(Cgroup), string(Comm), string(Program), string(Map):
 			if r.By != "" {
-				return Rule{}, f.fail(v.Key, "make it two rules", "a rule has one selector; this has %s and %s", r.By,
+				return Rule{}, f.Fail(v.Key, "make it two rules", "a rule has one selector; this has %s and %s", r.By,
 					key.Value)
 			}
 			r.By, r.Pattern = By(key.Value), value
 		default:
-			return Rule{}, f.fail(v.Key, withGuess(key.Value, keys, known), "there is no key %q in a rule",
+			return Rule{}, f.Fail(v.Key, withGuess(key.Value, keys, known), "there is no key %q in a rule",
 				clip(key.Value))
 		}
 	}
 	switch {
 	case r.Charge == "":
-		return Rule{}, f.fail(n, "add charge: workload, tare or load", "the rule does not say whose what it matches is")
+		return Rule{}, f.Fail(n, "add charge: workload, tare or load", "the rule does not say whose what it matches is")
 	case r.By == "":
-		return Rule{}, f.fail(n, "add one of "+strings.Join(selectors, ", "), "the rule does not say what it matches")
+		return Rule{}, f.Fail(n, "add one of "+strings.Join(selectors, ", "), "the rule does not say what it matches")
 	}
-	return r, r.check(func(mend, format string, args ...any) error { return f.fail(n, mend, format, args...) })
+	return r, r.check(func(mend, format string, args ...any) error { return f.Fail(n, mend, format, args...) })
 }

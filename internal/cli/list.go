@@ -36,11 +36,11 @@ func newList() *cobra.Command {
 			return listExperiments(cmd.OutOrStdout())
 		},
 	}
-	copied := slices.Concat(engine.CopySettings, engine.LimitSettings)
+	copied := slices.Concat(kind.CopySettings, kind.LimitKeys())
 	cmd.AddCommand(
 		newListKinds("apps", "application", kind.All(kind.Application), copied),
 		newListKinds("loads", "load", kind.All(kind.Load), copied),
-		newListKinds("subjects", "subject", kind.All(kind.Subject), engine.LimitSettings),
+		newListKinds("subjects", "subject", kind.All(kind.Subject), kind.LimitKeys()),
 	)
 	return cmd
 }

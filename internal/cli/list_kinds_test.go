@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/engine"
 	"tare/internal/fault"
 	"tare/internal/kind"
 	"tare/internal/param"
@@ -36,7 +35,7 @@ func TestListKinds(t *testing.T) {
 			if !strings.Contains(text, k.Name+": "+k.Summary+"\n") || listed[i].Name != k.Name {
 				t.Errorf("%s: %s is not listed", name, k.Name)
 			}
-			for _, s := range append(k.Settings[:len(k.Settings):len(k.Settings)], engine.LimitSettings...) {
+			for _, s := range append(k.Settings[:len(k.Settings):len(k.Settings)], kind.LimitKeys()...) {
 				row := "  " + s.Name + ": " + s.Accepts()
 				if !strings.Contains(text, row) || !strings.Contains(text, "\n      "+s.Doc+"\n") {
 					t.Errorf("%s: the setting %s of %s is not listed", name, s.Name, k.Name)

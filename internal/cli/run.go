@@ -387,13 +387,13 @@ func (p *progress) warn(text string) {
 func (p *progress) say(at engine.Progress) {
 	if t := at.Last; t != nil && t.Ledger != nil {
 		for _, w := range t.Ledger.Warnings {
-			if w.Code == record.OtherRun {
+			if w.Code == record.OtherRun || w.Code == record.LeftBehind {
 				p.warn(w.Message)
 			}
 		}
 	}
 	if t := at.Last; t != nil && t.Validity.Failed == "" {
-		if failed := engine.FailedNodes(t); failed != "" {
+		if failed := t.FailedNodes(len(t.Nodes)); failed != "" {
 			p.clear()
 			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), printable(failed))
 		}

@@ -10,8 +10,8 @@ import (
 	"tare/internal/kind"
 )
 
-// LeaveOutAbsent takes those arms out of the spec whose program is not installed here and which may be missing, and says
-// why, by arm. One that may not be missing is an error of code Machine.
+// LeaveOutAbsent takes those arms out of the spec whose program is not installed here and which may be missing, and
+// says why, by arm. One that may not be missing is an error of code Machine.
 func (s *Spec) LeaveOutAbsent() (map[string]string, error) {
 	absent := map[string]string{}
 	for _, l := range s.Levels() {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/kind"
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/record"
@@ -114,7 +115,7 @@ func TestIdleCopy(t *testing.T) {
 				if i < c.idle {
 					of.Done, of.Opened = 0, 0
 				}
-				m.Loads[copyName("client", i+1, copies)] = of
+				m.Loads[kind.CopyName("client", i+1, copies)] = of
 			}
 			reasons := m.Judge()
 			v := record.Validity{Valid: len(reasons) == 0, Reasons: reasons}

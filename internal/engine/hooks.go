@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os/exec"
 	"path"
+	"strings"
 	"time"
 
 	"tare/internal/host/cgroup"
@@ -35,6 +37,8 @@ func (x *trial) Record() *record.Trial          { return x.record }
 func (x *trial) Fail(err error)                 { x.cancel(err) }
 func (x *trial) Result(name string) load.Result { return x.record.Loads[name] }
 
+func (x *trial) Prepared(r kind.Role, guest string) string { return x.prepared.of(r, guest) }
+
 func (x *trial) Applications() map[string]kind.App {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -51,33 +55,54 @@ func (x *trial) Process(name string) kind.Process {
 }
 
 func (x *trial) LoadGroup(name string) (*placement.Group, error) {
-	return x.group(path.Join(kind.WorkGroup, name), x.spec.Loads[name].Limits)
+	return x.group(path.Join(kind.WorkGroup, name), measured.NewRole(kind.Load, name), x.spec.Loads[name].Limits)
 }
 
 func (x *trial) SubjectGroup(component string, limits param.Values) (*placement.Group, error) {
-	g, err := x.group(path.Join(kind.SubjectGroup, component), limits)
+	return x.subjectGroup(component, measured.NewRole(kind.Subject, component), limits)
+}
+
+func (x *trial) ServingGroup(component, app string, limits param.Values) (*placement.Group, error) {
+	as := measured.NewRole(kind.Subject, component)
+	as.Workload = app
+	return x.subjectGroup(path.Join(component, app), as, limits)
+}
+
+// subjectGroup makes a group of the subject, where its name is not empty inside the one that has the subject's limits.
+func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Values) (*placement.Group, error) {
+	if name == "" || x.subject == nil {
+		return x.group(path.Join(kind.SubjectGroup, name), as, limits)
+	}
+	if _, err := x.group(kind.SubjectGroup, measured.NewRole(kind.Subject, ""), x.subject.Limits); err != nil {
+		return nil, err
+	}
+	const pin = "pin" // of processes, and not of what is in a group
+	if all, set := x.subject.Limits[pin]; set && limits[pin] == "" {
+		limits = maps.Clone(limits)
+		if limits == nil {
+			limits = param.Values{}
+		}
+		limits[pin] = all
+	}
+	return x.group(path.Join(kind.SubjectGroup, name), as, limits)
+}
+
+func (x *trial) StartSubject(
+	ctx context.Context, component string, limits param.Values, argv []string,
+) (kind.Process, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	g, err := x.SubjectGroup(component, limits)
+	if err != nil {
+		return nil, err
+	}
+	p, err := x.start(strings.TrimSpace(x.arm+" "+component), argv, g.Start)
 	if err != nil {
 		return nil, err
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.roles[g.Path()] = measured.NewRole(kind.Subject, component)
-	return g, nil
-}
-
-func (x *trial) StartSubject(ctx context.Context, component string, limits param.Values, argv []string) (kind.Process, error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	name := x.arm
-	if component != "" {
-		name += " " + component
-	}
-	r := measured.NewRole(kind.Subject, component)
-	p, err := x.start(path.Join(kind.SubjectGroup, component), r, name, limits, argv)
-	if err != nil {
-		return nil, err
-	}
 	x.processes = append(x.processes, p)
 	return p, nil
 }
@@ -104,7 +129,7 @@ func (x *trial) Read(ctx context.Context, name string) error {
 
 func (x *trial) Warn(code, format string, args ...any) {
 	if l := x.record.Ledger; l != nil {
-		l.Warnings = append(l.Warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
+		l.Warn(code, format, args...)
 	}
 }
 
@@ -120,7 +145,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // group makes a group, if it is not there yet.
-func (x *trial) group(name string, limits param.Values) (*placement.Group, error) {
+func (x *trial) group(name string, as measured.GroupRole, limits param.Values) (*placement.Group, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if g := x.groups[name]; g != nil {
@@ -132,25 +157,34 @@ func (x *trial) group(name string, limits param.Values) (*placement.Group, error
 	if err != nil {
 		return nil, err
 	}
-	x.groups[name] = g
+	_, as.Limited = limits["cpus"]
+	x.groups[name], x.roles[g.Path()] = g, as
 	return g, nil
 }
 
-// start starts one process in a group of its own.
-func (x *trial) start(group string, as measured.GroupRole, name string, limits param.Values, argv []string) (*role.Child, error) {
-	g, err := x.group(group, limits)
+// start starts one process where begin puts it.
+func (x *trial) start(name string, argv []string, begin func(*exec.Cmd) error) (*role.Child, error) {
+	p, err := role.Launch(name, argv, begin, x.cancel)
 	if err != nil {
 		return nil, err
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	p, err := role.Launch(name, argv, g.Start, x.cancel)
-	if err != nil {
-		return nil, err
-	}
 	x.started = append(x.started, p)
-	x.roles[g.Path()] = as
 	return p, nil
+}
+
+// processesByComponent are the processes of the subject's components, as far as they are in their groups.
+func (x *trial) processesByComponent() map[string][]int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	pids := map[string][]int{}
+	for _, g := range x.groups {
+		if as := x.roles[g.Path()]; as.Component != "" {
+			pids[as.Component] = append(pids[as.Component], g.Members()...)
+		}
+	}
+	return pids
 }
 
 // urgent has this process run before others until the function that it returns is called. A failure is a warning.

@@ -294,13 +294,13 @@ func TestSpecPage(t *testing.T) {
 			t.Errorf("docs/spec.md does not have the key %s", key)
 		}
 	}
-	tables := map[string][]param.Setting{"times": slices.Concat(timeKnobs, []param.Setting{samplingKnob, statisticsKnob, repeatKnob, precisionKnob, untilKnob}), "limits": limitKnobs, "gates": gateKnobs}
+	tables := map[string][]param.Setting{"times": slices.Concat(timeKnobs, []param.Setting{samplingKnob, statisticsKnob, repeatKnob, precisionKnob, untilKnob}), "limits": kind.LimitSettings, "gates": measured.GateSettings}
 	for section, kinds := range map[string]kind.Role{"application": kind.Application, "load": kind.Load, "subject": kind.Subject} {
 		for _, k := range kind.All(kinds) {
 			tables[section+" "+k.About().Name] = k.About().Settings
 		}
 	}
-	tables["whole"], tables["copies"] = []param.Setting{nodesKnob}, CopySettings
+	tables["whole"], tables["copies"] = []param.Setting{nodesKnob}, kind.CopySettings
 	rows := map[string]bool{"| key | value | default | meaning |": true, "|---|---|---|---|": true}
 	for what, knobs := range tables {
 		for _, k := range knobs {
@@ -324,7 +324,7 @@ func knobRow(k param.Setting) string {
 
 // TestKnobDefaultsAreCanonical: a default is taken as it stands, so it must be what Canonical would make of it.
 func TestKnobDefaultsAreCanonical(t *testing.T) {
-	all := slices.Concat(timeKnobs, []param.Setting{samplingKnob, repeatKnob, precisionKnob, untilKnob}, limitKnobs, gateKnobs)
+	all := slices.Concat(timeKnobs, []param.Setting{samplingKnob, repeatKnob, precisionKnob, untilKnob}, kind.LimitSettings, measured.GateSettings)
 	for _, role := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
 		for _, k := range kind.All(role) {
 			all = append(all, k.About().Settings...)

@@ -42,7 +42,7 @@ func TestEveryMetricDeclaresItsNeeds(t *testing.T) {
 			t.Errorf("the need %s: some metric has it %v, some gate breaks it %v", n, needed[n], broken[n])
 		}
 	}
-	for _, k := range gateKnobs {
+	for _, k := range measured.GateSettings {
 		if name := map[string]string{"generator_cpu": "generator-cpu"}[k.Name]; k.Name != "invalid" && !slices.ContainsFunc(measured.Gates(), func(g *measured.Gate) bool { return g.Name == k.Name || g.Name == name }) {
 			t.Errorf("the setting %s governs no gate", k.Name)
 		}

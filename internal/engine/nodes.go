@@ -27,14 +27,16 @@ import (
 	"tare/internal/record"
 )
 
-// Trials on many machines. With nodes, a trial is run whole by an agent at each node (NodeAgent), all with the same begin, and its record is made
-// from theirs: loads are merged, metrics are of all nodes together, and each node's own record stands in Trial.Nodes. A node-trial that
-// failed is kept and named, and is in no metric; sums over nodes, which would be of too few, are then not given.
+// Trials on many machines. With nodes, a trial is run whole by an agent at each node (NodeAgent), all with the same
+// begin, and its record is made from theirs: loads are merged, metrics are of all nodes together, and each node's own
+// record stands in Trial.Nodes. A node-trial that failed is kept and named, and is in no metric; sums over nodes, which
+// would be of too few, are then not given.
 
 // nodesKnob is a setting of the whole experiment, which can be a factor as those of its parts can.
 var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
 	Phrase: map[string]string{"": "on {} nodes", "0": "on this machine alone", "1": "on one node"},
-	Doc:    "machines that each run the whole of every trial, all at the same time; 0: the trial runs on this machine alone. See docs/nodes.md"}
+	Doc: "machines that each run the whole of every trial, all at the same time; 0: the trial runs on this machine " +
+		"alone. See docs/nodes.md"}
 
 // nodes is on how many nodes trials run.
 func (s *Spec) nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }
@@ -48,7 +50,8 @@ func (s *Spec) MostNodes() int {
 	return most
 }
 
-// ScaleNodes fits the spec to n nodes, and says what that leaves out; nothing where all is left as it was. An experiment without nodes runs on all n.
+// ScaleNodes fits the spec to n nodes, and says what that leaves out; nothing where all is left as it was. An
+// experiment without nodes runs on all n.
 func (s *Spec) ScaleNodes(n int) string {
 	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesKnob.Name}) })
 	if at < 0 {
@@ -60,7 +63,7 @@ func (s *Spec) ScaleNodes(n int) string {
 		if asked == 0 {
 			return ""
 		}
-		return fmt.Sprintf("scaled to %s, from %d", manyNodes(n), asked)
+		return fmt.Sprintf("scaled to %s, from %d", many(n, "node"), asked)
 	}
 	var kept, left []string
 	for _, l := range s.Factors[at].Levels {
@@ -77,14 +80,15 @@ func (s *Spec) ScaleNodes(n int) string {
 		kept = []string{strconv.Itoa(n)}
 	}
 	s.Factors[at].Levels = kept
-	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", manyNodes(n), strings.Join(left, ", "))
+	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", many(n, "node"), strings.Join(left, ", "))
 }
 
-func manyNodes(n int) string {
+// many is a count of things with its noun, of which there may be one.
+func many(n int, noun string) string {
 	if n == 1 {
-		return "1 node"
+		return "1 " + noun
 	}
-	return fmt.Sprintf("%d nodes", n)
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // Nodes are where trials on nodes run: internal/cluster has them.
@@ -94,10 +98,12 @@ type Nodes interface {
 	// Ensure has nodes that have gone join again, where that can be done. That one does not is no error: Run tells.
 	Ensure(ctx context.Context, names []string) error
 	// Run is cluster.Coordinator's.
-	Run(ctx context.Context, names []string, share cluster.Share, data json.RawMessage, length, tail time.Duration, begun func(at int64)) []cluster.Outcome
+	Run(ctx context.Context, names []string, share cluster.Share, data json.RawMessage, length, tail time.Duration,
+		begun func(at int64)) []cluster.Outcome
 	// Why says more of why a node went; empty where nothing more is known.
 	Why(name string) string
-	// PIDs are processes of nodes on this machine, and Group the path of their group; none and empty where each is a machine of its own.
+	// PIDs are processes of nodes on this machine, and Group the path of their group; none and empty where each is a
+	// machine of its own.
 	PIDs() []int
 	Group() string
 }
@@ -118,13 +124,17 @@ type nodeRecord struct {
 	Closed int64        `json:"closed_late_ns"`
 }
 
-// lateAllowed is how long after the begin the loads of a node may be told of it, and edgePart how long after the edges of the window its counters may be
-// read, as a part of it: what is read later is not of the load any more.
+// lateAllowed is how long after the begin the loads of a node may be told of it, and edgePart how long after the edges
+// of the window its counters may be read, as a part of it: what is read later is not of the load any more.
 const (
 	lateAllowed = 5 * time.Millisecond
 	edgePart    = 0.2
 	leastEdge   = 20 * time.Millisecond // of short windows
 )
+
+// maxFailedNamed is how many nodes the reason of a trial names that failed at all of them. One would hide that they
+// failed for different reasons.
+const maxFailedNamed = 3
 
 // nodesTrial is a trial on nodes, as the coordinator has it.
 type nodesTrial struct {
@@ -163,11 +173,13 @@ func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 
 func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 	if x.machine.Nodes == nil {
-		return fault.New(fault.Usage, "nodes", "give --local-nodes or --nodes-listen; see docs/nodes.md", "the trial is to run on nodes, and there are none")
+		return fault.New(fault.Usage, "nodes", "give --local-nodes or --nodes-listen; see docs/nodes.md",
+			"the trial is to run on nodes, and there are none")
 	}
 	n, all := x.spec.nodes(), x.machine.Nodes.Names()
 	if n > len(all) {
-		return fault.New(fault.Usage, "nodes", "set nodes to what there is, or have more join", "the trial is to run on %d nodes, and there are %d", n, len(all))
+		return fault.New(fault.Usage, "nodes", "set nodes to what there is, or have more join",
+			"the trial is to run on %d nodes, and there are %d", n, len(all))
 	}
 	names := all[:n]
 	mark := time.Now()
@@ -184,7 +196,8 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 	var edges error
-	outcomes := x.machine.Nodes.Run(ctx, names, x.machine.NodeShare, data, x.spec.Warmup+x.spec.Duration, x.tail(t.Arm), func(at int64) {
+	length, tail := x.spec.Warmup+x.spec.Duration, x.tail(t.Arm)
+	outcomes := x.machine.Nodes.Run(ctx, names, x.machine.NodeShare, data, length, tail, func(at int64) {
 		lap("set-up")
 		t.Ledger, edges = x.window(ctx, at+int64(x.spec.Warmup))
 		lap("measured")
@@ -203,7 +216,7 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 		if n == 1 {
 			return fmt.Errorf("the trial failed at its node, %s: %s", t.Nodes[0].Name, t.Nodes[0].Failed)
 		}
-		return fmt.Errorf("the trial failed at all of %d nodes; at %s", n, failedAt(t, maxFailedNamed))
+		return fmt.Errorf("the trial failed at all of %d nodes; at %s", n, t.FailedNodes(maxFailedNamed))
 	}
 	return nil
 }
@@ -237,7 +250,8 @@ func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, e
 	return data, nil
 }
 
-// window is the coordinator's machine between the same two edges; where nodes are machines of their own, it says what the coordinator costs.
+// window is the coordinator's machine between the same two edges; where nodes are machines of their own, it says what
+// the coordinator costs.
 func (x *nodesTrial) window(ctx context.Context, from int64) (*ledger.Ledger, error) {
 	var early error
 	if x.spec.EventLoad() != "" {
@@ -258,14 +272,16 @@ func (x *nodesTrial) window(ctx context.Context, from int64) (*ledger.Ledger, er
 		return nil, err
 	}
 	if early != nil {
-		l.Warnings = append(l.Warnings, ledger.Warning{Code: "not-first", Message: fmt.Sprintf("%v; storms of execs may have held up the reading of counters", early)})
+		l.Warn("not-first", "%v; storms of execs may have held up the reading of counters", early)
 	}
-	x.late = time.Duration(max(0, measured.MonotonicOf(l.Window.Start)-from, measured.MonotonicOf(l.Window.End)-from-int64(x.spec.Duration)))
+	opened, closed := measured.MonotonicOf(l.Window.Start), measured.MonotonicOf(l.Window.End)
+	x.late = time.Duration(max(0, opened-from, closed-from-int64(x.spec.Duration)))
 	if allowed := x.edgeAllowed(); x.late > allowed {
-		l.Warnings = append(l.Warnings, ledger.Warning{Code: "edges-late", Message: fmt.Sprintf("the counters were read %v after an edge of the window, and %v is allowed: the coordinator's machine is too busy", x.late.Round(100*time.Microsecond), allowed)})
+		l.Warn("edges-late", "the counters were read %v after an edge of the window, and %v is allowed: "+
+			"the coordinator's machine is too busy", x.late.Round(100*time.Microsecond), allowed)
 	}
 	if others = append(others, x.machine.others()...); len(others) > 0 {
-		l.Warnings = append(l.Warnings, ledger.Warning{Code: record.OtherRun, Message: OtherRun(others)})
+		l.Warn(record.OtherRun, "%s", OtherRun(others))
 	}
 	return l, nil
 }
@@ -283,7 +299,8 @@ func (m Machine) others() []int {
 	return others
 }
 
-// nodeTrial makes the record of one node's part out of what came of it. Half a record, or that of another trial, is none.
+// nodeTrial makes the record of one node's part out of what came of it. Half a record, or that of another trial, is
+// none.
 func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, attempt int) record.NodeTrial {
 	n := record.NodeTrial{Name: o.Name}
 	if o.Clock != nil {
@@ -319,9 +336,11 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 		allowed := x.edgeAllowed()
 		switch late, edge := time.Duration(r.Late), time.Duration(max(r.Opened, r.Closed)); {
 		case late > lateAllowed:
-			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("it began %v late, and %v is allowed", late.Round(100*time.Microsecond), lateAllowed))
+			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("it began %v late, and %v is allowed",
+				late.Round(100*time.Microsecond), lateAllowed))
 		case edge > allowed:
-			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("its counters were read %v after an edge of the window, and %v is allowed: its machine is too busy", edge.Round(100*time.Microsecond), allowed))
+			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("its counters were read %v after an edge of the window, "+
+				"and %v is allowed: its machine is too busy", edge.Round(100*time.Microsecond), allowed))
 		}
 	}
 	return n
@@ -333,7 +352,8 @@ func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) err
 	case t.Schema != record.TrialSchema:
 		return fmt.Errorf("its record has the schema %q, not %q", near.Clip(t.Schema), record.TrialSchema)
 	case t.Index != planned.Index || t.Arm != planned.Arm || t.Block != planned.Block:
-		return fmt.Errorf("its record is of trial %d (%s), not of %d (%s)", t.Index, near.Clip(t.Arm), planned.Index, planned.Arm)
+		return fmt.Errorf("its record is of trial %d (%s), not of %d (%s)",
+			t.Index, near.Clip(t.Arm), planned.Index, planned.Arm)
 	case t.Attempt != attempt:
 		return fmt.Errorf("its record is of attempt %d at trial %d, not of %d", t.Attempt, t.Index, attempt)
 	case t.Validity.Failed == "" && (t.Ledger == nil || t.Metrics == nil):
@@ -348,14 +368,16 @@ type NodeAgent struct {
 	Dir      string                         // for files that processes of a trial read, and the record of the last
 	Features []string                       // by which specs may name what they need
 	Machine  func(s *Spec) (Machine, error) // that this machine can do it, and what trials need of it
-	Ready    func() error                   // called when everything of a trial is set up, before the coordinator is told; may be nil
+	Ready    func() error                   // called when a trial is set up, before the coordinator is told; may be nil
 }
 
 // nodeRecordFile is, in the directory of a node, the record of its last trial.
 const nodeRecordFile = "trial.json"
 
 // Run is a cluster.Runner.
-func (a NodeAgent) Run(ctx context.Context, job cluster.Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+func (a NodeAgent) Run(
+	ctx context.Context, job cluster.Job, barrier func(context.Context) (int64, error),
+) (sent json.RawMessage, err error) {
 	var j nodeJob
 	if err := json.Unmarshal(job.Data, &j); err != nil {
 		return nil, fmt.Errorf("decoding the trial: %w", err)
@@ -370,7 +392,14 @@ func (a NodeAgent) Run(ctx context.Context, job cluster.Job, barrier func(contex
 	}
 	m.Share = job.Share
 	r := nodeRecord{Trial: record.Trial{Schema: record.TrialSchema, PlannedTrial: j.Planned, Attempt: j.Attempt}}
+	prepared := newPrepared(a.Dir)
+	prepared.addTrial(s, j.Planned.Arm)
+	defer func() { err = errors.Join(err, prepared.remove()) }()
+	if err := prepared.prepare(ctx, m.Self); err != nil {
+		return nil, err
+	}
 	x := newTrial(m, s.copies(), j.Planned, j.Attempt, a.Dir, a.seed(j.Seed))
+	x.prepared = prepared
 	var begin int64
 	x.barrier = func(ctx context.Context) (int64, error) {
 		if a.Ready != nil {
@@ -408,25 +437,4 @@ func (a NodeAgent) seed(seed uint64) uint64 {
 	h := fnv.New64a()
 	fmt.Fprint(h, seed, a.Name)
 	return h.Sum64()
-}
-
-// FailedNodes says in words at which nodes a trial failed, and why; empty where it did at none.
-func FailedNodes(t *record.Trial) string { return failedAt(t, len(t.Nodes)) }
-
-// maxFailedNamed is how many nodes the reason of a trial names that failed at all of them. One would hide that they failed for different
-// reasons.
-const maxFailedNamed = 3
-
-// failedAt is FailedNodes with the first few of the nodes, and how many more there are.
-func failedAt(t *record.Trial, most int) string {
-	var failed []string
-	for _, n := range t.Nodes {
-		if n.Failed != "" {
-			failed = append(failed, n.Name+": "+n.Failed)
-		}
-	}
-	if more := len(failed) - most; more > 0 {
-		failed = append(failed[:most], fmt.Sprintf("and at %d more", more))
-	}
-	return strings.Join(failed, "; ")
 }

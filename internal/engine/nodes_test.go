@@ -233,7 +233,7 @@ func TestPooled(t *testing.T) {
 		if !tr.Validity.Valid || !strings.Contains(tr.Nodes[2].Failed, c.says) || tr.Nodes[0].Failed != "" {
 			t.Errorf("%s: %+v, nodes %+v", c.name, tr.Validity, tr.Nodes)
 		}
-		if says := FailedNodes(&tr); !strings.HasPrefix(says, "c: ") || !strings.Contains(says, c.says) {
+		if says := tr.FailedNodes(len(tr.Nodes)); !strings.HasPrefix(says, "c: ") || !strings.Contains(says, c.says) {
 			t.Errorf("%s: it says %q", c.name, says)
 		}
 		check(tr, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": 1e-3, "memory_hard_bytes": 1000, "cpu_seconds_per_connection": 1e-3, "nodes_failed": 1})
@@ -257,7 +257,7 @@ func TestPooled(t *testing.T) {
 		t.Errorf("all: %+v", tr.Validity)
 	}
 	many := &record.Trial{Nodes: []record.NodeTrial{{Name: "a", Failed: "gone"}, {Name: "b"}, {Name: "c", Failed: "late"}, {Name: "d", Failed: "gone"}}}
-	if says := failedAt(many, 2); says != "a: gone; c: late; and at 1 more" {
+	if says := many.FailedNodes(2); says != "a: gone; c: late; and at 1 more" {
 		t.Errorf("the first two of three: %q", says)
 	}
 	invalid := func(os []cluster.Outcome) {

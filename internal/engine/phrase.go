@@ -7,8 +7,9 @@ import (
 	"tare/internal/record"
 )
 
-// Phrases are how the levels of the spec's factors read in sentences, in the order in which the spec has the factors. A factor has
-// one where all settings that it sets read alike, and no other factor reads as it does: then names tell them apart.
+// Phrases are how the levels of the spec's factors read in sentences, in the order in which the spec has the factors. A
+// factor has one where all settings that it sets read alike, and no other factor reads as it does: then names tell them
+// apart.
 func (s *Spec) Phrases() []record.Phrase {
 	var all []record.Phrase
 	for _, f := range s.Factors {

@@ -7,8 +7,9 @@ import (
 	"tare/internal/record"
 )
 
-// Plan orders the trials: randomised complete blocks. A block holds every level once, in random order, and within a level every arm
-// once, in random order and without anything between them. The same spec and seed give the same plan, on any machine.
+// Plan orders the trials: randomised complete blocks. A block holds every level once, in random order, and within a
+// level every arm once, in random order and without anything between them. The same spec and seed give the same plan,
+// on any machine.
 func Plan(s *Spec, seed uint64) []record.PlannedTrial {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	levels, arms := s.Levels(), s.AllArms()
@@ -27,8 +28,8 @@ func Plan(s *Spec, seed uint64) []record.PlannedTrial {
 	return plan
 }
 
-// typicalOverhead is what a trial takes beside warm-up and window: starting and stopping processes. It is what the estimate of the
-// length begins with, until trials have been timed.
+// typicalOverhead is what a trial takes beside warm-up and window: starting and stopping processes. It is what the
+// estimate of the length begins with, until trials have been timed.
 const typicalOverhead = 200 * time.Millisecond
 
 // Estimate is how long the whole plan will take.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,12 +44,12 @@ type Recorder interface {
 type Runner struct {
 	Machine  Machine
 	Spec     *Spec
-	Record   *record.Run // its plan is what is run; a plan that is open is extended here, block by block, and run.json with it
+	Record   *record.Run // its plan is what is run; an open plan is extended here, block by block, and run.json with it
 	Writer   Recorder
 	Progress func(Progress)
 
-	// Enough reports whether the run is precise enough to end, and what is missing otherwise. It is called between blocks, at the looks of
-	// stats.NextLook, where the spec has a precision.
+	// Enough reports whether the run is precise enough to end, and what is missing otherwise. It is called between blocks,
+	// at the looks of stats.NextLook, where the spec has a precision.
 	Enough func([]record.Trial) (bool, string)
 
 	trial   func(context.Context, *record.Trial) error // null: on the machine
@@ -59,7 +60,7 @@ type Runner struct {
 	look    int
 	why     string
 	again   time.Duration // spent on further attempts
-	vain    vain
+	vain    measured.Vain
 	kept    int    // spoiled trials that were not run again because it had been in vain
 	resting bool   // it was said that they are not
 	note    string // for the next Progress
@@ -69,53 +70,14 @@ type Runner struct {
 // MostAttempts is how often a trial is run at most: once, and twice again where it was spoiled.
 const MostAttempts = 3
 
-// futile is how many further attempts in a row must have lost a metric as well for none to be made for its sake.
-const futile = 6
-
-// vain counts, for each metric, the further attempts in a row, over the whole run, that lost it as well. Beside a
-// neighbour that never rests nearly all lose the same, and a run that makes them takes longer and learns nothing; what is
-// lost now and then is worth another. It goes by gates and never by what was measured.
-type vain map[string]int
-
-// worth reports whether a further attempt at a trial that lost these metrics is not futile: for one of them at least.
-func (v vain) worth(lost []string) bool {
-	return slices.ContainsFunc(lost, func(name string) bool { return v[name] < futile })
-}
-
-// gaveUp reports whether there is a metric for whose sake no trial is run again.
-func (v vain) gaveUp() bool {
-	for _, n := range v {
-		if n >= futile {
-			return true
-		}
-	}
-	return false
-}
-
-// saw counts an attempt that ended. Once it was futile for a metric, only the first attempt at another trial shows that
-// trials can tell it again.
-func (v vain) saw(t *record.Trial) {
-	lost := measured.LostToOthers(t)
-	if t.Attempt > 0 {
-		for _, name := range lost {
-			v[name]++
-		}
-	}
-	if t.Validity.Failed != "" || slices.Contains(lost, measured.Everything) {
-		return // it shows nothing that can be told
-	}
-	for name, n := range v {
-		if !slices.Contains(lost, name) && (t.Attempt > 0) != (n >= futile) {
-			v[name] = 0
-		}
-	}
-}
-
 // hopeless is how many trials must fail, with none before them that did not, for the run to be given up.
 const hopeless = 3
 
-// Run runs the trials of run.Plan, one after the other, and appends each to w as it ends. It returns those that were recorded.
-func Run(ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writer, progress func(Progress)) ([]record.Trial, error) {
+// Run runs the trials of run.Plan, one after the other, and appends each to w as it ends. It returns those that were
+// recorded.
+func Run(
+	ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writer, progress func(Progress),
+) ([]record.Trial, error) {
 	return (&Runner{Machine: m, Spec: s, Record: &run, Writer: w, Progress: progress}).Run(ctx)
 }
 
@@ -128,19 +90,24 @@ func Run(ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writ
 // A trial that fails is recorded with its error and the run goes on, save when the first three all fail: then
 // nothing works, and the error is that of the last. When the context ends, the trial under way is taken down and
 // recorded as interrupted, and the error is the context's.
-func (r *Runner) Run(ctx context.Context) ([]record.Trial, error) {
+func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 	if r.now == nil {
 		r.now = time.Now
 	}
 	if r.trial == nil {
-		dir, err := filepath.Abs(r.Writer.Dir())
-		if err != nil {
-			return nil, fmt.Errorf("finding the run directory: %w", err)
+		dir, failure := filepath.Abs(r.Writer.Dir())
+		if failure != nil {
+			return nil, fmt.Errorf("finding the run directory: %w", failure)
 		}
-		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, dir, t) }
+		prepared, failure := prepareRun(ctx, r.Spec, r.Machine.Self, dir)
+		if failure != nil {
+			return nil, failure
+		}
+		defer func() { err = errors.Join(err, prepared.remove()) }() // that of the run
+		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, dir, prepared, t) }
 	}
 	r.left = timer{each: startLead + r.Spec.Warmup + r.Spec.Duration + typicalOverhead}
-	r.began, r.vain = r.now(), vain{}
+	r.began, r.vain = r.now(), measured.Vain{}
 	if r.Spec.Precision != nil {
 		r.look = stats.NextLook(0)
 	}
@@ -164,13 +131,10 @@ func (r *Runner) Run(ctx context.Context) ([]record.Trial, error) {
 	return r.trials, nil
 }
 
-// open reports whether the plan has no end of its own.
-func (r *Runner) open() bool { return r.Spec.Precision != nil || r.Spec.Until > 0 }
-
-// extend adds a block to an open plan, unless the run is precise enough or another block would not end in time. It looks at how wide
-// intervals are and at the clock, and never at whether a difference is resolved.
+// extend adds a block to an open plan, unless the run is precise enough or another block would not end in time. It
+// looks at how wide intervals are and at the clock, and never at whether a difference is resolved.
 func (r *Runner) extend() (bool, error) {
-	if !r.open() {
+	if !r.Spec.Open() {
 		return false, nil
 	}
 	blocks := r.Record.Blocks
@@ -179,7 +143,7 @@ func (r *Runner) extend() (bool, error) {
 		enough, why := r.Enough(r.trials)
 		r.why, r.look = why, stats.NextLook(blocks)
 		if enough {
-			stopped = fmt.Sprintf("precise after %s", manyBlocks(blocks))
+			stopped = fmt.Sprintf("precise after %s", many(blocks, "block"))
 		}
 	}
 	longer := *r.Spec
@@ -188,9 +152,9 @@ func (r *Runner) extend() (bool, error) {
 	switch added := len(plan) - len(r.Record.Plan); {
 	case stopped != "":
 	case r.Spec.Until > 0 && r.now().Add(r.left.of(added)).After(r.deadline()):
-		stopped = fmt.Sprintf("time was up after %s", manyBlocks(blocks))
+		stopped = fmt.Sprintf("time was up after %s", many(blocks, "block"))
 	case len(plan) > maxTrials:
-		stopped = fmt.Sprintf("no plan has more trials, after %s", manyBlocks(blocks))
+		stopped = fmt.Sprintf("no plan has more trials, after %s", many(blocks, "block"))
 	}
 	if stopped != "" {
 		r.Record.Stopped = stopped
@@ -198,13 +162,6 @@ func (r *Runner) extend() (bool, error) {
 	}
 	r.Record.Plan, r.Record.Blocks = plan, longer.Blocks
 	return true, r.Writer.UpdateRun(*r.Record)
-}
-
-func manyBlocks(n int) string {
-	if n == 1 {
-		return "1 block"
-	}
-	return fmt.Sprintf("%d blocks", n)
 }
 
 // deadline is until when an open plan may be extended.
@@ -219,8 +176,8 @@ func together(plan []record.PlannedTrial) int {
 	return n
 }
 
-// level runs the trials of one level in one block, and those again that were spoiled. The order of further attempts is that of the first
-// ones, so it stays random; the arms of a level stay close together in time.
+// level runs the trials of one level in one block, and those again that were spoiled. The order of further attempts is
+// that of the first ones, so it stays random; the arms of a level stay close together in time.
 func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error {
 	lost := map[int][]string{} // by index of the trial, in its last attempt
 	for attempt := 0; attempt < MostAttempts && len(planned) > 0; attempt++ {
@@ -229,7 +186,7 @@ func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error
 			if attempt > 0 && !r.affords() {
 				return nil
 			}
-			if attempt > 0 && !r.vain.worth(lost[p.Index]) {
+			if attempt > 0 && !r.vain.Worth(lost[p.Index]) {
 				if err := r.rest(); err != nil {
 					return err
 				}
@@ -255,14 +212,16 @@ func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error
 func (r *Runner) rest() error {
 	if !r.resting {
 		r.resting = true
-		r.note = fmt.Sprintf("%d further attempts in a row lost the same as well; trials are not repeated for it until one comes through", futile)
+		r.note = fmt.Sprintf("%d further attempts in a row lost the same as well; trials are not repeated for it "+
+			"until one comes through", measured.Futile)
 	}
 	r.kept++
 	text := fmt.Sprintf("%d spoiled trials were not run again", r.kept)
 	if r.kept == 1 {
 		text = "1 spoiled trial was not run again"
 	}
-	r.Record.NotRepeated = fmt.Sprintf("%s, for %d further attempts in a row had lost the same as well", text, futile)
+	r.Record.NotRepeated = fmt.Sprintf("%s, for %d further attempts in a row had lost the same as well",
+		text, measured.Futile)
 	return r.Writer.UpdateRun(*r.Record)
 }
 
@@ -289,8 +248,8 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 		return nil, err
 	}
 	r.trials = append(r.trials, t)
-	r.vain.saw(&t)
-	if r.resting && !r.vain.gaveUp() {
+	r.vain.Saw(&t)
+	if r.resting && !r.vain.GaveUp() {
 		r.resting, r.note = false, "a trial came through; spoiled trials are repeated again"
 	}
 	if attempt == 0 {
@@ -299,26 +258,33 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if failure != nil && r.ended == hopeless && !slices.ContainsFunc(r.trials, func(t record.Trial) bool { return t.Validity.Failed == "" }) {
-		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mendOr(failure, "see the trials in "+r.Writer.Dir()), "the first %d trials failed, so the run was given up", hopeless)
+	worked := func(t record.Trial) bool { return t.Validity.Failed == "" }
+	if failure != nil && r.ended == hopeless && !slices.ContainsFunc(r.trials, worked) {
+		mend := cmp.Or(fault.MendOf(failure), "see the trials in "+r.Writer.Dir())
+		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mend,
+			"the first %d trials failed, so the run was given up", hopeless)
 	}
 	return &t, nil
 }
 
 // onMachine runs a trial where trials run: here, or on nodes.
-func (r *Runner) onMachine(ctx context.Context, dir string, t *record.Trial) error {
+func (r *Runner) onMachine(ctx context.Context, dir string, prepared *prepared, t *record.Trial) error {
 	p := t.PlannedTrial
 	level, seed := r.Spec.At(p.Factors).As(p.Arm), arrivalSeed(r.Record.Seed, p)
 	if level.nodes() > 0 {
 		return (&nodesTrial{machine: r.Machine, spec: level, seed: seed}).run(ctx, t)
 	}
-	return newTrial(r.Machine, level.copies(), p, t.Attempt, dir, seed).run(ctx, t)
+	x := newTrial(r.Machine, level.copies(), p, t.Attempt, dir, seed)
+	x.prepared = prepared
+	return x.run(ctx, t)
 }
 
 // say tells how the run goes. now is how many trials are about to begin: one, or none after the last.
 func (r *Runner) say(next record.PlannedTrial, attempt, now int) {
-	p := Progress{Done: len(r.trials), Ended: r.ended, Total: len(r.Record.Plan), Blocks: r.Record.Blocks, Open: r.open() && now > 0, Next: next, Attempt: attempt,
-		Look: r.look, Why: r.why, Note: r.note}
+	p := Progress{
+		Done: len(r.trials), Ended: r.ended, Total: len(r.Record.Plan), Blocks: r.Record.Blocks,
+		Open: r.Spec.Open() && now > 0, Next: next, Attempt: attempt, Look: r.look, Why: r.why, Note: r.note,
+	}
 	r.note = ""
 	if n := len(r.trials); n > 0 {
 		last := r.trials[n-1]
@@ -330,17 +296,18 @@ func (r *Runner) say(next record.PlannedTrial, attempt, now int) {
 	r.Progress(p)
 }
 
-// estimate is how long the rest of the run will take: the trials of the plan, and as many further attempts as there were so far, within
-// their budget. An open plan takes no longer than its deadline, save for the block that is under way.
+// estimate is how long the rest of the run will take: the trials of the plan, and as many further attempts as there
+// were so far, within their budget. An open plan takes no longer than its deadline, save for the block that is under
+// way.
 func (r *Runner) estimate() time.Duration {
 	rest := r.left.of(len(r.Record.Plan) - r.ended)
-	if r.open() {
+	if r.Spec.Open() {
 		if r.Spec.Until > 0 {
 			return max(r.deadline().Sub(r.now()), rest)
 		}
 		return rest
 	}
-	if r.ended == 0 || r.vain.gaveUp() {
+	if r.ended == 0 || r.vain.GaveUp() {
 		return rest
 	}
 	budget := time.Duration(r.Spec.Repeat*float64(r.left.of(len(r.Record.Plan)))) - r.again
@@ -348,15 +315,9 @@ func (r *Runner) estimate() time.Duration {
 	return rest + max(0, min(expected, budget))
 }
 
-func mendOr(err error, otherwise string) string {
-	if mend := fault.MendOf(err); mend != "" {
-		return mend
-	}
-	return otherwise
-}
-
-// arrivalSeed is the seed of the arrivals in a trial. All arms of a block have the same arrivals at a level, so that what the arrivals
-// do to latency cancels out of the differences. A further attempt has them too: it stands in for the first in the same pairs.
+// arrivalSeed is the seed of the arrivals in a trial. All arms of a block have the same arrivals at a level, so that
+// what the arrivals do to latency cancels out of the differences. A further attempt has them too: it stands in for the
+// first in the same pairs.
 func arrivalSeed(seed uint64, p record.PlannedTrial) uint64 {
 	h := fnv.New64a()
 	fmt.Fprint(h, seed, p.Block)

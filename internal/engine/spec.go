@@ -1,5 +1,5 @@
-// Package engine turns a question into trials: a spec, as a person writes it, becomes a plan of randomised blocks, and each
-// trial of the plan runs with fresh processes in control groups of their own, between the two edges of one window.
+// Package engine turns a question into trials: a spec, as a person writes it, becomes a plan of randomised blocks, and
+// each trial of the plan runs with fresh processes in control groups of their own, between the two edges of one window.
 //
 // Its rules: an A/A twin beside every baseline, a recorded seed, gates on every trial, and no trial dropped in silence.
 package engine
@@ -25,8 +25,8 @@ import (
 	"tare/internal/record"
 )
 
-// Spec is an experiment as resolved: every default is filled in. Its JSON form is itself a spec that Parse accepts, save that
-// numbers inside the parts are strings.
+// Spec is an experiment as resolved: every default is filled in. Its JSON form is itself a spec that Parse accepts,
+// save that numbers inside the parts are strings.
 type Spec struct {
 	Name     string
 	Question string
@@ -36,7 +36,7 @@ type Spec struct {
 	SampleHz  int          // of the sampler that splits eBPF time by control group, per CPU
 	Whole     param.Values // settings of the whole that can be factors: see nodesKnob
 	Factors   []Factor
-	Repeat    float64       // how long trials that were spoiled may be run again, as a part of the time that the plan takes
+	Repeat    float64       // how long spoiled trials may be run again, as a part of the time that the plan takes
 	Precision *Precision    // how narrow intervals must be for the run to end; null: Blocks says when
 	Until     time.Duration // how long a run without a number of blocks may take; 0: Blocks says when
 	Quick     *Quick        // what --quick changes
@@ -82,55 +82,31 @@ type Quick struct {
 // The knobs that are no part's own.
 var (
 	timeKnobs = []param.Setting{
-		{Name: "blocks", Type: param.TypeCount, Default: "10", Min: 1, Max: 10_000, Doc: "how often every arm runs at every level; 6 are needed for intervals"},
-		{Name: "warmup", Type: param.TypeDuration, Default: "500ms", Max: 600, Doc: "time under load before the window opens, which is not counted"},
-		{Name: "duration", Type: param.TypeDuration, Default: "2s", Min: 0.05, Max: 3600, Doc: "length of the measured window of each trial"},
+		{Name: "blocks", Type: param.TypeCount, Default: "10", Min: 1, Max: 10_000,
+			Doc: "how often every arm runs at every level; 6 are needed for intervals"},
+		{Name: "warmup", Type: param.TypeDuration, Default: "500ms", Max: 600,
+			Doc: "time under load before the window opens, which is not counted"},
+		{Name: "duration", Type: param.TypeDuration, Default: "2s", Min: 0.05, Max: 3600,
+			Doc: "length of the measured window of each trial"},
 	}
 	samplingKnob = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: 20_000,
-		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need many, and each costs the machine about a microsecond"}
+		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need " +
+			"many, and each costs the machine about a microsecond"}
 	statisticsKnob = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
-		Doc: "whether the kernel counts how often and how long eBPF programs run; it makes each run 20 to 50 ns longer, so false where a subject times programs itself: there is no run time of eBPF in the record then"}
-	countKnob = param.Setting{Name: kind.CountSetting, Type: param.TypeCount, Default: "1", Max: maxCopies,
-		Doc: "how many copies run side by side, each a process in a control group of its own; rate, connections and limits are of all of them together, and each has an even part; 0: the part does not run, at a level that says so"}
+		Doc: "whether the kernel counts how often and how long eBPF programs run; it makes each run 20 to 50 ns longer, " +
+			"so false where a subject times programs itself: there is no run time of eBPF in the record then"}
 	repeatKnob = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
-		Doc: "how long trials that somebody other than the subject spoiled may be run again, as a part of the time that the plan takes; 0% never runs one again"}
+		Doc: "how long trials that somebody other than the subject spoiled may be run again, as a part of the time that " +
+			"the plan takes; 0% never runs one again"}
 	precisionKnob = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
-		Doc: "half-width that intervals must reach for the run to end, as a part of the value, and of a difference as a part of the baseline's value; when left out, `blocks` says when it ends"}
+		Doc: "half-width that intervals must reach for the run to end, as a part of the value, and of a difference as a " +
+			"part of the baseline's value; when left out, `blocks` says when it ends"}
 	untilKnob = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
-		Doc: "time after which no further block begins; with `precision` 30m when left out, and without it the run goes on until then"}
-	limitKnobs = []param.Setting{
-		{Name: "cpus", Type: param.TypeNumber, Min: 0.01, Max: 4096, Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
-		{Name: "memory", Type: param.TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
-		{Name: "pin", Type: param.TypeCount, Min: 1, Max: 4096, Doc: "the one CPU that its process runs on: the first of the machine is 1, and on a machine with fewer it goes round again"},
-	}
-	gateKnobs = []param.Setting{
-		{Name: "rate", Type: param.TypeNumber, Default: "0.99", Max: 1, Doc: "part of the intended requests that must be answered within the window"},
-		{Name: "errors", Type: param.TypeNumber, Default: "0.001", Max: 1, Doc: "part of the intended requests that may fail or stay unanswered"},
-		{Name: "generator_cpu", Type: param.TypeNumber, Default: "0.7", Max: 1, Doc: "part of its CPUs that a load generator may use"},
-		{Name: "lag", Type: param.TypeDuration, Default: "25ms", Max: 60, Doc: "how late the generator may start the 99th percentile of requests by its own fault"},
-		{Name: "drift", Type: param.TypeNumber, Default: "0.5", Max: 1000, Doc: "how far apart the halves of the window may be, as a part of the smaller: in median latency, or in throughput when the load is closed"},
-		{Name: "throttled", Type: param.TypeDuration, Default: "0s", Max: 3600, Doc: "time that a group without a CPU limit of its own may be throttled"},
-		{Name: "held", Type: param.TypeNumber, Default: "0", Max: 1, Doc: "part of its periods in which a group with a CPU limit must be throttled, for experiments about the limit"},
-		{Name: "connections", Type: param.TypeNumber, Default: "1", Max: 1, Doc: "part of the connections asked for that must be open at once, where the load holds them"},
-		{Name: "nodes", Type: param.TypeNumber, Default: "0.5", Max: 1, Doc: "part of the nodes of a trial at which it may fail before it is invalid"},
-		{Name: "invalid", Type: param.TypeNumber, Default: "0.25", Max: 1, Doc: "part of the trials of an arm at a level that a metric may lose before it is withheld"},
-	}
-)
+		Doc: "time after which no further block begins; with `precision` 30m when left out, and without it the run goes " +
+			"on until then"}
 
-// CopySettings are what applications and loads have beside the settings of their kind, LimitSettings what all parts of a
-// spec have.
-var (
-	CopySettings  = []param.Setting{countKnob}
-	LimitSettings = prefixed("limits.", limitKnobs)
+	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}
 )
-
-func prefixed(prefix string, settings []param.Setting) []param.Setting {
-	settings = slices.Clone(settings)
-	for i := range settings {
-		settings[i].Name = prefix + settings[i].Name
-	}
-	return settings
-}
 
 // maxTrials bounds a plan: a year of trials is a slip of the pen.
 const maxTrials = 100_000
@@ -138,11 +114,14 @@ const maxTrials = 100_000
 // Level is one value of each factor, by its name.
 type Level map[string]string
 
-// Levels are all combinations of the factors' levels, the last factor changing fastest. Without factors there is one, empty.
+// Levels are all combinations of the factors' levels, the last factor changing fastest. Without factors there is one,
+// empty.
 func (s *Spec) Levels() []Level {
 	levels := []Level{{}}
-	// By name, whatever order the spec has them in: so the resolved spec, whose factors are an object, makes the same plan.
-	for _, f := range slices.SortedFunc(slices.Values(s.Factors), func(a, b Factor) int { return strings.Compare(a.Name, b.Name) }) {
+	// By name, whatever order the spec has them in: so the resolved spec, whose factors are an object, makes the same
+	// plan.
+	byName := func(a, b Factor) int { return strings.Compare(a.Name, b.Name) }
+	for _, f := range slices.SortedFunc(slices.Values(s.Factors), byName) {
 		var next []Level
 		for _, l := range levels {
 			for _, v := range f.Levels {
@@ -225,10 +204,18 @@ func (s *Spec) At(l Level) *Spec {
 // clone is a copy whose parts can be set.
 func (s *Spec) clone() *Spec {
 	c := *s
-	c.Applications, c.Loads, c.Arms, c.Whole = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms), s.Whole.Clone()
+	c.Applications, c.Loads, c.Arms = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms)
+	c.Whole = s.Whole.Clone()
 	if s.Baseline != nil {
 		c.Baseline = s.Baseline.Clone()
 	}
+	return &c
+}
+
+// copies is the spec with every part of a count above one replaced by its copies.
+func (s *Spec) copies() *Spec {
+	c := *s
+	c.Setup = s.Setup.Copies()
 	return &c
 }
 
@@ -253,13 +240,14 @@ func (s *Spec) targets() []target {
 		for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
 			p := sec.Parts[name]
 			at := sec.Path(name) + "."
-			for _, k := range p.Settings() {
+			settings := p.Settings()
+			if !sec.Weighs() {
+				settings = slices.Concat(settings, kind.CopySettings)
+			}
+			for _, k := range settings {
 				all = append(all, target{at + k.Name, k, p.Options})
 			}
-			if sec.Name == "applications" || sec.Name == "loads" {
-				all = append(all, target{at + kind.CountSetting, countKnob, p.Options})
-			}
-			for _, k := range limitKnobs {
+			for _, k := range kind.LimitSettings {
 				all = append(all, target{at + "limits." + k.Name, k, p.Limits})
 			}
 		}
@@ -276,17 +264,18 @@ func (s *Spec) target(path string) (target, bool) {
 	return target{}, false
 }
 
-// find gives the targets that a factor's name means: the end of one path ("rate", "client.rate", "loads.client.rate"), or several
-// paths when the name has a * in it ("loads.*.rate"). The error reads on after the factor's name.
+// find gives the targets that a factor's name means: the end of one path ("rate", "client.rate", "loads.client.rate"),
+// or several paths when the name has a * in it ("loads.*.rate"). The error reads on after the factor's name.
 func (s *Spec) find(name string) ([]target, error) {
 	var found []target
 	var ends []string
+	pattern := strings.ReplaceAll(name, ".", "/")
 	for _, t := range s.targets() {
 		segments := strings.Split(t.path, ".")
 		for i := range segments {
 			end := strings.Join(segments[i:], ".")
 			ends = append(ends, end)
-			if match, err := path.Match(strings.ReplaceAll(name, ".", "/"), strings.ReplaceAll(end, ".", "/")); err == nil && match {
+			if match, err := path.Match(pattern, strings.ReplaceAll(end, ".", "/")); err == nil && match {
 				found = append(found, t)
 				break
 			}
@@ -408,7 +397,7 @@ func (s *Spec) checkPart(path string, p *kind.Part) error {
 	if to != nil && to.Kind.About().Protocol != p.Kind.About().Protocol {
 		return fmt.Errorf("a load of kind %s cannot go to an application of kind %s", p.Name(), to.Name())
 	}
-	if err := s.checkCopies(p); err != nil {
+	if err := s.CheckCopies(p); err != nil {
 		return err
 	}
 	if c, ok := p.Kind.(kind.Checker); ok {
@@ -432,7 +421,8 @@ const defaultUntil = 30 * time.Minute
 // Open says whether the run ends by its precision or by the clock, and not after a number of blocks.
 func (s *Spec) Open() bool { return s.Precision != nil || s.Until > 0 }
 
-// checkOpen fills in and checks what a run needs that has no number of blocks. The error reads on after the spec's place.
+// checkOpen fills in and checks what a run needs that has no number of blocks. The error reads on after the spec's
+// place.
 func (s *Spec) checkOpen() error {
 	if s.Precision == nil {
 		return nil
@@ -469,6 +459,11 @@ func (s *Spec) Headlines() []string {
 
 // speaksOf reports whether answers speak of a metric.
 func (s *Spec) speaksOf(d metric.Definition) bool {
+	for _, p := range s.Subjects() {
+		if guest, ok := p.Kind.(measured.Speaker); ok && slices.Contains(guest.Speaks(&s.Setup), d.Name) {
+			return true
+		}
+	}
 	if !d.Headline || !d.Free {
 		return d.Headline
 	}
@@ -480,8 +475,9 @@ func (s *Spec) speaksOf(d metric.Definition) bool {
 	return false
 }
 
-// PreciseMetrics are the metrics whose intervals decide when a run with a precision ends: those that the spec names, or else those that answers
-// speak of. Quantiles above the median need many times the blocks, and parts that are pooled may be 0 for ever, so they are asked for by name.
+// PreciseMetrics are the metrics whose intervals decide when a run with a precision ends: those that the spec names, or
+// else those that answers speak of. Quantiles above the median need many times the blocks, and parts that are pooled
+// may be 0 for ever, so they are asked for by name.
 func (s *Spec) PreciseMetrics() []string {
 	if s.Precision == nil {
 		return nil
@@ -516,7 +512,8 @@ func (s *Spec) Apply(o Overrides) error {
 	}
 	for _, set := range o.Set {
 		if err := s.set(set); err != nil {
-			return fault.New(fault.Usage, "--set "+set, "name a setting and its values: --set rate=1000 or --set rate=500,1000", "%s", err)
+			return fault.New(fault.Usage, "--set "+set,
+				"name a setting and its values: --set rate=1000 or --set rate=500,1000", "%s", err)
 		}
 	}
 	for _, n := range []struct {
@@ -549,7 +546,9 @@ func (s *Spec) Apply(o Overrides) error {
 func (s *Spec) override(o Overrides) error {
 	if o.Blocks > 0 {
 		if o.Precision != "" || o.Until > 0 {
-			return fault.New(fault.Usage, "--blocks", "give the number of blocks, or --precision and --until, which find it", "a run of %d blocks ends when these are done", o.Blocks)
+			return fault.New(fault.Usage, "--blocks",
+				"give the number of blocks, or --precision and --until, which find it",
+				"a run of %d blocks ends when these are done", o.Blocks)
 		}
 		s.Precision, s.Until = nil, 0
 	}
@@ -561,7 +560,8 @@ func (s *Spec) override(o Overrides) error {
 		if s.Precision == nil {
 			s.Precision = &Precision{}
 		}
-		s.Precision = &Precision{Target: param.Values{precisionKnob.Name: text}.Part(precisionKnob.Name), Metrics: s.Precision.Metrics}
+		target := param.Values{precisionKnob.Name: text}.Part(precisionKnob.Name)
+		s.Precision = &Precision{Target: target, Metrics: s.Precision.Metrics}
 	}
 	if o.Until != 0 {
 		if _, err := untilKnob.Canonical(o.Until.String()); err != nil {
@@ -676,8 +676,10 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Until        string         `json:"until,omitempty"`
 		Quick        *quick         `json:"quick,omitempty"`
 	}{
-		Name: s.Name, Question: s.Question, Needs: s.Needs, Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
-		SampleHz: s.SampleHz, Statistics: s.Statistics, Nodes: s.nodes(), Applications: partsJSON(s.Applications, "kind"), Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
+		Name: s.Name, Question: s.Question, Needs: s.Needs,
+		Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
+		SampleHz: s.SampleHz, Statistics: s.Statistics, Nodes: s.nodes(), Applications: partsJSON(s.Applications, "kind"),
+		Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
 		Gates: s.Gates, Repeat: param.Part(s.Repeat),
 	}
 	if p := s.Precision; p != nil {

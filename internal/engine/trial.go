@@ -8,8 +8,10 @@ import (
 	"hash/fnv"
 	"maps"
 	"math/rand/v2"
+	"os/exec"
 	"path"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -53,16 +55,17 @@ const (
 // trial is one trial under way: one arm at one level, with fresh processes. This file is its life, from top to bottom:
 // run, which sets up, measures and tears down; what guests' hooks see of it is in hooks.go.
 type trial struct {
-	machine Machine
-	spec    *Spec // at the trial's level, each copy of a part a part
-	arm     string
-	subject *kind.Part // of the arm; nil: none
-	index   int        // in the plan; with attempt it makes the groups of each trial others than those before, also to a reader that remembers paths
-	attempt int
-	dir     string                               // the run directory, for files that processes read
-	seed    uint64                               // of the loads' arrivals
-	barrier func(context.Context) (int64, error) // called when all is set up; when the loads begin, by CLOCK_MONOTONIC in nanoseconds. Nil: soon
-	late    int64                                // how long after the begin the loads were told of it, ns
+	machine  Machine
+	spec     *Spec // at the trial's level, each copy of a part a part
+	arm      string
+	subject  *kind.Part // of the arm; nil: none
+	index    int        // in the plan; with attempt it tells the groups of each trial from those before
+	attempt  int
+	dir      string                               // the run directory, for files that processes read
+	seed     uint64                               // of the loads' arrivals
+	prepared *prepared                            // by guests for the run; nil: nothing
+	barrier  func(context.Context) (int64, error) // once all is set up: when loads begin, CLOCK_MONOTONIC ns. Nil: soon
+	late     int64                                // how long after the begin the loads were told of it, ns
 
 	cancel context.CancelCauseFunc
 	record *record.Trial
@@ -80,6 +83,7 @@ type trial struct {
 	own        any                   // what the Join of the subject gave; nil where it does not join
 	processes  []*role.Child         // of the subject
 	objects    *kind.Objects         // of the subject
+	pids       map[string][]int      // of the subject's processes at the end of the window, by component
 	startTime  time.Duration         // from the start of the subject until it was ready
 	evidence   map[string]any        // by guest
 	subjectRaw json.RawMessage
@@ -123,10 +127,10 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	m := &measured.Measured{
 		Setup: &x.spec.Setup, Arm: x.arm, Loads: t.Loads, Work: t.Work, Ledger: t.Ledger, Further: t.Further,
 		Tree: x.treePath(), Shared: x.machine.Share.CPUs > 0, Subject: x.objects, Events: t.Events,
-		Evidence: x.evidence, Start: x.startTime.Seconds(),
+		Evidence: x.evidence, Start: x.startTime.Seconds(), Processes: x.pids,
 	}
 	m.SetRoles(x.roles)
-	t.Metrics, t.Counts = m.Values(), m.Counts()
+	t.Metrics, t.Counts, t.Components = m.Values(), m.Counts(), m.Components()
 	t.Validity.Reasons = m.Reasons(m.Trips(), t.Metrics, t.Counts)
 	t.Validity.Valid = len(t.Validity.Reasons) == 0
 	m.Trim()
@@ -190,7 +194,7 @@ func (x *trial) measure(ctx context.Context) error {
 		return err
 	}
 	lap("measured")
-
+	x.pids = x.processesByComponent()
 	if err := x.results(ctx); err != nil {
 		return err
 	}
@@ -260,12 +264,15 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 			return err
 		}
 		x.startTime = time.Since(began)
+		if x.objects == nil { // it is there, though it has said nothing of eBPF
+			x.objects = &kind.Objects{}
+		}
 	}
 	return inParallel(x.spec.Loads, func(name string, p *kind.Part) error { return x.startLoad(ctx, name, p) })
 }
 
-// makeTree makes the trial's groups. Data planes attach to the one that holds the applications and the loads but not the
-// subject.
+// makeTree makes the trial's groups. Data planes attach to the one that holds the applications and the loads but not
+// the subject.
 func (x *trial) makeTree() (err error) {
 	newTree := placement.NewTree
 	if x.flat() {
@@ -282,8 +289,8 @@ func (x *trial) makeTree() (err error) {
 	return err
 }
 
-// flat says whether the groups of the trial are to be one for the scheduler, for there is a load that makes processes by
-// the thousand. With v2 no limit can be set then.
+// flat says whether the groups of the trial are to be one for the scheduler, for there is a load that makes processes
+// by the thousand. With v2 no limit can be set then.
 func (x *trial) flat() bool {
 	if h, ok := x.machine.Cgroups.Controller("cpu"); ok && h.V2 {
 		for _, sec := range x.spec.Sections() {
@@ -328,8 +335,17 @@ func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) erro
 	if err != nil {
 		return err
 	}
-	r := measured.NewRole(kind.Application, name)
-	p, err := x.start(path.Join(kind.WorkGroup, name), r, name, part.Limits, argv)
+	g, err := x.group(path.Join(kind.WorkGroup, name), measured.NewRole(kind.Application, name), part.Limits)
+	if err != nil {
+		return err
+	}
+	begin := g.Start
+	if l, ok := x.own.(kind.Launcher); ok {
+		begin = func(cmd *exec.Cmd) error {
+			return l.Launch(ctx, kind.Launch{Name: name, Part: part, Command: cmd, Group: g})
+		}
+	}
+	p, err := x.start(name, argv, begin)
 	if err != nil {
 		return err
 	}
@@ -394,8 +410,11 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 	if err != nil {
 		return err
 	}
-	r := measured.NewRole(kind.Load, name)
-	p, err := x.start(path.Join(kind.WorkGroup, name), r, name, part.Limits, argv)
+	g, err := x.LoadGroup(name)
+	if err != nil {
+		return err
+	}
+	p, err := x.start(name, argv, g.Start)
 	if err != nil {
 		return err
 	}
@@ -479,14 +498,15 @@ func (x *trial) window(ctx context.Context, end int64) (*ledger.Ledger, error) {
 		return nil, err
 	}
 	if others = append(others, x.machine.others()...); len(others) > 0 {
-		l.Warnings = append(l.Warnings, ledger.Warning{Code: record.OtherRun, Message: OtherRun(others)})
+		l.Warn(record.OtherRun, "%s", OtherRun(others))
 	}
 	return l, nil
 }
 
 // OtherRun says that other processes have runs of tare under way on this machine.
 func OtherRun(pids []int) string {
-	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other", pids[0])
+	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other",
+		pids[0])
 }
 
 // results tells the loads that want to know when the machine stood still in the window, and takes what they and the
@@ -537,6 +557,26 @@ func (x *trial) tearDown() error {
 	if x.tree != nil {
 		if err := x.tree.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("removing the trial's control groups: %w", err))
+		}
+	}
+	return errors.Join(append(errs, x.lookForLeft())...)
+}
+
+// lookForLeft has guests tell what they left behind. Where there is no ledger to warn in, that is an error.
+func (x *trial) lookForLeft() error {
+	var errs []error
+	for _, part := range x.parts() {
+		h, tells := part.(kind.Removed)
+		if !tells {
+			continue
+		}
+		left, err := h.Removed()
+		errs = append(errs, err)
+		if text := strings.Join(left, ", "); text != "" {
+			x.Warn(record.LeftBehind, "the trial left behind on the machine: %s", text)
+			if x.record.Ledger == nil {
+				errs = append(errs, fmt.Errorf("left behind on the machine: %s", text))
+			}
 		}
 	}
 	return errors.Join(errs...)

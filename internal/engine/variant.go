@@ -61,7 +61,8 @@ func (s *Spec) As(arm string) *Spec {
 	return c
 }
 
-// checkVariants checks the settings of each variant by themselves and together with the rest. It gives the path of the part at fault.
+// checkVariants checks the settings of each variant by themselves and together with the rest. It gives the path of the
+// part at fault.
 func (s *Spec) checkVariants() (path string, err error) {
 	for _, arm := range s.AllArms() {
 		if _, err := s.variants(arm); err != nil {

@@ -1,6 +1,6 @@
-// Package kind is what the engine knows of its guests. A guest is an application, a load or a subject: one folder, which
-// declares it here and whatever else of it the engine is to know. The engine names no guest; a guest that needs more than
-// to be started implements one of the small interfaces of this package, as with io.ReaderFrom.
+// Package kind is what the engine knows of its guests. A guest is an application, a load or a subject: one folder,
+// which declares it here and whatever else of it the engine is to know. The engine names no guest; a guest that needs
+// more than to be started implements one of the small interfaces of this package, as with io.ReaderFrom.
 package kind
 
 import (
@@ -70,6 +70,20 @@ type Site struct {
 	Subject any    `json:"-"`                 // of loads: what the subject's Join gave; nil where the arm has none
 }
 
+// Preparer is a guest that needs something once for a run, before its first trial: a root file system, certificates.
+// Prepare is called once for each such guest that takes part in a trial of the run, and its error ends the run. Trials
+// on nodes are prepared at each node, each by itself.
+type Preparer interface {
+	Prepare(context.Context, Preparation) error
+}
+
+// Preparation is what a guest is told when it prepares a run.
+type Preparation struct {
+	Self  string  // path of the tare binary
+	Dir   string  // absolute; empty, and the guest's own until the run ends, when it is removed with all that is in it
+	Parts []*Part // of this guest, as the trials have them: those that differ in their options, each once
+}
+
 // Checker checks the options of a guest together. Its error reads on after the part's place in the spec.
 type Checker interface {
 	Check(param.Values) error
@@ -113,8 +127,8 @@ type Saturating interface {
 }
 
 // EventMaker is a load whose pieces of work are events, which something else is to deliver, and no requests. It makes
-// processes by the thousand: the groups of its trials are one for the scheduler where they can be, and counters are read
-// at a real-time priority.
+// processes by the thousand: the groups of its trials are one for the scheduler where they can be, and counters are
+// read at a real-time priority.
 type EventMaker interface {
 	MakesEvents()
 }

@@ -12,7 +12,8 @@ import (
 // CountSetting is the name of the setting of applications and loads that says how many copies of a part run.
 const CountSetting = "count"
 
-// The groups of a trial, below its own: WorkGroup holds the applications and the loads, each in a group of its own name.
+// The groups of a trial, below its own: WorkGroup holds the applications and the loads, each in a group of its own
+// name.
 const (
 	WorkGroup    = "work"
 	SubjectGroup = "subject"
@@ -106,7 +107,8 @@ func (s *Setup) EventLoad() string {
 // BaselineKey is the key of the baseline's subject in a spec.
 const BaselineKey = "baseline"
 
-// Section is a group of parts, by its key in a spec. The baseline is a section of one part, without a name beside its key.
+// Section is a group of parts, by its key in a spec. The baseline is a section of one part, without a name beside its
+// key.
 type Section struct {
 	Name  string
 	Parts map[string]*Part

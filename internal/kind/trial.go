@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"os/exec"
 
 	"tare/internal/host/cgroup"
 	"tare/internal/load"
@@ -13,17 +14,23 @@ import (
 	"tare/internal/role"
 )
 
-// Joiner is a guest that takes part in trials beyond its own process. Join is called once for each part of a trial before
-// anything is started: for loads first, then for the subject. What it returns is the part's own for this trial, on
-// which the engine looks for the hooks below; Close is called in the end, whatever happened.
+// Joiner is a guest that takes part in trials beyond its own process. Join is called once for each part of a trial
+// before anything is started: for loads first, then for the subject. What it returns is the part's own for this trial,
+// on which the engine looks for the hooks below; Close is called in the end, whatever happened.
 type Joiner interface {
 	Join(t Trial, name string, part *Part) (any, error)
 }
 
 // The hooks, in the order of a trial. Contexts end when the trial does; an error of a hook fails the trial.
 type (
+	// Launcher is a subject in which applications run: a sandbox. Launch starts one of them, which is then not started
+	// plainly. It is called once for each application, for several at the same time.
+	Launcher interface {
+		Launch(context.Context, Launch) error
+	}
+
 	// Starter starts the processes of a subject, after the applications and before the loads. Without it, a subject is
-	// one process by its Command.
+	// one process by its Command, if it has one. Of a subject that works, the first that it starts does the work.
 	Starter interface {
 		Start(context.Context) error
 	}
@@ -53,15 +60,40 @@ type (
 	Evidence interface {
 		Evidence() any
 	}
+
+	// Removed is called last, when every process has ended, Close was called and the groups have gone, also when the
+	// trial failed. It says what the guest left behind on the machine: mounts, network devices, files. That is a warning
+	// of the trial; an error of it is what spoils the trials after it, or that nobody can tell.
+	Removed interface {
+		Removed() (left []string, err error)
+	}
 )
+
+// Launch is an application to start.
+type Launch struct {
+	Name string // of the application, or of the copy of it
+	Part *Part
+
+	// Command is what starts the application plainly. Standard input and output are set: on them it speaks the protocol
+	// of package role. A launcher puts its own program and arguments into Command, leaves the streams to what they start
+	// in the end, and starts it by Start of a group: this one, or one of the subject's. The trial waits for Command, and
+	// ends it by the end of its standard input.
+	Command *exec.Cmd
+
+	// Group has the limits of the application, and what it holds is charged to the application's workload: this is where
+	// what runs the application belongs.
+	Group *placement.Group
+}
 
 // Trial is the trial under way, as a guest's hooks see it. Its methods may be used concurrently.
 type Trial interface {
-	Self() string    // path of the tare binary
-	Dir() string     // of the run, for files that processes read, absolute
+	Self() string // path of the tare binary
+	Dir() string  // of the run, for files that processes read, absolute
+	// Prepared is the directory that a guest prepared for the run; empty where it is no Preparer.
+	Prepared(r Role, guest string) string
 	Arm() string     // that runs
 	Setup() *Setup   // at the trial's level; each copy of a part is a part
-	WorkDir() string // cgroup v2 directory of the group that holds applications and loads; empty where there is no v2 hierarchy
+	WorkDir() string // cgroup v2 directory of the group of applications and loads; empty where there is no v2 hierarchy
 	Cgroups() *cgroup.Layout
 
 	Applications() map[string]App // that serve somebody, once they are ready
@@ -72,10 +104,15 @@ type Trial interface {
 	// LoadGroup is the group of a load, made before its process is there.
 	LoadGroup(load string) (*placement.Group, error)
 	// SubjectGroup is a group of the subject: of a component, or where that is empty the subject's only one. limits are
-	// as in a spec; what is charged to the group is charged to the subject.
+	// as in a spec; what is charged to the group is charged to the subject. The groups of components are in one that has
+	// the limits of the subject's part, which thus hold for all components together, save that each has the pin of the
+	// part if it has none of its own.
 	SubjectGroup(component string, limits param.Values) (*placement.Group, error)
-	// StartSubject starts a process of the subject in its group, which speaks the protocol of package role. The trial
-	// ends it.
+	// ServingGroup is a group of a component of the subject that serves one application alone, to whose workload what it
+	// uses is tare: the shim of a container, a sidecar. Such groups of one component are told of together.
+	ServingGroup(component, app string, limits param.Values) (*placement.Group, error)
+	// StartSubject starts a process of the subject in the group of a component, which speaks the protocol of package
+	// role. The trial ends it.
 	StartSubject(ctx context.Context, component string, limits param.Values, argv []string) (Process, error)
 	// SetSubject says what the subject consists of, and keeps its own words of itself, JSON, in the record.
 	SetSubject(Objects, json.RawMessage)

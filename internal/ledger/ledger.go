@@ -4,7 +4,10 @@
 // Units are seconds and bytes. A pointer field is null where this kernel lacks the counter; null is not zero.
 package ledger
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Schema names the JSON form.
 const Schema = "tare.ledger/v1"
@@ -258,4 +261,9 @@ type Self struct {
 type Warning struct {
 	Code    string `json:"code"` // short and stable, e.g. "samples-lost"
 	Message string `json:"message"`
+}
+
+// Warn adds a warning.
+func (l *Ledger) Warn(code, format string, args ...any) {
+	l.Warnings = append(l.Warnings, Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }

@@ -11,6 +11,7 @@ import (
 type GroupRole struct {
 	Role kind.Role
 	ledger.Charged
+	Limited bool // it was given a CPU limit
 }
 
 // NewRole is the role of a group in which the part called name ran: of an application its workload, of a subject a
@@ -33,6 +34,7 @@ func NewRole(role kind.Role, name string) GroupRole {
 // SetRoles says in the ledgers what each group of the trial was for, charges to the subject what is its own, and
 // settles what each application used, and what was used on its behalf.
 func (m *Measured) SetRoles(roles map[string]GroupRole) {
+	m.roles = roles
 	for _, l := range m.ledgers() {
 		for i := range l.Cgroups {
 			if r, ok := roles[l.Cgroups[i].Path]; ok {

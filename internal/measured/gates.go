@@ -285,7 +285,8 @@ func (m *Measured) throttled() []Trip {
 		_, limited[kind.SubjectGroup] = arm.Limits["cpus"]
 	}
 	for _, g := range m.Ledger.Cgroups {
-		if !Within(g.Path, m.Tree) || g.ThrottledSeconds == nil || limited[path.Base(g.Path)] || m.Shared && g.Path == m.Tree {
+		asked := limited[path.Base(g.Path)] || m.roles[g.Path].Limited || m.Shared && g.Path == m.Tree
+		if asked || !Within(g.Path, m.Tree) || g.ThrottledSeconds == nil {
 			continue
 		}
 		if seen, allowed := *g.ThrottledSeconds, m.Setup.Gates.Duration("throttled"); seen > allowed.Seconds() {

@@ -193,17 +193,7 @@ func roleCPU(role kind.Role) func(*Measured) (float64, bool) {
 
 // RoleSeconds is the CPU time of the trial's groups of a role in the window; false where there is none, or one whose time is not known.
 func (m *Measured) RoleSeconds(role kind.Role) (float64, bool) {
-	total, found := 0.0, false
-	for _, g := range m.Ledger.Cgroups {
-		if g.Role != string(role) || !Within(g.Path, m.Tree) {
-			continue
-		}
-		if g.CPUSeconds == nil {
-			return 0, false
-		}
-		total, found = total+*g.CPUSeconds, true
-	}
-	return total, found
+	return cpuSeconds(m.ofRole(role))
 }
 
 // RoleRate is the CPU time per second of the groups of a role.

@@ -25,6 +25,9 @@ type Metric struct {
 
 	Value func(*Measured) (float64, bool) // false: this trial cannot tell, and the metric is left out
 	Count func(*Measured) (in, of int)    // instead of Value, for a part that is pooled over trials
+
+	// Component tells it of one named component of the subject. Nil: it can only be told of the whole.
+	Component func(m *Measured, component string) (float64, bool)
 }
 
 // Teller is a guest with metrics of its own.
@@ -46,7 +49,7 @@ type everything struct {
 // all is called once every guest is registered.
 var all = sync.OnceValue(func() everything {
 	e := everything{
-		metrics: slices.Concat(coreMetrics, runningMetrics, limitMetrics),
+		metrics: slices.Concat(coreMetrics, subjectMetrics, startMetrics, runningMetrics, limitMetrics),
 		gates:   slices.Clone(commonGates),
 	}
 	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
@@ -110,6 +113,10 @@ type Measured struct {
 	Events   *record.Events // nil where none are counted
 	Evidence map[string]any // what only a guest knows of the trial, by the guest's name
 	Start    float64        // seconds from the start of the subject's process until it was ready
+
+	Processes map[string][]int // of the subject's components at the end of the window: PIDs by component
+
+	roles map[string]GroupRole // of the trial's groups, by path: see SetRoles
 }
 
 // NoSubject ends the description of a metric that is 0 without a subject.
@@ -141,11 +148,16 @@ var coreMetrics = []Metric{
 		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Application) }},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Family: "cpu", What: "CPU time", Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true, How: "CPU time of the trial's control group, which holds applications, loads and subject, per connection that the loads opened. eBPF programs that run in their tasks are inside."}, Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true, Better: metric.Lower, Needs: NeedRequestCost, Headline: true, How: "The same per request answered."}, Value: Per((*Measured).CPURate, (*Measured).RequestRate)},
-	{Definition: metric.Definition{Name: "map_bytes", Family: "map", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: NeedMemory, Headline: true, How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger names." + NoSubject}, Value: (*Measured).MapBytes},
-	{Definition: metric.Definition{Name: "memory_hard_bytes", Family: "memory", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: NeedMemory, Headline: true, How: "Of the subject's control group at the end of the window: anon + shmem + kernel - reclaimable slab." + NoSubject}, Value: Memory(func(m *ledger.Memory) *int64 { return m.Hard })},
-	{Definition: metric.Definition{Name: "memory_soft_bytes", Family: "memory", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: NeedMemory, How: "Of the subject's control group at the end of the window: file - shmem + reclaimable slab." + NoSubject}, Value: Memory(func(m *ledger.Memory) *int64 { return m.Soft })},
-	{Definition: metric.Definition{Name: "start_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true, Better: metric.Lower, Needs: NeedRest, How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject."}, Value: func(m *Measured) (float64, bool) { return m.Start, m.Subject != nil }},
 }
+
+var startMetrics = []Metric{{
+	Definition: metric.Definition{
+		Name: "start_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+		Better: metric.Lower, Needs: NeedRest,
+		How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject.",
+	},
+	Value: func(m *Measured) (float64, bool) { return m.Start, m.Subject != nil },
+}}
 
 // Values are the metrics that this trial can tell. One whose source is null is absent, never 0.
 func (m *Measured) Values() map[string]float64 {
@@ -398,26 +410,6 @@ func (m *Measured) MapBytes() (float64, bool) {
 	return float64(total), found == len(ids)
 }
 
-// Memory is a part of the memory of the subject's groups, added up; 0 without a subject.
-func Memory(part func(*ledger.Memory) *int64) func(*Measured) (float64, bool) {
-	return func(m *Measured) (float64, bool) {
-		if m.Subject == nil {
-			return 0, true
-		}
-		total, found := 0.0, false
-		for _, g := range m.Ledger.Cgroups {
-			if g.Role != string(kind.Subject) {
-				continue
-			}
-			if g.Memory == nil || part(g.Memory) == nil {
-				return 0, false
-			}
-			total, found = total+float64(*part(g.Memory)), true
-		}
-		return total, found
-	}
-}
-
 func needWords(needs []Need) string {
 	if len(needs) == 0 {
 		return "-"
@@ -457,6 +449,9 @@ Over the nodes of a trial on several (docs/nodes.md) a metric is pooled as its c
 counts, a sum, the largest, the mean, or the mean weighted by connections, requests or events. A cost (**+**) may be a
 fixed part and parts that grow with factors; models are fitted to these.
 
+Of a subject whose processes have named components, those marked with **c** are told of each component as well, in
+"components" of the trial, by its groups and what its processes hold.
+
 | metric | unit | better | over nodes | needs | how |
 |---|---|---|---|---|---|
 `)
@@ -467,6 +462,9 @@ fixed part and parts that grow with factors; models are fitted to these.
 		}
 		if m.Cost {
 			mark += " **+**"
+		}
+		if m.Component != nil {
+			mark += " **c**"
 		}
 		fmt.Fprintf(&b, "| `%s`%s | %s | %s | %s | %s | %s |\n", m.Name, mark, m.Unit, cmp.Or(string(m.Better), "-"), m.Pool, needWords(m.Needs), m.How)
 	}

@@ -3,6 +3,7 @@ package measured
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -47,7 +48,7 @@ func (p *Pool) Gather() {
 	}
 	p.work = p.mergedWork()
 	p.Trial.Events = p.events()
-	p.Trial.Metrics, p.Trial.Counts = p.values(), p.counts()
+	p.Trial.Metrics, p.Trial.Counts, p.Trial.Components = p.values(), p.counts(), p.components()
 }
 
 // mergedWork is what the subjects did by themselves, where each good node has it.
@@ -184,9 +185,40 @@ func (p *Pool) values() map[string]float64 {
 
 // Over pools a metric over the nodes; docs/nodes.md has the table.
 func (p *Pool) Over(m *Metric) (float64, bool) {
+	return p.over(m, func(t *record.Trial) map[string]float64 { return t.Metrics })
+}
+
+// components are the metrics of each component that some good node has, pooled as those of the whole subject are.
+func (p *Pool) components() map[string]map[string]float64 {
+	all := map[string]map[string]float64{}
+	for _, t := range p.good {
+		for component := range t.Components {
+			all[component] = map[string]float64{}
+		}
+	}
+	for component, values := range all {
+		for _, m := range Metrics() {
+			if m.Component == nil {
+				continue
+			}
+			v, ok := p.over(&m, func(t *record.Trial) map[string]float64 { return t.Components[component] })
+			if ok && !math.IsInf(v, 0) && !math.IsNaN(v) {
+				values[m.Name] = v
+			}
+		}
+	}
+	maps.DeleteFunc(all, func(_ string, values map[string]float64) bool { return len(values) == 0 })
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
+
+// over pools one of some values that each node has.
+func (p *Pool) over(m *Metric, values func(*record.Trial) map[string]float64) (float64, bool) {
 	var of, weights []float64
 	for _, t := range p.good {
-		v, ok := t.Metrics[m.Name]
+		v, ok := values(t)[m.Name]
 		if !ok {
 			return 0, false
 		}
@@ -348,7 +380,7 @@ func (p *Pool) Trim(agents string) {
 		}
 		for _, g := range t.Ledger.Cgroups {
 			if g.Role != "" {
-				roles[g.Path] = GroupRole{kind.Role(g.Role), g.Charged}
+				roles[g.Path] = GroupRole{Role: kind.Role(g.Role), Charged: g.Charged}
 			}
 		}
 		objects.add(t.Ledger)

@@ -92,6 +92,15 @@ func members(dirs []string) []int {
 	return slices.Compact(pids)
 }
 
+// Members are the processes in the group and in groups below it, in order.
+func (g *Group) Members() []int {
+	var dirs []string
+	for _, h := range g.tree.hs {
+		dirs = append(dirs, g.tree.dir(h, g.name))
+	}
+	return members(dirs)
+}
+
 // Members are the processes in trees of those names, in order.
 func Members(l *cgroup.Layout, trees []string) []int {
 	var dirs []string

@@ -4,6 +4,7 @@ package record
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 
@@ -197,6 +198,9 @@ const Interrupted = "interrupted"
 // OtherRun is the code of the ledger's warning that another run of tare was under way during the trial.
 const OtherRun = "other-run"
 
+// LeftBehind is the code of the ledger's warning that something of the trial is still on the machine.
+const LeftBehind = "left-behind"
+
 // Validity says whether the trial measured what it meant to.
 type Validity struct {
 	Valid  bool   `json:"valid"`
@@ -225,3 +229,18 @@ type Reason struct {
 
 // Defined are the definitions of the run's metrics.
 func (r *Run) Defined() metric.Set { return metric.NewSet(r.Metrics) }
+
+// FailedNodes says in words at which nodes the trial failed, and why, of the first few of them, and at how many more;
+// empty where it failed at none.
+func (t *Trial) FailedNodes(most int) string {
+	var failed []string
+	for _, n := range t.Nodes {
+		if n.Failed != "" {
+			failed = append(failed, n.Name+": "+n.Failed)
+		}
+	}
+	if more := len(failed) - most; more > 0 {
+		failed = append(failed[:most], fmt.Sprintf("and at %d more", more))
+	}
+	return strings.Join(failed, "; ")
+}

@@ -174,7 +174,7 @@ func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *c
 	m.estimates()
 	m.curves()
 	m.models()
-	m.accounts()
+	m.grossOf()
 	m.budgets()
 	m.memoryParts()
 	m.inTime()
@@ -404,19 +404,13 @@ func inPlace[T any](all []T, at func(T) place) []T {
 	return slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return comparePlaces(at(a), at(b)) })
 }
 
-// accounts are what each application used in the trials of each arm, and what was used on its behalf.
-func (m *dataMaker) accounts() {
-	at := func(a analysis.Account) place { return m.placeOf(a.Arm, a.Factors) }
-	for _, a := range inPlace(analysis.Accounts(m.trials), at) {
-		for _, w := range a.Workloads {
-			m.gross = append(m.gross, grossRow{
-				Workload: w.Name, Arm: m.Arms[at(a).arm].Name, Level: m.Levels[at(a).level].Name,
-				Cells: []string{
-					orDash(w.GrossCPU, quantity.Seconds), orDash(w.NetCPU, quantity.Seconds), orDash(w.TareCPU, quantity.Seconds),
-					orDash(w.GrossMemory, quantity.Bytes), orDash(w.NetMemory, quantity.Bytes), orDash(w.TareMemory, quantity.Bytes),
-				},
-			})
-		}
+// grossOf is what each application used in the trials of each arm, and what was used on its behalf.
+func (m *dataMaker) grossOf() {
+	for _, w := range m.s.Workloads {
+		m.gross = append(m.gross, grossRow{
+			Workload: w.Name, Arm: m.Arms[m.arms[w.Arm]].Name, Level: m.Levels[m.levels[levelKey(w.Factors)]].Name,
+			Cells: grossCells(w.Workload),
+		})
 	}
 }
 

@@ -177,8 +177,9 @@ func TestHTMLBudgetCloses(t *testing.T) {
 	}
 }
 
-// Gross, tare and net of an application are means over the trials of an arm, in which the samples of all say where programs ran.
-func TestHTMLGross(t *testing.T) {
+// charged is a run whose ledgers say whose the groups and programs are: of eBPF time, a quarter of the samples fell in
+// the application.
+func charged() (record.Run, []record.Trial) {
 	f := func(v float64) *float64 { return &v }
 	hard := int64(100e6)
 	server, client := "/trial/server", "/trial/client"
@@ -193,12 +194,25 @@ func TestHTMLGross(t *testing.T) {
 		l.Programs, l.Maps = nil, nil
 		if trials[i].Arm == "candidate" {
 			tare := ledger.Charged{Charge: ledger.ChargeTare}
-			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/trial/subject", CPUSeconds: f(0.25), Memory: &ledger.Memory{Hard: &hard}, Charged: tare})
-			l.Programs = []ledger.Program{{Charged: tare, ID: 7, RunSeconds: f(0.04), Shares: []ledger.Share{{Seconds: 0.04}},
-				Seen: []ledger.Seen{{Cgroup: &client, Context: ledger.Task, Samples: 9}, {Cgroup: &server, Context: ledger.Task, Samples: 3}}}}
+			subject := ledger.Cgroup{Path: "/trial/subject", CPUSeconds: f(0.25), Charged: tare}
+			subject.Memory = &ledger.Memory{Hard: &hard}
+			l.Cgroups = append(l.Cgroups, subject)
+			l.Programs = []ledger.Program{{
+				Charged: tare, ID: 7, RunSeconds: f(0.04), Shares: []ledger.Share{{Seconds: 0.04}},
+				Seen: []ledger.Seen{
+					{Cgroup: &client, Context: ledger.Task, Samples: 9}, {Cgroup: &server, Context: ledger.Task, Samples: 3},
+				},
+			}}
 		}
 		l.Settle()
 	}
+	return run, trials
+}
+
+// Gross, tare and net of an application are means over the trials of an arm, in which the samples of all say where
+// programs ran.
+func TestHTMLGross(t *testing.T) {
+	run, trials := charged()
 	page, _ := htmlOf(t, run, trials, report.HTMLOptions{NoCharts: true})
 	_, table, _ := strings.Cut(page, `aria-label="Gross, tare and net"`)
 	table, _, _ = strings.Cut(table, "</table>")

@@ -97,16 +97,12 @@ func (t *text) workloads(l *ledger.Ledger) {
 	if l.Tare == nil {
 		return
 	}
-	t.line(t.bold("Gross = net + tare"))
+	t.line(t.bold(grossTitle))
 	if len(l.Workloads) > 0 {
-		t.line(fmt.Sprintf("  %10s %10s %10s   %10s %10s %10s  %s",
-			"CPU gross", "net", "tare", "hard gross", "net", "tare", "workload"))
+		t.line(grossLine(grossHead, "workload"))
 	}
 	for _, w := range l.Workloads {
-		t.line(fmt.Sprintf("  %10s %10s %10s   %10s %10s %10s  %s",
-			orDash(w.GrossCPU, quantity.Seconds), orDash(w.NetCPU, quantity.Seconds), orDash(w.TareCPU, quantity.Seconds),
-			orDash(w.GrossMemory, quantity.Bytes), orDash(w.NetMemory, quantity.Bytes), orDash(w.TareMemory, quantity.Bytes),
-			clean(w.Name)))
+		t.line(grossLine(grossCells(w), clean(w.Name)))
 		if b := w.TareBPF; b != nil && b.Hi > 0 {
 			t.line(fmt.Sprintf("          tare: %s [%s, %s] in eBPF programs inside its groups, %s in groups that serve it",
 				quantity.Value(b.Value, quantity.Seconds), quantity.Value(b.Lo, quantity.Seconds), quantity.Value(b.Hi, quantity.Seconds),

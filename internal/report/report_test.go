@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -48,11 +49,12 @@ func cases() map[string]func() (record.Run, []record.Trial) {
 		}
 	}
 	return map[string]func() (record.Run, []record.Trial){
-		"plain": with(func(*analysistest.Truth) {}),
-		"noisy": with(func(t *analysistest.Truth) { t.Noise, t.Lag = 30e-6, 2e-6 }),
-		"lag":   with(func(t *analysistest.Truth) { t.Lag, t.ExtraLag = 3e-6, 4e-6 }),
-		"few":   with(func(t *analysistest.Truth) { t.Blocks = 3 }),
-		"sweep": with(func(t *analysistest.Truth) { t.Rates = []string{"500", "1000", "2000"} }),
+		"plain":   with(func(*analysistest.Truth) {}),
+		"noisy":   with(func(t *analysistest.Truth) { t.Noise, t.Lag = 30e-6, 2e-6 }),
+		"lag":     with(func(t *analysistest.Truth) { t.Lag, t.ExtraLag = 3e-6, 4e-6 }),
+		"few":     with(func(t *analysistest.Truth) { t.Blocks = 3 }),
+		"sweep":   with(func(t *analysistest.Truth) { t.Rates = []string{"500", "1000", "2000"} }),
+		"charged": charged,
 		"partial": func() (record.Run, []record.Trial) {
 			run, trials := analysistest.Quickstart(plain)
 			return run, trials[:20]
@@ -102,6 +104,29 @@ func TestGolden(t *testing.T) {
 				t.Error("the JSON names no schema")
 			}
 		})
+	}
+}
+
+// TestGrossIsBounded: many applications at many levels do not bury the rest of a terminal's report, and are not lost.
+func TestGrossIsBounded(t *testing.T) {
+	run, trials := charged()
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 60 {
+		w := s.Workloads[len(s.Workloads)-1]
+		w.Name = fmt.Sprintf("copy_%d", i)
+		s.Workloads = append(s.Workloads, w)
+	}
+	var text, md bytes.Buffer
+	if err := errors.Join(report.Text(&text, s, run, report.Options{}), report.Markdown(&md, s, run)); err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range []string{text.String(), strings.ReplaceAll(md.String(), `\_`, "_")} {
+		if n := strings.Count(got, "copy_"); n != 18 || !strings.Contains(got, "42 more rows are in summary.json") {
+			t.Errorf("%d copies are named in\n%s", n, got)
+		}
 	}
 }
 

@@ -1,7 +1,6 @@
 package tracer
 
 import (
-	"tare/internal/ledger"
 	execload "tare/internal/load/exec"
 	"tare/internal/measured"
 	"tare/internal/metric"
@@ -89,15 +88,6 @@ var metrics = []measured.Metric{
 				measured.NoSubject,
 		},
 		Value: inBytes(func(e *Evidence) *uint64 { return e.MemoryPeak }),
-	},
-	{
-		Definition: metric.Definition{
-			Name: "memory_anon_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
-			Family: "memory",
-			Better: metric.Lower, Needs: measured.NeedMemory,
-			How: "Of the same group at the end of the window: anonymous memory, without page cache." + measured.NoSubject,
-		},
-		Value: execload.WhereEvents(measured.Memory(anonymous)),
 	},
 	{
 		Definition: metric.Definition{
@@ -238,13 +228,6 @@ func inBytes(of func(*Evidence) *uint64) func(*measured.Measured) (float64, bool
 		}
 		return float64(*of(e)), true
 	})
-}
-
-func anonymous(m *ledger.Memory) *int64 {
-	if m.Anon == nil {
-		return nil
-	}
-	return new(int64(*m.Anon))
 }
 
 func costliestNode(m *measured.Measured) (most float64, ok bool) {

@@ -16,21 +16,11 @@ import (
 var memoryMetrics = []measured.Metric{
 	{
 		Definition: metric.Definition{
-			Name: "memory_kernel_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
-			Family: "memory",
-			Better: metric.Lower, Needs: measured.NeedMemory, Headline: true,
-			How: "Of the subject's control group at the end of the window: kernel memory, in which the kernel counts the " +
-				"maps and programs that it charges to the group. Here and below, only in experiments in which an arm has " +
-				"`services`." + measured.NoSubject,
-		},
-		Value: asked(measured.Memory(kernelMemory)),
-	},
-	{
-		Definition: metric.Definition{
 			Name: "map_charged_share", Unit: quantity.Part, Rank: metric.RankMemory, Pool: metric.Mean,
 			Family: "map",
 			Needs:  measured.NeedMemory,
-			How:    "Part of the bytes of the subject's maps that the kernel charges to the subject's own control group.",
+			How: "Part of the bytes of the subject's maps that the kernel charges to the subject's own control group. Here " +
+				"and below, only in experiments in which an arm has `services`.",
 		},
 		Value: asked(mapCharged),
 	},
@@ -60,31 +50,23 @@ var memoryMetrics = []measured.Metric{
 		"`map_bytes` after the load had ended and the subject was left with `then-services` services",
 		(*measured.Measured).MapBytes),
 	further("memory", "memory_kernel_before_bytes", readingBefore,
-		"`memory_kernel_bytes` before the load began", measured.Memory(kernelMemory)),
+		"`memory_kernel_bytes` before the load began", measured.Memory(measured.KernelMemory)),
 	further("memory", "memory_kernel_after_bytes", readingAfter,
 		"`memory_kernel_bytes` after the load had ended and the subject was left with `then-services` services",
-		measured.Memory(kernelMemory)),
+		measured.Memory(measured.KernelMemory)),
 	further("memory", "memory_hard_after_bytes", readingAfter, "`memory_hard_bytes` then",
 		measured.Memory(func(m *ledger.Memory) *int64 { return m.Hard })),
 }
 
-func kernelMemory(m *ledger.Memory) *int64 {
-	if m.Kernel == nil {
-		return nil
-	}
-	v := int64(*m.Kernel)
-	return &v
-}
-
 // anySubject reports whether one of the experiment's subjects was given a setting.
-func anySubject(m *measured.Measured, key string) bool {
-	return slices.ContainsFunc(m.Setup.Subjects(), func(p *kind.Part) bool { return p.Options[key] != "" })
+func anySubject(s *kind.Setup, key string) bool {
+	return slices.ContainsFunc(s.Subjects(), func(p *kind.Part) bool { return p.Options[key] != "" })
 }
 
 // asked gives a value only where an arm says how many services it has.
 func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return func(m *measured.Measured) (float64, bool) {
-		if !anySubject(m, servicesKey) {
+		if !anySubject(m.Setup, servicesKey) {
 			return 0, false
 		}
 		return value(m)
@@ -99,7 +81,7 @@ func further(family, name, reading, what string, value func(*measured.Measured) 
 			Better: metric.Lower, Needs: measured.NeedRest, Family: family, How: "As " + what + "." + measured.NoSubject,
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
-			if m.Subject == nil && anySubject(m, thenKey) {
+			if m.Subject == nil && anySubject(m.Setup, thenKey) {
 				return 0, true
 			}
 			l, ok := m.Further[reading]

@@ -103,6 +103,14 @@ func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
 // Metrics are those of maps and memory.
 func (guest) Metrics() []measured.Metric { return memoryMetrics }
 
+// Speaks: experiments about the number of services are about kernel memory.
+func (guest) Speaks(s *kind.Setup) []string {
+	if !anySubject(s, servicesKey) {
+		return nil
+	}
+	return []string{"memory_kernel_bytes"}
+}
+
 // checkSizes sees that the maps hold what they are to hold.
 func checkSizes(o param.Values) error {
 	if o.On(fitKey) {

@@ -1,0 +1,455 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"tare/internal/cluster"
+	"tare/internal/kind"
+	"tare/internal/ledger"
+	"tare/internal/measured"
+	"tare/internal/meter"
+	"tare/internal/param"
+	"tare/internal/record"
+)
+
+func init() { kind.Register(kind.Subject, guestUnderTest{}) }
+
+// guestUnderTest is a subject of which each test says what it does.
+type guestUnderTest struct{}
+
+const underTestName = "under-test"
+
+var underTest struct {
+	prepare func(kind.Preparation) error
+	join    func(kind.Trial) any
+}
+
+func (guestUnderTest) About() kind.About {
+	return kind.About{Name: underTestName, Summary: "of a test"}
+}
+
+func (guestUnderTest) Prepare(_ context.Context, p kind.Preparation) error {
+	if underTest.prepare == nil {
+		return nil
+	}
+	return underTest.prepare(p)
+}
+
+func (guestUnderTest) Join(t kind.Trial, _ string, _ *kind.Part) (any, error) {
+	if underTest.join == nil {
+		return starter(func(context.Context) error { return nil }), nil
+	}
+	return underTest.join(t), nil
+}
+
+// starter is a subject that only starts.
+type starter func(context.Context) error
+
+func (s starter) Start(ctx context.Context) error { return s(ctx) }
+
+// useGuest sets what the guest does until the test ends.
+func useGuest(t *testing.T, prepare func(kind.Preparation) error, join func(kind.Trial) any) {
+	underTest.prepare, underTest.join = prepare, join
+	t.Cleanup(func() { underTest.prepare, underTest.join = nil, nil })
+}
+
+// guestSpec has the guest in one arm, whose further keys are given.
+func guestSpec(keys string) string {
+	s := strings.Replace(shortSpec, "errors: 0}", "errors: 0, drift: 1000}", 1) // tests run on no steady machine
+	return strings.Replace(s, "kernelmesh: {subject: kernelmesh, steps: 10}", "mine: {subject: under-test"+keys+"}", 1)
+}
+
+// TestPrepare: a guest prepares once for the whole run, its trials find what it made, and it is gone when the run has
+// ended, however that went.
+func TestPrepare(t *testing.T) {
+	for _, c := range []struct {
+		name, spec   string
+		fails, start error
+		interrupt    bool
+		parts        int
+		trials       int
+		says         string
+	}{
+		{name: "one part", spec: guestSpec(""), parts: 1, trials: 3},
+		{name: "arms that are alike are one part",
+			spec: guestSpec("}\n  other: {subject: under-test"), parts: 1, trials: 4},
+		{name: "limits make another part",
+			spec: guestSpec("}\n  other: {subject: under-test, limits: {memory: 64MiB}"), parts: 2, trials: 4},
+		{name: "the guest cannot", spec: guestSpec(""), fails: errors.New("no image"), parts: 1,
+			says: "preparing the run for under-test: no image"},
+		{name: "its trials fail", spec: guestSpec(""), start: errors.New("no start"), parts: 1, trials: 3},
+		{name: "the run is interrupted", spec: guestSpec(""), interrupt: true, parts: 1, trials: 1, says: "canceled"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGround(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var made []kind.Preparation
+			file := ""
+			useGuest(t, func(p kind.Preparation) error {
+				made = append(made, p)
+				file = filepath.Join(p.Dir, "image", "disk")
+				if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
+					return err
+				}
+				return errors.Join(os.WriteFile(file, []byte("root"), 0o400), c.fails)
+			}, func(tr kind.Trial) any {
+				return starter(func(context.Context) error {
+					if got, want := tr.Prepared(kind.Subject, underTestName), made[0].Dir; got != want {
+						t.Errorf("a trial has %q, prepared was %q", got, want)
+					}
+					if _, err := os.ReadFile(file); err != nil {
+						t.Error(err)
+					}
+					if got := tr.Prepared(kind.Load, "http"); got != "" {
+						t.Errorf("%q is of a guest that prepares nothing", got)
+					}
+					return c.start
+				})
+			})
+			if c.interrupt {
+				g.onOpen = cancel
+			}
+			contents, trials, err := g.run(ctx, mustParse(t, c.spec), quiet)
+			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+			if len(made) != 1 || len(made[0].Parts) != c.parts || made[0].Self == "" || !filepath.IsAbs(made[0].Dir) {
+				t.Errorf("prepared %+v, want once, with %d parts", made, c.parts)
+			}
+			if len(trials) != c.trials {
+				t.Errorf("%d trials, want %d", len(trials), c.trials)
+			}
+			if _, err := os.Stat(filepath.Join(contents.Dir, preparedDir)); !os.IsNotExist(err) {
+				t.Errorf("what was prepared is left: %v", err)
+			}
+		})
+	}
+}
+
+// TestNothingPrepared: a run whose guests prepare nothing makes no directory for that.
+func TestNothingPrepared(t *testing.T) {
+	dir := t.TempDir()
+	p, err := prepareRun(t.Context(), mustParse(t, shortSpec), "/bin/tare", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 || p.of(kind.Subject, "kernelmesh") != "" {
+		t.Errorf("made %v", left)
+	}
+}
+
+// TestNodePrepares: a node prepares for the one trial that it runs, and only for the arm of that.
+func TestNodePrepares(t *testing.T) {
+	for arm, want := range map[string]int{"mine": 1, record.Direct: 0} {
+		g := newGround(t)
+		dir, made := t.TempDir(), 0
+		useGuest(t, func(p kind.Preparation) error {
+			made++
+			return os.WriteFile(filepath.Join(p.Dir, "image"), nil, 0o600)
+		}, func(tr kind.Trial) any {
+			return starter(func(context.Context) error {
+				_, err := os.Stat(filepath.Join(tr.Prepared(kind.Subject, underTestName), "image"))
+				return err
+			})
+		})
+		x := &nodesTrial{machine: g.machine, spec: mustParse(t, guestSpec(""))}
+		data, err := x.job(record.PlannedTrial{Arm: arm}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := NodeAgent{Name: "a", Dir: dir, Machine: func(*Spec) (Machine, error) { return g.machine, nil }}
+		if _, err := a.Run(t.Context(), cluster.Job{ID: 1, Data: data}, soon); err != nil || made != want {
+			t.Errorf("%s: prepared %d times, want %d: %v", arm, made, want, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, preparedDir)); !os.IsNotExist(err) {
+			t.Errorf("%s: what was prepared is left: %v", arm, err)
+		}
+	}
+}
+
+// launching is a subject that runs applications.
+type launching struct {
+	starter
+	launch func(kind.Launch) error
+	before func() error
+}
+
+func (l launching) Launch(_ context.Context, a kind.Launch) error { return l.launch(a) }
+func (l launching) Before(context.Context) error                  { return l.before() }
+
+const launchMark = "LAUNCHED_BY_TEST"
+
+// TestLaunch: a subject starts every application in its own way, in the application's group, and loads reach it.
+// Another program stands before the application here, as the one of a runtime does.
+func TestLaunch(t *testing.T) {
+	g := newGround(t)
+	var mu sync.Mutex
+	var launched []kind.Launch
+	useGuest(t, nil, func(kind.Trial) any {
+		launch := func(a kind.Launch) error {
+			mu.Lock()
+			launched = append(launched, a)
+			mu.Unlock()
+			a.Command.Args = append([]string{"env", launchMark + "=" + a.Name}, a.Command.Args...)
+			a.Command.Path = "/usr/bin/env"
+			return a.Group.Start(a.Command)
+		}
+		before := func() error {
+			for _, a := range launched {
+				pids := a.Group.Members()
+				if len(pids) != 1 {
+					return fmt.Errorf("the group of %s has the processes %v", a.Name, pids)
+				}
+				environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pids[0]))
+				if err != nil || !strings.Contains(string(environ), launchMark+"="+a.Name+"\x00") {
+					return fmt.Errorf("%s was not started by the guest: %v", a.Name, err)
+				}
+			}
+			return nil
+		}
+		return launching{func(context.Context) error { return nil }, launch, before}
+	})
+	_, trials, err := g.run(t.Context(), mustParse(t, guestSpec("")), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range trials {
+		if !tr.Validity.Valid || tr.Loads["client"].Done == 0 || tr.Loads["held"].Done == 0 {
+			t.Errorf("%s: %+v, %+v", tr.Arm, tr.Validity, tr.Loads)
+		}
+	}
+	var names []string
+	for _, a := range launched {
+		names = append(names, a.Name)
+		if a.Part.Name() != "http" || path.Base(a.Group.Path()) != a.Name {
+			t.Errorf("%s: the part is %s, in %s", a.Name, a.Part.Name(), a.Group.Path())
+		}
+	}
+	if slices.Sort(names); !slices.Equal(names, []string{"other", "server"}) {
+		t.Errorf("launched %v: only in the arm of the guest, each application once", names)
+	}
+}
+
+// TestLaunchFails: an application that the subject cannot start fails the trial, and names both.
+func TestLaunchFails(t *testing.T) {
+	g := newGround(t)
+	useGuest(t, nil, func(kind.Trial) any {
+		return launching{launch: func(kind.Launch) error { return errors.New("no runtime") }}
+	})
+	_, trials, err := g.run(t.Context(), mustParse(t, guestSpec("")), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range trials {
+		failed := tr.Validity.Failed
+		want := "" // of the two applications, the first by name is told of
+		if tr.Arm == "mine" {
+			want = "setting up: starting other: no runtime"
+		}
+		if failed != want {
+			t.Errorf("%s: %q, want %q", tr.Arm, failed, want)
+		}
+	}
+}
+
+// leaving is a subject that is asked what it left behind.
+type leaving struct {
+	starter
+	removed func() ([]string, error)
+}
+
+func (l leaving) Removed() ([]string, error) { return l.removed() }
+
+// TestRemoved: once everything of a trial has gone, a guest says what it left, and that is never lost.
+func TestRemoved(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		left          []string
+		err, start    error
+		warns, failed string
+	}{
+		{name: "nothing"},
+		{name: "mounts", left: []string{"/run/a", "/run/b"}, warns: "the trial left behind on the machine: /run/a, /run/b"},
+		{name: "what spoils the next", err: errors.New("the device is busy"), failed: "the device is busy"},
+		{name: "after a failure", left: []string{"/run/a"}, start: errors.New("no start"),
+			failed: "no start\nleft behind on the machine: /run/a"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGround(t)
+			asked := 0
+			useGuest(t, nil, func(tr kind.Trial) any {
+				start := func(ctx context.Context) error {
+					group, err := tr.SubjectGroup("", nil)
+					if err != nil {
+						return err
+					}
+					return errors.Join(group.Start(exec.Command("sleep", "600")), c.start) // nobody waits for it: it is killed
+				}
+				return leaving{start, func() ([]string, error) {
+					asked++
+					g.nothingLeft()
+					return c.left, c.err
+				}}
+			})
+			_, trials, err := g.run(t.Context(), mustParse(t, guestSpec("")), quiet)
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(trials, func(tr record.Trial) bool { return tr.Arm == "mine" })
+			tr := trials[i]
+			if asked != 1 || c.failed == "" != (tr.Validity.Failed == "") || !strings.Contains(tr.Validity.Failed, c.failed) {
+				t.Errorf("asked %d times; failed: %q, want %q", asked, tr.Validity.Failed, c.failed)
+			}
+			var warned []string
+			if tr.Ledger != nil {
+				for _, w := range tr.Ledger.Warnings {
+					if w.Code == record.LeftBehind {
+						warned = append(warned, w.Message)
+					}
+				}
+			}
+			if got := strings.Join(warned, "; "); got != c.warns {
+				t.Errorf("warned %q, want %q", got, c.warns)
+			}
+		})
+	}
+}
+
+// busy is a process that speaks the protocol, and burns CPU time until it is told to end. idle burns none.
+var (
+	busy = []string{"/bin/sh", "-c", `(while :; do :; done) & echo '{"event":"ready","data":{}}'; cat >/dev/null; kill $!`}
+	idle = []string{"/bin/sh", "-c", `echo '{"event":"ready","data":{}}'; cat >/dev/null`}
+)
+
+// TestComponents: each component of a subject has its group, limits, charge and values; together they are the subject,
+// in which nothing counts twice. The meter is the real one.
+func TestComponents(t *testing.T) {
+	g := newGround(t)
+	m, err := meter.New(t.Context(), meter.Options{SampleHz: -1, NoWitness: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	g.machine.OpenWindow = func() (Window, error) { return m.Open() }
+	useGuest(t, nil, func(tr kind.Trial) any {
+		return starter(func(ctx context.Context) error {
+			for name, argv := range map[string][]string{"proxy": busy, "control": idle} {
+				limits := param.Values{}
+				if name == "proxy" {
+					limits["cpus"] = "0.2"
+				}
+				p, err := tr.StartSubject(ctx, name, limits, argv)
+				if err != nil {
+					return err
+				}
+				if _, err := p.Ready(ctx); err != nil {
+					return err
+				}
+			}
+			shim, err := tr.ServingGroup("shim", "server", param.Values{"cpus": "0.1"})
+			if err != nil {
+				return err
+			}
+			return shim.Start(exec.Command("/bin/sh", "-c", "while :; do :; done"))
+		})
+	})
+	spec := mustParse(t, strings.Replace(guestSpec(", limits: {cpus: 1.5}"), "duration: 300ms", "duration: 2s", 1))
+	x := newTrial(g.machine, spec, record.PlannedTrial{Arm: "mine"}, 0, t.TempDir(), 0)
+	var tr record.Trial
+	if err := x.run(t.Context(), &tr); err != nil {
+		t.Fatal(err)
+	}
+
+	groups := map[string]ledger.Cgroup{}
+	for _, group := range tr.Ledger.Cgroups {
+		if _, below, is := strings.Cut(group.Path, "/"+kind.SubjectGroup); is {
+			groups[below] = group
+		}
+	}
+	tare := func(component, workload string) ledger.Charged {
+		return ledger.Charged{Charge: ledger.ChargeTare, Component: component, Workload: workload}
+	}
+	for below, want := range map[string]ledger.Charged{
+		"": tare("", ""), "/proxy": tare("proxy", ""), "/control": tare("control", ""),
+		"/shim/server": tare("shim", "server"),
+	} {
+		if got := groups[below]; got.Role != string(kind.Subject) || got.Charged != want {
+			t.Errorf("subject%s: role %q, charged %+v, want %+v", below, got.Role, got.Charged, want)
+		}
+	}
+	if throttled := groups["/proxy"].ThrottledSeconds; throttled == nil || *throttled == 0 {
+		t.Errorf("the proxy was not held by its limit: %v", throttled)
+	}
+	for _, r := range tr.Validity.Reasons {
+		if r.Gate == measured.GateThrottled.Name {
+			t.Errorf("a limit that was asked for trips a gate: %s", r.Message)
+		}
+	}
+
+	const cpus, hard = "subject_cpus", "memory_hard_bytes"
+	for component, want := range map[string][2]float64{"proxy": {0.1, 0.3}, "control": {0, 0.05}, "shim": {0.05, 0.15}} {
+		got := tr.Components[component]
+		if v, ok := got[cpus]; !ok || v < want[0] || v > want[1] {
+			t.Errorf("%s uses %v CPUs (%v), want %v", component, v, ok, want)
+		}
+		if got[hard] <= 0 {
+			t.Errorf("%s: %v", component, got)
+		}
+		if _, known := got["map_bytes"]; !known {
+			t.Errorf("the processes of %s are not known: %v", component, got)
+		}
+	}
+	for name, near := range map[string]float64{cpus: 0.02, hard: 1 << 20} {
+		sum := 0.0
+		for _, values := range tr.Components {
+			sum += values[name]
+		}
+		if v := tr.Metrics[name]; v < sum-near || v > sum+near+0.2*sum {
+			t.Errorf("%s is %g in all, and %g in its components", name, v, sum)
+		}
+	}
+	if len(tr.Components) != 3 {
+		t.Errorf("components %v", tr.Components)
+	}
+	i := slices.IndexFunc(tr.Ledger.Workloads, func(w ledger.Workload) bool { return w.Name == "server" })
+	if i < 0 || tr.Ledger.Workloads[i].TareCgroupsCPU == nil || *tr.Ledger.Workloads[i].TareCgroupsCPU < 0.05 {
+		t.Errorf("the shim is not tare of the server: %+v", tr.Ledger.Workloads)
+	}
+}
+
+// TestOwnMetricsEndNoRun: metrics of what every subject uses itself do not decide when a run with a precision ends.
+// Kernel memory does, where the experiment is about the number of services.
+func TestOwnMetricsEndNoRun(t *testing.T) {
+	own := []string{"subject_cpus", "subject_bpf_cpus", "memory_anon_bytes", "memory_file_bytes", "memory_shmem_bytes"}
+	for spec, kernel := range map[string]bool{shortSpec: false, memorySpec(", services: 5, fit: true"): true} {
+		s := mustParse(t, "precision: 5%\n"+spec[:strings.Index(spec, "blocks:")]+spec[strings.Index(spec, "warmup:"):])
+		if s.Until != defaultUntil || s.Until < time.Minute {
+			t.Fatalf("the spec has no precision: %v", s.Until)
+		}
+		precise := s.PreciseMetrics()
+		for _, name := range own {
+			if _, known := measured.Find(name); !known || slices.Contains(precise, name) {
+				t.Errorf("%s (known: %v) decides when a run ends", name, known)
+			}
+		}
+		if got := slices.Contains(precise, "memory_kernel_bytes"); got != kernel {
+			t.Errorf("memory_kernel_bytes decides: %v, want %v", got, kernel)
+		}
+	}
+}
