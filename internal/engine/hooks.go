@@ -65,6 +65,16 @@ func (x *trial) SubjectGroup(component string, limits param.Values) (*placement.
 	return g, nil
 }
 
+func (x *trial) ObserveGroup(path string) error {
+	if measured.Within(path, x.treePath()) || measured.Within(x.treePath(), path) {
+		return fmt.Errorf("the group %s holds the trial, or is part of it, and cannot be observed as its subject", path)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.roles[path] = measured.NewRole(kind.Subject, "")
+	return nil
+}
+
 func (x *trial) StartSubject(ctx context.Context, component string, limits param.Values, argv []string) (kind.Process, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

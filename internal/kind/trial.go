@@ -74,6 +74,9 @@ type Trial interface {
 	// SubjectGroup is a group of the subject: of a component, or where that is empty the subject's only one. limits are
 	// as in a spec; what is charged to the group is charged to the subject.
 	SubjectGroup(component string, limits param.Values) (*placement.Group, error)
+	// ObserveGroup says that the group at a path, as a ledger has it, is the subject's: it was there before the trial, and
+	// what is charged to it is charged to the subject. The trial neither changes nor removes it.
+	ObserveGroup(path string) error
 	// StartSubject starts a process of the subject in its group, which speaks the protocol of package role. The trial
 	// ends it.
 	StartSubject(ctx context.Context, component string, limits param.Values, argv []string) (Process, error)
