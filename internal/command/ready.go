@@ -241,7 +241,7 @@ func (r *Running) stopped() error {
 // for /dev/tty), and of curses.
 var terminal = regexp.MustCompile(`(?i)not a (tty|terminal|typewriter)|inappropriate ioctl for device|/dev/tty\b|` +
 	`no (controlling )?(tty|terminal)\b|TERM environment variable not set|error opening terminal|` +
-	`requires? an? (tty|terminal|interactive)|` +
+	`requires? an? (tty|terminal|interactive)|failed tty get|` + // the last is of procps
 	`must be (run|executed|connected|attached) .{0,20}(tty|terminal)`)
 
 func (r *Running) speaksOfTerminal() bool {
