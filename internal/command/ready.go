@@ -248,6 +248,10 @@ func (r *Running) speaksOfTerminal() bool {
 	return terminal.MatchString(r.streams[1].tail.Text()) || terminal.MatchString(r.streams[0].tail.Text())
 }
 
+// mountTracing is the hint for a tracer that does not find the kernel's tracepoints.
+const mountTracing = "see whether tracefs is mounted (mount -t tracefs none /sys/kernel/tracing), and whether this kernel " +
+	"has what it traces"
+
 // advice is the hint for a command that ended with an error, by its last words.
 func (r *Running) advice() string {
 	text := strings.ToLower(r.streams[1].tail.Text() + r.streams[0].tail.Text())
@@ -255,6 +259,9 @@ func (r *Running) advice() string {
 		{"address already in use", "another process has its port: stop it (ss -ltnp), or let {port} choose a free one"},
 		{"permission denied", "check the owner and mode of the files that it names, and whom it runs as"},
 		{"operation not permitted", "it may need root, or a capability that this container does not have"},
+		{"tracepoint not found", mountTracing},
+		{"/sys/kernel/tracing", mountTracing},
+		{"/sys/kernel/debug/tracing", mountTracing},
 		{"cannot allocate memory", "raise the memory limit of its group"},
 	} {
 		if strings.Contains(text, a.words) {
