@@ -40,21 +40,25 @@ func newTry() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "try [flags] -- COMMAND [ARGS]",
 		Short: "Weigh any command: what it uses, and what workloads beside it lose",
-		Long: `Weigh any command: an agent, a proxy, a tracer. It runs next to reference workloads, each with a baseline and an A/A twin without it,
-in randomised blocks, and the answer says with intervals what the command uses (CPU, memory, eBPF time and maps) and what each workload loses.
+		Long: `Weigh any command: an agent, a proxy, a tracer. It runs next to reference workloads, each with a baseline and
+an A/A twin without it, in randomised blocks, and the answer says with intervals what it uses (CPU, memory, eBPF
+time and maps) and what each workload loses.
 
-The workloads: keepalive, HTTP requests on connections that stay; connections, one connection for each request; execs, processes that start
-and end; writes, to files. All are at fixed, moderate rates. --load keeps one of them, or takes a load of another kind.
+The workloads: keepalive, HTTP requests on connections that stay; connections, one connection for each request; execs,
+processes that start and end; writes, to files. All are at fixed, moderate rates. --load keeps one of them, or takes a
+load of another kind.
 
-The command is started once by itself first, to see that it runs and how long its start-up takes, and then for each trial anew, in a control
-group of its own. It must stay in the foreground, and needs no terminal. {cgroup_dir}, {cgroup_id} and {cgroup_path} in its arguments are the
-control group of the workload, {dir} a directory of its own, {port} a free port.
+The command is started once by itself first, to see that it runs and how long its start-up takes, and then for each
+trial anew, in a control group of its own. It must stay in the foreground, and needs no terminal. {cgroup_dir},
+{cgroup_id} and {cgroup_path} in its arguments are the control group of the workload, {dir} a directory of its own,
+{port} a free port.
 
-It is an experiment like others: its directory keeps every trial, and the spec in its run.json runs again with 'tare run'.`,
+It is an experiment like others: its directory keeps every trial, and the spec in its run.json runs again with
+'tare run'.`,
 		Example: `  tare try -- bpftrace -e 'tracepoint:syscalls:sys_enter_openat { @[comm] = count(); }'
   tare try -- haproxy -f x.cfg
   tare try --load execs --blocks 12 -- bpftrace -e 'tracepoint:sched:sched_process_exec { @ = count(); }'
-  tare try --ready-http http://127.0.0.1:{port}/metrics -- prometheus-node-exporter --web.listen-address=127.0.0.1:{port}
+  tare try --ready-port {port} -- prometheus-node-exporter --web.listen-address=127.0.0.1:{port}
   tare try --json -- sleep infinity`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch at := cmd.ArgsLenAtDash(); {
@@ -81,7 +85,8 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 	fs.StringVar(&f.app, "app", "", "kind of the application that HTTP loads go to, or that runs beside; default http")
 	fs.StringVar(&f.loadCommand, "load-command", "", "command line of a load of your own, instead of the workloads")
 	f.run.registerLength(fs)
-	fs.StringArrayVar(&f.run.overrides.Set, "set", nil, "setting=value of a workload, such as connections.rate=500; may be repeated")
+	fs.StringArrayVar(&f.run.overrides.Set, "set", nil,
+		"setting=value of a workload, such as connections.rate=500; may be repeated")
 	fs.BoolVar(&f.run.json, "json", false, "print the summary as one JSON document instead of the report")
 	f.command = param.Flags(fs, commandFlags()...)
 	return c
@@ -101,8 +106,8 @@ type workload struct {
 
 // workloads are the reference workloads, at rates that leave a machine of two CPUs half idle.
 var workloads = []workload{
-	{"keepalive", "http", "mode: open, rate: 2000, arrivals: poisson, connections: 16, keepalive: true, limits: {pin: 2}"},
-	{"connections", "http", "mode: open, rate: 1000, arrivals: poisson, connections: 64, keepalive: false, limits: {pin: 2}"},
+	{"keepalive", "http", "rate: 2000, arrivals: poisson, connections: 16, keepalive: true, limits: {pin: 2}"},
+	{"connections", "http", "rate: 1000, arrivals: poisson, connections: 64, keepalive: false, limits: {pin: 2}"},
 	{"execs", "exec", "rate: 200, workers: 1, limits: {pin: 2}"},
 	{"writes", "write", "rate: 500, workers: 1, size: 16KiB, sync: none, limits: {pin: 2}"},
 }
@@ -160,9 +165,11 @@ func (f tryFlags) rehearse(ctx context.Context, name string) error {
 	switch {
 	case found.ReadyAfter == 0:
 	case found.Settled:
-		fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name, found.ReadyAfter.Seconds())
+		fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
+			found.ReadyAfter.Seconds())
 	default:
-		fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never was steady; --ready-after says how long it takes\n", name)
+		fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never was steady; --ready-after says how long "+
+			"it takes\n", name)
 	}
 	if found.ReadyAfter > 0 {
 		f.command["ready-after"] = found.ReadyAfter.String()
@@ -170,8 +177,8 @@ func (f tryFlags) rehearse(ctx context.Context, name string) error {
 	return nil
 }
 
-// lineOf is the command line of a spec. A path is made whole, unless it is of another directory, so that the spec can be
-// run elsewhere.
+// lineOf is the command line of a spec. A path is made whole, unless it is of another directory, so that the spec can
+// be run elsewhere.
 func lineOf(argv []string, dir string) string {
 	argv = slices.Clone(argv)
 	if program := argv[0]; strings.Contains(program, "/") && dir == "" {

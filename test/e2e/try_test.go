@@ -50,7 +50,8 @@ func TestTryNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(c.Run.Command, " "); got != "tare try --load connections --blocks 2 --seed 7 -- sleep infinity" {
+	const itself = "tare try --load connections --blocks 2 --seed 7 -- sleep infinity"
+	if got := strings.Join(c.Run.Command, " "); got != itself {
 		t.Errorf("it is run again by %q", got)
 	}
 	spec := filepath.Join(t.TempDir(), "again.json")
@@ -114,10 +115,12 @@ func TestTryFailures(t *testing.T) {
 			[]string{"was not ready within 500ms", "127.0.0.1:1"}},
 		{"daemonizes", nil, []string{"sh", "-c", "sleep 60 & exit 0"}, 2,
 			[]string{"went into the background", "sleep (process", "run it in the foreground"}},
-		{"needs a terminal", nil, []string{"sh", "-c", "exec < /dev/tty"}, 2, []string{"needs a terminal", "script -qec"}},
+		{"needs a terminal", nil, []string{"sh", "-c", "exec < /dev/tty"}, 2,
+			[]string{"needs a terminal", "script -qec"}},
 		{"no such workload", []string{"--load", "conections"}, []string{"sleep", "infinity"}, 2,
 			[]string{`no workload "conections"`, `did you mean "connections"`}},
-		{"no such application", []string{"--app", "htpt"}, []string{"sleep", "infinity"}, 2, []string{`no application "htpt"`}},
+		{"no such application", []string{"--app", "htpt"}, []string{"sleep", "infinity"}, 2,
+			[]string{`no application "htpt"`}},
 		{"an application that nobody goes to", []string{"--app", "burn", "--load", "connections"},
 			[]string{"sleep", "infinity"}, 2, []string{"does not go to an application of kind burn"}},
 		{"no blocks", []string{"--blocks", "0"}, []string{"sleep", "infinity"}, 2, []string{"no run of 0 blocks"}},
@@ -188,7 +191,8 @@ func TestTryRecoversAPlantedAgent(t *testing.T) {
 		case e == nil || e.Lo == nil || e.Hi == nil:
 			t.Errorf("%s has no interval: %+v", k.Metric, e)
 		case !k.In(*e.Lo, *e.Hi):
-			t.Errorf("%s is %g [%g, %g], and %g was planted, known to %g", k.Metric, e.Value, *e.Lo, *e.Hi, k.Value, k.Uncertainty)
+			t.Errorf("%s is %g [%g, %g], and %g was planted, known to %g", k.Metric, e.Value, *e.Lo, *e.Hi, k.Value,
+				k.Uncertainty)
 		}
 	}
 	if len(s.Answers) == 0 || !strings.Contains(s.Answers[0].Answer, "planted-agent") {

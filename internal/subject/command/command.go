@@ -60,7 +60,9 @@ type guest struct{}
 func init() { kind.Register(kind.Subject, guest{}) }
 
 func (guest) About() kind.About {
-	return kind.About{Name: Name, Summary: "any program, as a command line; or one that runs already", Settings: Settings}
+	return kind.About{
+		Name: Name, Summary: "any program, as a command line; or one that runs already", Settings: Settings,
+	}
 }
 
 // ways are the settings that say how events are counted: with one of them the subject is a tracer.
@@ -79,12 +81,13 @@ func (guest) Check(o param.Values) error {
 		return checkObserved(o)
 	case counts(o):
 		if name := firstGiven(o, command.Settings, settingCommand, "ready-after"); name != "" {
-			return fmt.Errorf(`has %q, and its events are counted: such a command has "ready", "signal" and "stop" instead`,
-				name)
+			return fmt.Errorf(`has %q, and its events are counted: such a command has "ready", "signal" and "stop" `+
+				"instead", name)
 		}
 		return counted.Check(o)
 	}
-	if name := firstGiven(o, counted.About().Settings, settingCommand, settingVersion, "ready-after", "optional"); name != "" {
+	name := firstGiven(o, counted.About().Settings, settingCommand, settingVersion, "ready-after", "optional")
+	if name != "" {
 		return fmt.Errorf(`has %q, which is of a command whose events are counted: give one of "lines", "json" and `+
 			`"prometheus" as well, or leave it out`, name)
 	}

@@ -59,7 +59,8 @@ func TestCheckSetup(t *testing.T) {
 	}{
 		{"a command", kind.Part{Options: param.Values{"command": "a"}, Limits: limits}, nil, ""},
 		{"a tracer", kind.Part{Options: param.Values{"command": "a", "lines": ""}}, events, ""},
-		{"a tracer of nothing", kind.Part{Options: param.Values{"command": "a", "lines": ""}}, nil, "needs something to trace"},
+		{"a tracer of nothing", kind.Part{Options: param.Values{"command": "a", "lines": ""}}, nil,
+			"needs something to trace"},
 		{"observed", kind.Part{Options: param.Values{"observe": "pid:1"}}, nil, ""},
 		{"observed with limits", kind.Part{Options: param.Values{"observe": "pid:1"}, Limits: limits}, nil, `has "limits"`},
 	} {
@@ -82,7 +83,9 @@ func TestMemory(t *testing.T) {
 		value float64
 		told  bool
 	}{
-		{"its arm", measured.Measured{Setup: &with, Subject: &kind.Objects{}, Evidence: map[string]any{Name: found}}, 5 << 20, true},
+		{"its arm", measured.Measured{
+			Setup: &with, Subject: &kind.Objects{}, Evidence: map[string]any{Name: found},
+		}, 5 << 20, true},
 		{"the baseline", measured.Measured{Setup: &with}, 0, true},
 		{"nobody looked", measured.Measured{Setup: &with, Subject: &kind.Objects{}}, 0, false},
 		{"an experiment of others", measured.Measured{Setup: &kind.Setup{}}, 0, false},

@@ -12,8 +12,8 @@ import (
 	"tare/internal/placement"
 )
 
-// How a rehearsal watches the CPU time of a command. Compiling and attaching programs, or reading a configuration, shows
-// as a burst of it.
+// How a rehearsal watches the CPU time of a command. Compiling and attaching programs, or reading a configuration,
+// shows as a burst of it.
 const (
 	lookEvery  = 50 * time.Millisecond
 	burstSpan  = 250 * time.Millisecond // over which a rate is taken
@@ -33,8 +33,8 @@ type Rehearsal struct {
 }
 
 // Rehearse starts a command once by itself, in control groups of its own, and ends it again: whether it starts, becomes
-// ready and goes on running, and how long it takes until its start-up is over. dir is for files of its own. The error is
-// that of the command.
+// ready and goes on running, and how long it takes until its start-up is over. dir is for files of its own. The error
+// is that of the command.
 func Rehearse(ctx context.Context, l *cgroup.Layout, self, dir string, o param.Values) (found Rehearsal, err error) {
 	c, err := command.OptionsOf(o)
 	if err != nil {
@@ -114,7 +114,9 @@ type reading struct{ at, cpu time.Duration }
 
 // watch reads the CPU time of a command until it has been steady for steadyTime, and gives from when on it was. After
 // mostTime it gives up: settled is then false.
-func watch(ctx context.Context, began time.Time, cpu func() time.Duration) (after time.Duration, settled bool, err error) {
+func watch(
+	ctx context.Context, began time.Time, cpu func() time.Duration,
+) (after time.Duration, settled bool, err error) {
 	var readings []reading
 	for {
 		readings = append(readings, reading{time.Since(began), cpu()})

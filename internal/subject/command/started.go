@@ -118,7 +118,9 @@ func uses(o map[string]string, placeholder string) bool {
 
 // newPlace is the place of a command that may watch the group whose v2 directory is work. What the command line does
 // not ask for is not made.
-func newPlace(self, work string, layout *cgroup.Layout, uses func(string) bool, dir func() (string, error)) (command.Place, error) {
+func newPlace(
+	self, work string, layout *cgroup.Layout, uses func(string) bool, dir func() (string, error),
+) (command.Place, error) {
 	p := command.Place{Self: self, CgroupDir: work}
 	var err error
 	if work != "" {
@@ -232,8 +234,8 @@ func (o *observed) Start(context.Context) error {
 // After finds what belongs to it now.
 func (o *observed) After(context.Context) error {
 	if o.existing.Path == "" {
-		o.trial.Warn("group-shared", "%s shares its control group with others: only its eBPF programs, maps and resident "+
-			"memory are told; a unit or a container has a group of its own", o.trial.Arm())
+		o.trial.Warn("group-shared", "%s shares its control group with others: only its eBPF programs, maps and "+
+			"resident memory are told; a unit or a container has a group of its own", o.trial.Arm())
 	}
 	found, err := o.existing.Found(o.trial.Record().Ledger)
 	if err != nil {

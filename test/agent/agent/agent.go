@@ -36,7 +36,9 @@ var Planted = []Known{
 }
 
 // In reports whether an interval recovers what is planted: whether the two overlap.
-func (k Known) In(lo, hi float64) bool { return lo <= k.Value+k.Uncertainty && k.Value-k.Uncertainty <= hi }
+func (k Known) In(lo, hi float64) bool {
+	return lo <= k.Value+k.Uncertainty && k.Value-k.Uncertainty <= hi
+}
 
 // Build puts the agent's binary into dir and returns its path.
 func Build(dir string) (string, error) {

@@ -96,7 +96,10 @@ func (c *campaign) run(ctx context.Context, only string, found []outcome, deadli
 	if err != nil {
 		return err
 	}
-	promises := []promise{{"planted", []string{path, "{cgroup_dir}"}, planted}, {"nothing", []string{"sleep", "infinity"}, nothing}}
+	promises := []promise{
+		{"planted", []string{path, "{cgroup_dir}"}, planted},
+		{"nothing", []string{"sleep", "infinity"}, nothing},
+	}
 	done := map[string]int{}
 	for _, o := range found {
 		done[o.Promise]++
@@ -121,8 +124,8 @@ func (c *campaign) run(ctx context.Context, only string, found []outcome, deadli
 				return err
 			}
 			done[p.name]++
-			fmt.Printf("%s %d of %d: held %t, exit code %d, %.0f s %s\n", p.name, i, c.repetitions, o.Held, o.Exit, o.Seconds,
-				strings.Join(o.Missed, "; "))
+			fmt.Printf("%s %d of %d: held %t, exit code %d, %.0f s %s\n", p.name, i, c.repetitions, o.Held, o.Exit,
+				o.Seconds, strings.Join(o.Missed, "; "))
 		}
 	}
 	return nil
