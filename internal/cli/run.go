@@ -103,13 +103,16 @@ Ctrl-C ends the run early: the trial under way is taken down, what was measured 
 func (f *runFlags) registerLength(fs *pflag.FlagSet) {
 	fs.StringVar(&f.out, "out", "", "run directory; default tare-run-NAME-TIME here")
 	fs.IntVar(&f.overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
-	fs.StringVar(&f.overrides.Precision, "precision", "", "go on until intervals are so narrow, such as 5%, instead of the spec's blocks")
-	fs.DurationVar(&f.overrides.Until, "until", 0, "begin no block after so long, such as 10m; with --precision 30m by default")
-	fs.Uint64Var(&f.seed, "seed", 0, "seed of the order of trials and of the arrivals; default: a new one, which is recorded")
+	fs.StringVar(&f.overrides.Precision, "precision", "",
+		"run until intervals are this narrow, such as 5%, instead of for the spec's blocks")
+	fs.DurationVar(&f.overrides.Until, "until", 0,
+		"begin no block after this time, such as 10m; with --precision the default is 30m")
+	fs.Uint64Var(&f.seed, "seed", 0,
+		"seed of the order of trials and of the arrivals; default: a new one, which is recorded")
 }
 
 func noBlocks(n int) error {
-	return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "there is no run of %d blocks", n)
+	return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "%d blocks make no run", n)
 }
 
 func featureNames() []string {

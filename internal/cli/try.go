@@ -269,7 +269,7 @@ func (f tryFlags) workload() (workload, error) {
 const (
 	tryBlocks = 8
 	tryLeast  = 6                 // blocks, for intervals
-	tryTime   = 150 * time.Second // that the plan may take
+	tryTime   = 135 * time.Second // that the plan may take
 )
 
 // trySpec is the experiment: as many blocks as fit into tryTime, unless the user says how many.

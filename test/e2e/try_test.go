@@ -123,7 +123,7 @@ func TestTryFailures(t *testing.T) {
 			[]string{`no application "htpt"`}},
 		{"an application that nobody goes to", []string{"--app", "burn", "--load", "connections"},
 			[]string{"sleep", "infinity"}, 2, []string{"does not go to an application of kind burn"}},
-		{"no blocks", []string{"--blocks", "0"}, []string{"sleep", "infinity"}, 2, []string{"no run of 0 blocks"}},
+		{"no blocks", []string{"--blocks", "0"}, []string{"sleep", "infinity"}, 2, []string{"0 blocks make no run"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
