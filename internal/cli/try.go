@@ -220,7 +220,7 @@ func (f tryFlags) workloads() ([]workload, error) {
 			return nil, fault.New(fault.Usage, "--load-command", "'tare list loads' has those there are",
 				"there are no loads that are commands")
 		}
-		return []workload{{"load", "command", "command: " + quoted(f.loadCommand)}}, nil
+		return []workload{{"load", "command", "command: " + yamlText(f.loadCommand)}}, nil
 	}
 	app := kind.Find(kind.Application, cmp.Or(f.app, "http"))
 	if app == nil {
@@ -307,7 +307,7 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 	line("arms:\n  %q:\n    subject: %s", name, subject.Name)
 	for _, s := range command.Settings {
 		if v := f.command[s.Name]; v != "" && v != s.Default {
-			line("    %s: %s", s.Name, quoted(v))
+			line("    %s: %s", s.Name, yamlText(v))
 		}
 	}
 	if len(chosen) == 1 {
@@ -335,8 +335,8 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 // goes reports whether a workload goes to an application.
 func goes(w workload) bool { return kind.Find(kind.Load, w.load).About().Protocol != "" }
 
-// quoted is a text as YAML has it in double quotes, which is as JSON has it.
-func quoted(text string) string {
+// yamlText is a text as YAML has it in double quotes, which is as JSON has it.
+func yamlText(text string) string {
 	b, err := json.Marshal(text)
 	if err != nil {
 		return `""` // a string always can be
