@@ -12,6 +12,7 @@ import (
 	_ "tare/internal/load/probe"
 	_ "tare/internal/load/push"
 	_ "tare/internal/load/write"
+	_ "tare/internal/subject/command"
 	_ "tare/internal/subject/mesh/kernelmesh"
 	_ "tare/internal/subject/mesh/storebench"
 	_ "tare/internal/subject/tracer"

@@ -21,7 +21,7 @@ func TestOwnUseIsNoDifference(t *testing.T) {
 		for i := range trials {
 			for _, name := range names {
 				trials[i].Metrics[name] = 0
-				if trials[i].Arm == "kernelmesh" {
+				if trials[i].Arm == "candidate" {
 					trials[i].Metrics[name] = 0.25 + 0.001*float64(trials[i].Block)
 				}
 			}
@@ -31,7 +31,7 @@ func TestOwnUseIsNoDifference(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range names {
-			if s.Find(name, "kernelmesh", nil) == nil {
+			if s.Find(name, "candidate", nil) == nil {
 				t.Fatalf("there is no estimate of %s", name)
 			}
 		}

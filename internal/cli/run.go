@@ -18,6 +18,7 @@ import (
 
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"tare/experiments"
 	"tare/internal/analysis"
@@ -43,6 +44,7 @@ type runFlags struct {
 	seeded    bool
 	overrides engine.Overrides
 	nodes     nodesFlags
+	json      bool // print the summary instead of the report
 }
 
 func newRun() *cobra.Command {
@@ -77,7 +79,7 @@ exit code is 4.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.seeded = cmd.Flags().Changed("seed")
 			if f.overrides.Blocks <= 0 && cmd.Flags().Changed("blocks") {
-				return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "%d blocks make no run", f.overrides.Blocks)
+				return noBlocks(f.overrides.Blocks)
 			}
 			if err := f.nodes.check(cmd.Flags().Changed); err != nil {
 				return err
@@ -92,16 +94,28 @@ exit code is 4.`,
 			return run(cmd.Context(), s, f, cmd.OutOrStdout())
 		},
 	}
-	c.Flags().StringVar(&f.out, "out", "", "run directory; default tare-run-NAME-TIME here")
-	c.Flags().IntVar(&f.overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
-	c.Flags().StringVar(&f.overrides.Precision, "precision", "", "run until intervals are this narrow, such as 5%, instead of for the spec's blocks")
-	c.Flags().DurationVar(&f.overrides.Until, "until", 0, "begin no block after this time, such as 10m; with --precision the default is 30m")
-	c.Flags().Uint64Var(&f.seed, "seed", 0, "seed of the order of trials and of the arrivals; default: a new one, which is recorded")
+	f.registerLength(c.Flags())
 	c.Flags().BoolVar(&f.overrides.Quick, "quick", false, "the short form of the experiment")
 	c.Flags().IntVar(&f.overrides.SampleHz, "hz", 0, "samples per second and CPU, instead of the spec's")
 	f.nodes.register(c.Flags())
 	c.Flags().StringArrayVar(&f.overrides.Set, "set", nil, "setting=value, or setting=a,b to sweep; may be repeated")
 	return c
+}
+
+// registerLength adds the flags of every run: where it goes, how long it is, and its seed.
+func (f *runFlags) registerLength(fs *pflag.FlagSet) {
+	fs.StringVar(&f.out, "out", "", "run directory; default tare-run-NAME-TIME here")
+	fs.IntVar(&f.overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
+	fs.StringVar(&f.overrides.Precision, "precision", "",
+		"run until intervals are this narrow, such as 5%, instead of for the spec's blocks")
+	fs.DurationVar(&f.overrides.Until, "until", 0,
+		"begin no block after this time, such as 10m; with --precision the default is 30m")
+	fs.Uint64Var(&f.seed, "seed", 0,
+		"seed of the order of trials and of the arrivals; default: a new one, which is recorded")
+}
+
+func noBlocks(n int) error {
+	return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "%d blocks make no run", n)
 }
 
 func featureNames() []string {
@@ -222,7 +236,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	}}
 	trials, runErr := runner.Run(ctx)
 	p.done()
-	return conclude(out, w, r, trials, runErr)
+	return conclude(out, w, r, trials, runErr, f.json)
 }
 
 // newRecord is run.json.
@@ -252,9 +266,18 @@ func newRecord(s *engine.Spec, f runFlags, layout *cgroup.Layout) (record.Run, e
 		r.Blocks, r.Plan = 1, engine.Plan(&first, f.seed)
 	}
 	if !f.seeded {
-		r.Command = append(r.Command, "--seed="+strconv.FormatUint(f.seed, 10))
+		r.Command = withFlag(r.Command, "--seed="+strconv.FormatUint(f.seed, 10))
 	}
 	return r, nil
+}
+
+// withFlag adds a flag to a command, before the arguments that are no flags of its own.
+func withFlag(command []string, flag string) []string {
+	at := slices.Index(command, "--")
+	if at < 0 {
+		at = len(command)
+	}
+	return slices.Insert(command, at, flag)
 }
 
 // again is the command that runs an experiment once more. A run never writes over another, so it goes into another directory.
@@ -262,6 +285,8 @@ func again(args []string) []string {
 	command := []string{"tare"}
 	for i := 0; i < len(args); i++ {
 		switch {
+		case args[i] == "--":
+			return append(command, args[i:]...)
 		case args[i] == "--out":
 			i++
 		case strings.HasPrefix(args[i], "--out="):
@@ -282,8 +307,8 @@ func environment(layout *cgroup.Layout) record.Environment {
 	return e
 }
 
-// conclude writes the summary, prints the report, and turns what went wrong into one error.
-func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, runErr error) error {
+// conclude writes the summary, prints it or the report, and turns what went wrong into one error.
+func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, runErr error, asJSON bool) error {
 	if len(trials) == 0 {
 		return ended(r, trials, w.Dir(), runErr)
 	}
@@ -292,10 +317,14 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 		return errors.Join(runErr, fmt.Errorf("summarizing %s: %w", w.Dir(), err))
 	}
 	written := errors.Join(w.WriteSummary(summary), writePage(w.Dir(), summary, r, trials))
-	if err := report.Text(out, summary, r, textOptions(out, w.Dir())); err != nil {
+	show := func() error { return report.Text(out, summary, r, textOptions(out, w.Dir())) }
+	if asJSON {
+		show = func() error { return report.JSON(out, summary) }
+	}
+	if err := show(); err != nil {
 		written = errors.Join(written, fmt.Errorf("printing the report: %w", err))
 	}
-	if written == nil {
+	if written == nil && !asJSON {
 		fmt.Fprintf(out, "report:    %s\n", filepath.Join(w.Dir(), record.ReportFile))
 	}
 	switch {

@@ -250,12 +250,16 @@ func (r *Running) stopped() error {
 // for /dev/tty), and of curses.
 var terminal = regexp.MustCompile(`(?i)not a (tty|terminal|typewriter)|inappropriate ioctl for device|/dev/tty\b|` +
 	`no (controlling )?(tty|terminal)\b|TERM environment variable not set|error opening terminal|` +
-	`requires? an? (tty|terminal|interactive)|` +
+	`requires? an? (tty|terminal|interactive)|failed tty get|` + // the last is of procps
 	`must be (run|executed|connected|attached) .{0,20}(tty|terminal)`)
 
 func (r *Running) speaksOfTerminal() bool {
 	return terminal.MatchString(r.streams[1].tail.Text()) || terminal.MatchString(r.streams[0].tail.Text())
 }
+
+// mountTracing is the hint for a tracer that does not find the kernel's tracepoints.
+const mountTracing = "see whether tracefs is mounted (mount -t tracefs none /sys/kernel/tracing), and whether this kernel " +
+	"has what it traces"
 
 // advice is the hint for a command that ended with an error, by its last words.
 func (r *Running) advice() string {
@@ -264,6 +268,9 @@ func (r *Running) advice() string {
 		{"address already in use", "another process has its port: stop it (ss -ltnp), or let {port} choose a free one"},
 		{"permission denied", "check the owner and mode of the files that it names, and whom it runs as"},
 		{"operation not permitted", "it may need root, or a capability that this container does not have"},
+		{"tracepoint not found", mountTracing},
+		{"/sys/kernel/tracing", mountTracing},
+		{"/sys/kernel/debug/tracing", mountTracing},
 		{"cannot allocate memory", "raise the memory limit of its group"},
 	} {
 		if strings.Contains(text, a.words) {

@@ -87,6 +87,16 @@ func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Va
 	return x.group(path.Join(kind.SubjectGroup, name), as, limits)
 }
 
+func (x *trial) ObserveGroup(path string) error {
+	if measured.Within(path, x.treePath()) || measured.Within(x.treePath(), path) {
+		return fmt.Errorf("the group %s holds the trial, or is part of it, and cannot be observed as its subject", path)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.roles[path] = measured.NewRole(kind.Subject, "")
+	return nil
+}
+
 func (x *trial) StartSubject(
 	ctx context.Context, component string, limits param.Values, argv []string,
 ) (kind.Process, error) {

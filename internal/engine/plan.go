@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"tare/internal/kind"
 	"tare/internal/record"
 )
 
@@ -34,6 +35,14 @@ const typicalOverhead = 200 * time.Millisecond
 
 // Estimate is how long the whole plan will take.
 func Estimate(s *Spec) time.Duration {
-	trials := s.Blocks * len(s.Levels()) * len(s.AllArms())
-	return time.Duration(trials) * (startLead + s.Warmup + s.Duration + typicalOverhead)
+	each := time.Duration(0) // of the trials of one block at one level
+	for _, arm := range s.AllArms() {
+		each += startLead + s.Warmup + s.Duration + typicalOverhead
+		if part := s.Of(arm); part != nil {
+			if slow, ok := part.Kind.(kind.Slow); ok {
+				each += slow.ReadyAfter(part.Options)
+			}
+		}
+	}
+	return time.Duration(s.Blocks*len(s.Levels())) * each
 }

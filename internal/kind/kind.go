@@ -162,6 +162,12 @@ type Tailed interface {
 	Tail(param.Values) time.Duration
 }
 
+// Slow is a subject that says beforehand how long it takes at least until it is ready. It is for estimates of how long a
+// run will be.
+type Slow interface {
+	ReadyAfter(param.Values) time.Duration
+}
+
 var registry = map[Role]map[string]Guest{Application: {}, Load: {}, Subject: {}}
 
 // Register adds a guest; for init functions. A name that is taken is a defect, and panics.

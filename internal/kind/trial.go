@@ -108,6 +108,9 @@ type Trial interface {
 	// the limits of the subject's part, which thus hold for all components together, save that each has the pin of the
 	// part if it has none of its own.
 	SubjectGroup(component string, limits param.Values) (*placement.Group, error)
+	// ObserveGroup says that the group at a path, as a ledger has it, is the subject's: it was there before the trial, and
+	// what is charged to it is charged to the subject. The trial neither changes nor removes it.
+	ObserveGroup(path string) error
 	// ServingGroup is a group of a component of the subject that serves one application alone, to whose workload what it
 	// uses is tare: the shim of a container, a sidecar. Such groups of one component are told of together.
 	ServingGroup(component, app string, limits param.Values) (*placement.Group, error)

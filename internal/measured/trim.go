@@ -10,7 +10,7 @@ import (
 	"tare/internal/ledger"
 )
 
-// Trim leaves in the ledger what a trial's record must hold: the groups of the trial and those at the top, the programs that ran or
+// Trim leaves in the ledger what a trial's record must hold: the groups of the trial and those at the top, a group that was observed, the programs that ran or
 // are the subject's, and the maps that these use, without those of a large pool. A machine can have thousands of each, and a run thousands of trials.
 func (m *Measured) Trim() {
 	for _, l := range m.ledgers() {
@@ -25,7 +25,7 @@ func (m *Measured) ledgers() []*ledger.Ledger {
 
 func (m *Measured) trimOne(l *ledger.Ledger) {
 	l.Cgroups = slices.DeleteFunc(l.Cgroups, func(g ledger.Cgroup) bool {
-		return !Within(g.Path, m.Tree) && (g.Vanished || strings.Count(g.Path, "/") > 1)
+		return !Within(g.Path, m.Tree) && g.Role == "" && (g.Vanished || strings.Count(g.Path, "/") > 1)
 	})
 	trimNoise(l.Noise, m.Tree)
 	of := *m

@@ -33,10 +33,11 @@ var Catalogue = []Entry{
 	{"ig", "Inspektor Gadget's trace_exec, by ig", igSettings, ig},
 	{"tetragon", "Tetragon, without Kubernetes", tetragonSettings, tetragon},
 	{"falco", "Falco with one rule, which every exec meets", falcoSettings, falco},
-	{commandName, "any other tracer, as a command line", commandSettings, command},
+	{CommandName, "any other tracer, as a command line", commandSettings, command},
 }
 
-const commandName = "command"
+// CommandName is the name of the entry that is a command line of somebody's own.
+const CommandName = "command"
 
 // Lookup finds an entry; nil where there is none.
 func Lookup(name string) *Entry {

@@ -18,9 +18,25 @@ type asSubject struct{ *Entry }
 
 func init() {
 	for i := range Catalogue {
-		kind.Register(kind.Subject, asSubject{&Catalogue[i]})
+		if Catalogue[i].Name != CommandName { // which is a command of any kind, and registered by whoever has them all
+			kind.Register(kind.Subject, asSubject{&Catalogue[i]})
+		}
 	}
 }
+
+// Counted is a subject whose events are counted.
+type Counted interface {
+	kind.Guest
+	kind.Checker
+	kind.SetupChecker
+	kind.Installed
+	kind.Versioned
+	kind.Tailed
+	kind.Joiner
+}
+
+// CommandLine is the tracer that is a command line of somebody's own.
+func CommandLine() Counted { return asSubject{Lookup(CommandName)} }
 
 // The settings that all tracers have.
 const (
@@ -86,7 +102,7 @@ func (g asSubject) Version(ctx context.Context, o param.Values, own string) (nam
 		return g.Name, own
 	}
 	name = g.Name
-	if name == commandName {
+	if name == CommandName {
 		name = filepath.Base(t.Argv[0])
 	}
 	return name, strings.TrimPrefix(t.VersionText(ctx), name+" ")

@@ -177,7 +177,7 @@ func newTrial(t *testing.T, o param.Values) (*aTrial, *execload.Counting, *joine
 	if err != nil {
 		t.Fatal(err)
 	}
-	part := &kind.Part{Kind: kind.Find(kind.Subject, commandName), Options: o, Limits: param.Values{}}
+	part := &kind.Part{Kind: CommandLine(), Options: o, Limits: param.Values{}}
 	x := &aTrial{
 		t: t, self: self, dir: t.TempDir(), layout: layout, tree: tree, joined: map[string]any{}, ended: make(chan struct{}),
 		setup: &kind.Setup{
@@ -356,6 +356,9 @@ func TestGuests(t *testing.T) {
 	events := map[string]*kind.Part{loadName: {Kind: kind.Find(kind.Load, execload.Name)}}
 	for _, e := range Catalogue {
 		g := kind.Find(kind.Subject, e.Name)
+		if e.Name == CommandName {
+			g = CommandLine() // a subject by way of package subject/command
+		}
 		if g == nil {
 			t.Errorf("%s is no subject", e.Name)
 			continue
@@ -380,7 +383,7 @@ func TestGuests(t *testing.T) {
 
 // TestGuestOfACommand: a command line of somebody's own goes by its program.
 func TestGuestOfACommand(t *testing.T) {
-	g := asSubject{Lookup(commandName)}
+	g := asSubject{Lookup(CommandName)}
 	o := param.Values{
 		"command": "no-such-tracer-anywhere", "lines": "", "version": "echo v7", "drain": "1s", "late-after": "100ms",
 	}

@@ -1,6 +1,9 @@
 package tracer
 
 import (
+	"slices"
+
+	"tare/internal/kind"
 	execload "tare/internal/load/exec"
 	"tare/internal/measured"
 	"tare/internal/metric"
@@ -16,6 +19,18 @@ const (
 
 // Metrics are what a trial tells of a tracer: what became of the events, and what that cost. All tracers share them.
 func (asSubject) Metrics() []measured.Metric { return metrics }
+
+// Metrics are those of all tracers, for other subjects that are programs of somebody else's.
+func Metrics() []measured.Metric { return metrics }
+
+// Finder is a subject that finds its own processes whether events are counted or not.
+type Finder interface{ FindsProcesses() }
+
+// Resident is evidence that tells the memory of a subject's processes.
+type Resident interface {
+	Resident() (now, peak uint64) // resident sets added up, and the highest that each has had, in bytes
+	GroupPeak() *uint64           // most memory that was charged to their group, in bytes; nil where that is not known
+}
 
 var metrics = []measured.Metric{
 	event("events_delivered", metric.Higher, func(e *record.Events) *int64 { return e.Delivered },
@@ -83,21 +98,21 @@ var metrics = []measured.Metric{
 			Name: "memory_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
 			Family: "memory",
 			Better: metric.Lower, Needs: measured.NeedMemory,
-			How: "Of the tracer's control group, which is new in each trial: the most memory of any kind that the kernel has " +
-				"charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." +
+			How: "Of the control group of a tracer or command, which is new in each trial: the most memory of any kind that " +
+				"the kernel has charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." +
 				measured.NoSubject,
 		},
-		Value: inBytes(func(e *Evidence) *uint64 { return e.MemoryPeak }),
+		Value: inBytes(Resident.GroupPeak),
 	},
 	{
 		Definition: metric.Definition{
 			Name: "rss_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
-			Family: "rss",
+			Family: "rss", Clause: "has {} resident",
 			Better: metric.Lower, Needs: measured.NeedMemory, Headline: true,
-			How: "Resident sets of the tracer's processes (VmRSS), added up, before it was told to end. Pages that several " +
-				"share, such as of programs and libraries, count in each." + measured.NoSubject,
+			How: "Resident sets of the processes of a tracer or command (VmRSS), added up, before it was told to end. " +
+				"Pages that several share, such as of programs and libraries, count in each." + measured.NoSubject,
 		},
-		Value: inBytes(func(e *Evidence) *uint64 { return &e.RSS }),
+		Value: inBytes(residentNow),
 	},
 	{
 		Definition: metric.Definition{
@@ -107,7 +122,7 @@ var metrics = []measured.Metric{
 			How: "The highest that each of these has been since the process began (VmHWM), added up: its start is in it." +
 				measured.NoSubject,
 		},
-		Value: inBytes(func(e *Evidence) *uint64 { return &e.RSSPeak }),
+		Value: inBytes(residentPeak),
 	},
 	{
 		Definition: metric.Definition{
@@ -216,18 +231,35 @@ func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 // programsPerKiloevent is the run time of the tracer's eBPF programs per 1,000 events.
 var programsPerKiloevent = execload.PerKiloevent((*measured.Measured).BPFRate)
 
-// inBytes is a number of bytes that was found of the tracer; 0 without one.
-func inBytes(of func(*Evidence) *uint64) func(*measured.Measured) (float64, bool) {
-	return execload.WhereEvents(func(m *measured.Measured) (float64, bool) {
+// inBytes is a number of bytes that was found of the subject's processes; 0 without one, where a subject of another arm
+// has it.
+func inBytes(of func(Resident) *uint64) func(*measured.Measured) (float64, bool) {
+	return func(m *measured.Measured) (float64, bool) {
 		if m.Subject == nil {
-			return 0, true
+			return 0, m.Events != nil || slices.ContainsFunc(m.Setup.Subjects(), findsProcesses)
 		}
-		e := evidenceOf(m)
-		if e == nil || of(e) == nil {
-			return 0, false
+		for _, found := range m.Evidence {
+			if r, ok := found.(Resident); ok && of(r) != nil {
+				return float64(*of(r)), true
+			}
 		}
-		return float64(*of(e)), true
-	})
+		return 0, false
+	}
+}
+
+func findsProcesses(p *kind.Part) bool {
+	_, finds := p.Kind.(Finder)
+	return finds
+}
+
+func residentNow(r Resident) *uint64 {
+	now, _ := r.Resident()
+	return &now
+}
+
+func residentPeak(r Resident) *uint64 {
+	_, peak := r.Resident()
+	return &peak
 }
 
 func costliestNode(m *measured.Measured) (most float64, ok bool) {

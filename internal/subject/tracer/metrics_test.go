@@ -118,7 +118,7 @@ func TestMetricsOfTracers(t *testing.T) {
 		{"no events in the window", func(m *measured.Measured) { r := m.Loads["execs"]; r.Done = 0; m.Loads["execs"] = r },
 			map[string]float64{"cpu_seconds_per_kiloevent": absent, "events_lost": 5}},
 		{"no events at all", func(m *measured.Measured) { m.Events = nil },
-			map[string]float64{"events_generated": absent, "memory_peak_bytes": absent, "rss_peak_bytes": absent,
+			map[string]float64{"events_generated": absent, "memory_peak_bytes": 9 << 20, "rss_peak_bytes": 20 << 20,
 				"cpu_seconds_per_kiloevent": absent, "machine_cpu_seconds_per_kiloevent": absent}},
 		{"nodes", func(m *measured.Measured) {
 			node := func(v float64) record.NodeTrial {

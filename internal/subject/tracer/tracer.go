@@ -193,13 +193,24 @@ func (t *Tracer) Installed() error {
 const versionTime = 10 * time.Second
 
 // VersionText is what the program says of its version, in one line; empty where it says nothing.
-func (t *Tracer) VersionText(ctx context.Context) string {
-	if len(t.Version) == 0 {
+func (t *Tracer) VersionText(ctx context.Context) string { return versionText(ctx, t.Version) }
+
+// VersionOf is what a command line says, in one line, that prints a version; empty where it says nothing.
+func VersionOf(ctx context.Context, line string) string {
+	argv, err := split(line)
+	if err != nil {
+		return ""
+	}
+	return versionText(ctx, argv)
+}
+
+func versionText(ctx context.Context, argv []string) string {
+	if len(argv) == 0 {
 		return ""
 	}
 	ctx, cancel := context.WithTimeout(ctx, versionTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, t.Version[0], t.Version[1:]...)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.WaitDelay = time.Second
 	out, _ := cmd.CombinedOutput() // some exit with 1 and print it all the same
 	for line := range strings.Lines(string(out)) {

@@ -1,0 +1,345 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/command"
+	"tare/internal/engine"
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/kind"
+	"tare/internal/near"
+	"tare/internal/param"
+	subject "tare/internal/subject/command"
+)
+
+func init() { register(newTry) }
+
+// tryFlags are the flags of tare try, beside those of a run.
+type tryFlags struct {
+	run         runFlags
+	load        string
+	app         string
+	loadCommand string
+	command     param.Values // settings of the command
+}
+
+func newTry() *cobra.Command {
+	var f tryFlags
+	c := &cobra.Command{
+		Use:   "try [flags] -- COMMAND [ARGS]",
+		Short: "Weigh any command: what it uses, and what workloads beside it lose",
+		Long: `Weigh any command: an agent, a proxy, a tracer. It runs next to reference workloads, each with a baseline and
+an A/A twin without it, in randomised blocks, and the answer says with intervals what it uses (CPU, memory, eBPF
+time and maps) and what each workload loses.
+
+The workloads: keepalive, HTTP requests on connections that stay; connections, one connection for each request; execs,
+processes that start and end; writes, to files. All are at fixed, moderate rates. --load keeps one of them, or takes a
+load of another kind.
+
+The command is started once by itself first, to see that it runs and how long its start-up takes, and then for each
+trial anew, in a control group of its own. It must stay in the foreground, and needs no terminal. {cgroup_dir},
+{cgroup_id} and {cgroup_path} in its arguments are the control group of the workload, {dir} a directory of its own,
+{port} a free port.
+
+It is an experiment like others: its directory keeps every trial, and the spec in its run.json runs again with
+'tare run'.`,
+		Example: `  tare try -- bpftrace -e 'tracepoint:syscalls:sys_enter_openat { @[comm] = count(); }'
+  tare try -- haproxy -f x.cfg
+  tare try --load execs --blocks 12 -- bpftrace -e 'tracepoint:sched:sched_process_exec { @ = count(); }'
+  tare try --ready-port {port} -- prometheus-node-exporter --web.listen-address=127.0.0.1:{port}
+  tare try --json -- sleep infinity`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			switch at := cmd.ArgsLenAtDash(); {
+			case len(args) == 0:
+				return fault.New(fault.Usage, cmd.CommandPath(), "write it after two dashes: tare try -- sleep infinity",
+					"there is no command to try")
+			case at != 0:
+				return fault.New(fault.Usage, cmd.CommandPath()+" "+args[0],
+					"write two dashes before the command: tare try [flags] -- "+command.Command{Argv: args}.Line(),
+					"what is tried stands after two dashes, so that its flags are not taken for those of tare")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.run.seeded = cmd.Flags().Changed("seed")
+			if f.run.overrides.Blocks <= 0 && cmd.Flags().Changed("blocks") {
+				return noBlocks(f.run.overrides.Blocks)
+			}
+			return try(cmd.Context(), f, args, cmd.OutOrStdout())
+		},
+	}
+	fs := c.Flags()
+	fs.StringVar(&f.load, "load", "", "one workload ("+strings.Join(workloadNames(), ", ")+") or a load of another kind")
+	fs.StringVar(&f.app, "app", "", "kind of the application that HTTP loads go to, or that runs beside; default http")
+	fs.StringVar(&f.loadCommand, "load-command", "", "command line of a load of your own, instead of the workloads")
+	f.run.registerLength(fs)
+	fs.StringArrayVar(&f.run.overrides.Set, "set", nil,
+		"setting=value of a workload, such as connections.rate=500; may be repeated")
+	fs.BoolVar(&f.run.json, "json", false, "print the summary as one JSON document instead of the report")
+	f.command = param.Flags(fs, commandFlags()...)
+	return c
+}
+
+// commandFlags are the settings of a command that are flags: all but the command line.
+func commandFlags() []param.Setting {
+	return slices.DeleteFunc(slices.Clone(command.Settings), func(s param.Setting) bool { return s.Name == "command" })
+}
+
+// workload is one thing that a command is tried beside.
+type workload struct {
+	name string
+	load string // the kind
+	text string // its settings, as a spec has them
+}
+
+// workloads are the reference workloads, at rates that leave a machine of two CPUs half idle.
+var workloads = []workload{
+	{"keepalive", "http", "rate: 2000, arrivals: poisson, connections: 16, keepalive: true, limits: {pin: 2}"},
+	{"connections", "http", "rate: 1000, arrivals: poisson, connections: 64, keepalive: false, limits: {pin: 2}"},
+	{"execs", "exec", "rate: 200, workers: 1, limits: {pin: 2}"},
+	{"writes", "write", "rate: 500, workers: 1, size: 16KiB, sync: none, limits: {pin: 2}"},
+}
+
+func workloadNames() []string {
+	names := make([]string, len(workloads))
+	for i, w := range workloads {
+		names[i] = w.name
+	}
+	return names
+}
+
+// try tries a command.
+func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
+	f.command["command"] = lineOf(argv, f.command["dir"])
+	chosen, err := f.workloads()
+	if err != nil {
+		return err
+	}
+	name := armName(argv[0])
+	s, err := trySpec(name, f, chosen) // which finds what is wrong before anything is started
+	if err != nil {
+		return err
+	}
+	if err := requireFeatures(s); err != nil {
+		return err
+	}
+	if err := f.rehearse(ctx, name); err != nil {
+		return err
+	}
+	if s, err = trySpec(name, f, chosen); err != nil {
+		return err
+	}
+	return run(ctx, s, f.run, out)
+}
+
+// rehearse starts the command once by itself, and sets from when on it is ready unless the user did.
+func (f tryFlags) rehearse(ctx context.Context, name string) error {
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	cleanUpFirst(layout, os.Stderr)
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding the tare binary: %w", err)
+	}
+	found, err := subject.Rehearse(ctx, layout, self, os.TempDir(), f.command)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	switch {
+	case found.ReadyAfter == 0:
+	case found.Settled:
+		fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
+			found.ReadyAfter.Seconds())
+	default:
+		fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never was steady; --ready-after says how long "+
+			"it takes\n", name)
+	}
+	if found.ReadyAfter > 0 {
+		f.command["ready-after"] = found.ReadyAfter.String()
+	}
+	return nil
+}
+
+// lineOf is the command line of a spec. A path is made whole, unless it is of another directory, so that the spec can
+// be run elsewhere.
+func lineOf(argv []string, dir string) string {
+	argv = slices.Clone(argv)
+	if program := argv[0]; strings.Contains(program, "/") && dir == "" {
+		if whole, err := filepath.Abs(program); err == nil {
+			argv[0] = whole
+		}
+	}
+	return command.Command{Argv: argv}.Line()
+}
+
+// longestArm is how long the name of an arm may be here.
+const longestArm = 32
+
+// armName is the name of a program as names of arms can be.
+func armName(program string) string {
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z' || r >= '0' && r <= '9':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		}
+		return '-'
+	}, filepath.Base(program))
+	name = strings.Trim(name, "-")
+	if name == "" || name[0] < 'a' || name == "direct" || name == "aa" {
+		name = strings.TrimSuffix("command-"+name, "-")
+	}
+	return strings.TrimRight(name[:min(len(name), longestArm)], "-")
+}
+
+// workloads are those that were asked for.
+func (f tryFlags) workloads() ([]workload, error) {
+	if f.loadCommand != "" {
+		if f.load != "" {
+			return nil, fault.New(fault.Usage, "--load-command", "leave one of them out", "there is a --load as well")
+		}
+		if kind.Find(kind.Load, "command") == nil {
+			return nil, fault.New(fault.Usage, "--load-command", "'tare list loads' has those there are",
+				"there are no loads that are commands")
+		}
+		return []workload{{"load", "command", "command: " + yamlText(f.loadCommand)}}, nil
+	}
+	app := kind.Find(kind.Application, cmp.Or(f.app, "http"))
+	if app == nil {
+		names := kind.Names(kind.Application)
+		return nil, fault.New(fault.Usage, "--app", "the kinds are "+strings.Join(names, ", "),
+			"there is no application %q%s", near.Clip(f.app), near.Meant(f.app, names))
+	}
+	all := workloads
+	if f.load != "" {
+		one, err := f.workload()
+		if err != nil {
+			return nil, err
+		}
+		all = []workload{one}
+	}
+	var chosen []workload
+	for _, w := range all {
+		k := kind.Find(kind.Load, w.load)
+		if k != nil && (k.About().Protocol == "" || k.About().Protocol == app.About().Protocol) {
+			chosen = append(chosen, w)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, fault.New(fault.Usage, "--load", "'tare list loads' and 'tare list apps' say what goes to what",
+			"the load %s does not go to an application of kind %s", near.Clip(f.load), app.About().Name)
+	}
+	return chosen, nil
+}
+
+// workload is the one that --load names: a reference workload, or a load as it is by default.
+func (f tryFlags) workload() (workload, error) {
+	for _, w := range workloads {
+		if w.name == f.load {
+			return w, nil
+		}
+	}
+	if kind.Find(kind.Load, f.load) != nil {
+		return workload{name: f.load, load: f.load}, nil
+	}
+	names := slices.Concat(workloadNames(), kind.Names(kind.Load))
+	return workload{}, fault.New(fault.Usage, "--load", "there are "+strings.Join(names, ", "),
+		"there is no workload %q%s", near.Clip(f.load), near.Meant(f.load, names))
+}
+
+// The lengths of an experiment that tries a command.
+const (
+	tryBlocks = 8
+	tryLeast  = 6                 // blocks, for intervals
+	tryTime   = 135 * time.Second // that the plan may take
+)
+
+// trySpec is the experiment: as many blocks as fit into tryTime, unless the user says how many.
+func trySpec(name string, f tryFlags, chosen []workload) (*engine.Spec, error) {
+	s, err := engine.Parse("try", []byte(tryText(name, f, chosen)), featureNames())
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, "", fault.MendOf(err), "this cannot be tried")
+	}
+	for s.Blocks > tryLeast && engine.Estimate(s) > tryTime {
+		s.Blocks--
+	}
+	return s, s.Apply(f.run.overrides)
+}
+
+// tryText is the text of the spec.
+func tryText(name string, f tryFlags, chosen []workload) string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("name: %q", "try-"+name)
+	line("question: %q", "What does "+name+" use, and what do workloads beside it lose?")
+	line("needs: [bpf-syscall, bpf-stats, sampling]")
+	line("blocks: %d\nwarmup: 300ms\nduration: 800ms\nrepeat: 30%%", tryBlocks)
+	line("applications:\n  server: {kind: %s, limits: {pin: 1}}", cmp.Or(f.app, "http"))
+	line("loads:")
+	for _, w := range chosen {
+		text := "kind: " + w.load
+		if goes(w) {
+			text += ", to: server"
+		}
+		if w.text != "" {
+			text += ", " + w.text
+		}
+		line("  %s: {%s}", w.name, text)
+	}
+	line("arms:\n  %q:\n    subject: %s", name, subject.Name)
+	for _, s := range command.Settings {
+		if v := f.command[s.Name]; v != "" && v != s.Default {
+			line("    %s: %s", s.Name, yamlText(v))
+		}
+	}
+	if len(chosen) == 1 {
+		return b.String()
+	}
+	line("factors:\n  workload:")
+	for _, w := range chosen {
+		sets := []string{}
+		for _, other := range chosen {
+			count := 0
+			if other.name == w.name {
+				count = 1
+			}
+			sets = append(sets, fmt.Sprintf("loads.%s.count: %d", other.name, count))
+		}
+		served := 1
+		if f.app == "" && !goes(w) {
+			served = 0 // nobody goes to it
+		}
+		line("    %s: {%s, applications.server.count: %d}", w.name, strings.Join(sets, ", "), served)
+	}
+	return b.String()
+}
+
+// goes reports whether a workload goes to an application.
+func goes(w workload) bool { return kind.Find(kind.Load, w.load).About().Protocol != "" }
+
+// yamlText is a text as YAML has it in double quotes, which is as JSON has it.
+func yamlText(text string) string {
+	b, err := json.Marshal(text)
+	if err != nil {
+		return `""` // a string always can be
+	}
+	return string(b)
+}

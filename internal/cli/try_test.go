@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/internal/engine"
+	"tare/internal/host/cgroup"
+	"tare/internal/param"
+)
+
+// TestArmName: any program has a name that an arm can have.
+func TestArmName(t *testing.T) {
+	for program, want := range map[string]string{
+		"haproxy": "haproxy", "/usr/bin/node_exporter": "node-exporter", "./Agent.v2": "agent-v2", "7z": "command-7z",
+		"...": "command", "direct": "command-direct", "aa": "command-aa", "--": "command",
+		strings.Repeat("long-", 20): "long-long-long-long-long-long-lo",
+	} {
+		if got := armName(program); got != want {
+			t.Errorf("%s is called %q, not %q", program, got, want)
+		}
+	}
+}
+
+// TestTrySpec: whatever is tried makes an ordinary spec, which can be read again as it is recorded.
+func TestTrySpec(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		flags tryFlags
+		argv  []string
+		loads []string
+	}{
+		{"all workloads", tryFlags{}, []string{"sleep", "infinity"}, []string{"connections", "execs", "keepalive"}},
+		{"one workload", tryFlags{load: "execs"}, []string{"true"}, []string{"execs"}},
+		{"a load of another kind", tryFlags{load: "probe"}, []string{"sleep", "1"}, []string{"probe"}},
+		{"a neighbour as the application", tryFlags{app: "burn"}, []string{"sleep", "1"}, []string{"execs"}},
+		{"quotes and braces", tryFlags{load: "execs"},
+			[]string{"bpftrace", "-e", `kprobe:x { printf("it's %d\n", pid); }`, "{port}"}, []string{"execs"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.flags.command = param.Values{"command": lineOf(c.argv, "")}
+			chosen, err := c.flags.workloads()
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := armName(c.argv[0])
+			s, err := trySpec(name, c.flags, chosen)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := newRecord(s, runFlags{}, &cgroup.Layout{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := engine.Parse("run.json", r.Spec, featureNames())
+			if err != nil {
+				t.Fatalf("the spec in the record cannot be read: %v", err)
+			}
+			if got := again.Arms[name].Options["command"]; got != lineOf(c.argv, "") {
+				t.Errorf("the command is %s", got)
+			}
+			for _, l := range c.loads {
+				if again.Loads[l] == nil {
+					t.Errorf("there is no load %s", l)
+				}
+			}
+			for _, level := range again.Levels() {
+				if at := again.At(level); len(at.Loads) != 1 {
+					t.Errorf("at %v there are %d loads", level, len(at.Loads))
+				}
+			}
+			if e := engine.Estimate(s); e > tryTime || s.Blocks < tryLeast || s.Blocks > tryBlocks {
+				t.Errorf("%d blocks, about %v", s.Blocks, e)
+			}
+		})
+	}
+}
+
+// TestSlowCommands: one that takes long to start gets as few blocks as carry intervals.
+func TestSlowCommands(t *testing.T) {
+	f := tryFlags{command: param.Values{"command": "x", "ready-after": "5s"}}
+	chosen, err := f.workloads()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := trySpec("x", f, chosen)
+	if err != nil || s.Blocks != tryLeast {
+		t.Errorf("%d blocks, %v", s.Blocks, err)
+	}
+}
+
+// TestAgainWithACommand: flags of the command that is tried are not tare's.
+func TestAgainWithACommand(t *testing.T) {
+	got := withFlag(again([]string{"try", "--out", "a", "--", "x", "--out", "b"}), "--seed=1")
+	if want := []string{"tare", "try", "--seed=1", "--", "x", "--out", "b"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -1,0 +1,286 @@
+// Command try repeats what tare try promises, and counts how often it held:
+//
+//	go run ./test/bench/try [-n 20] [-for 1h] [-only planted] [-load connections] [-blocks 6] [-state FILE]
+//	go run ./test/bench/try -table
+//
+// planted tries an agent of known cost (test/agent): its CPU time, its memory and what its eBPF program takes of each
+// connection must all be within their intervals. nothing tries sleep infinity: nothing may be resolved but its own
+// memory. Each repetition adds a line to the state file, so that a campaign that ends goes on where it was.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"tare/internal/analysis"
+	"tare/internal/record"
+	"tare/test/agent/agent"
+)
+
+func main() {
+	var c campaign
+	flag.IntVar(&c.repetitions, "n", 20, "repetitions of each promise")
+	flag.StringVar(&c.tare, "tare", "bin/tare", "the binary")
+	flag.StringVar(&c.state, "state", "docs/try.jsonl", "file of what was found, which grows")
+	flag.StringVar(&c.load, "load", "connections", "workload; empty: all")
+	flag.IntVar(&c.blocks, "blocks", 0, "blocks of each run; 0: as tare try chooses")
+	only := flag.String("only", "", "planted or nothing; both when empty")
+	length := flag.Duration("for", time.Hour, "start no repetition after this time")
+	table := flag.Bool("table", false, "print the counts of what was found, and run nothing")
+	flag.Parse()
+	err := func() error {
+		found, err := read(c.state)
+		if err != nil || *table {
+			printTable(found)
+			return err
+		}
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		return c.run(ctx, *only, found, time.Now().Add(*length))
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "try:", err)
+		os.Exit(1)
+	}
+}
+
+// outcome is one line of the state file.
+type outcome struct {
+	Promise string    `json:"promise"`
+	At      time.Time `json:"at"`
+	Load    string    `json:"load"`
+	Blocks  int       `json:"blocks"`
+	Seed    uint64    `json:"seed"`
+	Exit    int       `json:"exit"` // of tare
+	Held    bool      `json:"held"`
+	Missed  []string  `json:"missed,omitempty"` // what kept it from holding
+	Seconds float64   `json:"seconds"`
+	// Intervals are value, lower and upper end of what was planted, by metric.
+	Intervals map[string][3]float64 `json:"intervals,omitempty"`
+}
+
+// promise is what is repeated: a command, and what the summary of its run must show.
+type promise struct {
+	name string
+	argv []string
+	hold func(*analysis.Summary, *outcome)
+}
+
+type campaign struct {
+	tare, state, load string
+	blocks            int
+	repetitions       int
+}
+
+func (c *campaign) run(ctx context.Context, only string, found []outcome, deadline time.Time) error {
+	dir, err := os.MkdirTemp("", "tare-try-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	path, err := agent.Build(dir)
+	if err != nil {
+		return err
+	}
+	promises := []promise{
+		{"planted", []string{path, "{cgroup_dir}"}, planted},
+		{"nothing", []string{"sleep", "infinity"}, nothing},
+	}
+	done := map[string]int{}
+	for _, o := range found {
+		done[o.Promise]++
+	}
+	for i := 1; i <= c.repetitions; i++ { // round and round, so that a campaign cut short has some of each
+		for _, p := range promises {
+			if done[p.name] >= i || only != "" && only != p.name {
+				continue
+			}
+			if ctx.Err() != nil || time.Now().After(deadline) {
+				fmt.Println("the time is up; the same command goes on from here")
+				return nil
+			}
+			o, err := c.repeat(ctx, p, filepath.Join(dir, "run"), uint64(i))
+			if ctx.Err() != nil {
+				continue // what was interrupted is no outcome
+			}
+			if err != nil {
+				return fmt.Errorf("%s, repetition %d: %w", p.name, i, err)
+			}
+			if err := c.append(o); err != nil {
+				return err
+			}
+			done[p.name]++
+			fmt.Printf("%s %d of %d: held %t, exit code %d, %.0f s %s\n", p.name, i, c.repetitions, o.Held, o.Exit,
+				o.Seconds, strings.Join(o.Missed, "; "))
+		}
+	}
+	return nil
+}
+
+// repeat tries a command once. An exit code other than those of wrong use is an outcome.
+func (c *campaign) repeat(ctx context.Context, p promise, out string, seed uint64) (o outcome, err error) {
+	if err := os.RemoveAll(out); err != nil {
+		return o, err
+	}
+	args := []string{"try", "--json", "--out", out, "--seed", strconv.FormatUint(seed, 10)}
+	if c.load != "" {
+		args = append(args, "--load", c.load)
+	}
+	if c.blocks > 0 {
+		args = append(args, "--blocks", strconv.Itoa(c.blocks))
+	}
+	cmd := exec.CommandContext(ctx, c.tare, append(append(args, "--"), p.argv...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+	cmd.WaitDelay = 30 * time.Second
+	var says strings.Builder
+	cmd.Stderr = &says
+	began := time.Now()
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return o, err
+	}
+	o = outcome{Promise: p.name, At: began, Load: c.load, Seed: seed, Exit: cmd.ProcessState.ExitCode(),
+		Seconds: time.Since(began).Seconds()}
+	if slices.Contains([]int{-1, 1, 2, 3}, o.Exit) {
+		return o, fmt.Errorf("tare %v ended with %d: %s", args, o.Exit, says.String())
+	}
+	text, err := os.ReadFile(filepath.Join(out, record.SummaryFile))
+	if err != nil {
+		return o, err
+	}
+	contents, err := record.Read(out)
+	if err != nil {
+		return o, err
+	}
+	o.Blocks = contents.Run.Blocks
+	var s analysis.Summary
+	if err := json.Unmarshal(text, &s); err != nil {
+		return o, fmt.Errorf("reading the summary: %w", err)
+	}
+	if !s.Valid {
+		o.Missed = append([]string{"invalid"}, s.InvalidReasons...)
+		return o, nil
+	}
+	p.hold(&s, &o)
+	o.Held = len(o.Missed) == 0
+	return o, nil
+}
+
+// planted: all that is planted is within its interval. Only connections have the program's time.
+func planted(s *analysis.Summary, o *outcome) {
+	o.Intervals = map[string][3]float64{}
+	for _, k := range agent.Planted {
+		seen := false
+		for _, e := range s.Estimates {
+			if e.Metric != k.Metric || e.Arm != "planted-agent" ||
+				e.Factors["workload"] != "" && e.Factors["workload"] != "connections" {
+				continue
+			}
+			if e.Lo == nil || e.Hi == nil {
+				continue
+			}
+			seen = true
+			o.Intervals[k.Metric] = [3]float64{e.Value, *e.Lo, *e.Hi}
+			if !k.In(*e.Lo, *e.Hi) {
+				o.Missed = append(o.Missed, fmt.Sprintf("%s is %g [%g, %g]", k.Metric, e.Value, *e.Lo, *e.Hi))
+			}
+		}
+		if !seen {
+			o.Missed = append(o.Missed, k.Metric+" has no interval")
+		}
+	}
+}
+
+// own are the metrics in which a command that does nothing differs from none: it has memory, and is there.
+var own = []string{"memory_", "rss_", "start_"}
+
+// nothing: no difference is resolved, in any metric of any workload, but in what the command has by being there.
+func nothing(s *analysis.Summary, o *outcome) {
+	for _, e := range s.Estimates {
+		if e.Arm != "sleep" || e.Difference == nil || !e.Difference.Resolved ||
+			slices.ContainsFunc(own, func(prefix string) bool { return strings.HasPrefix(e.Metric, prefix) }) {
+			continue
+		}
+		o.Missed = append(o.Missed, fmt.Sprintf("%s %s: %g, smallest visible %v", e.Metric, e.Factors["workload"],
+			e.Difference.Value, deref(e.Difference.SmallestVisible)))
+	}
+}
+
+func deref(v *float64) float64 {
+	if v == nil {
+		return 0
+	}
+	return *v
+}
+
+func (c *campaign) append(o outcome) error {
+	line, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(c.state, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n'))
+	return errors.Join(err, f.Close())
+}
+
+func read(path string) (found []outcome, err error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for n := 1; lines.Scan(); n++ {
+		var o outcome
+		if err := json.Unmarshal(lines.Bytes(), &o); err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", path, n, err)
+		}
+		found = append(found, o)
+	}
+	return found, lines.Err()
+}
+
+// printTable prints how often each promise held, and what kept it from holding.
+func printTable(found []outcome) {
+	for _, name := range []string{"planted", "nothing"} {
+		held, all := 0, 0
+		var missed []string
+		for _, o := range found {
+			if o.Promise != name {
+				continue
+			}
+			all++
+			if o.Held {
+				held++
+			}
+			for _, m := range o.Missed {
+				missed = append(missed, fmt.Sprintf("seed %d: %s", o.Seed, m))
+			}
+		}
+		fmt.Printf("%s held in %d of %d\n", name, held, all)
+		for _, m := range missed {
+			fmt.Println("  " + m)
+		}
+	}
+}

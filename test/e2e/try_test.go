@@ -1,0 +1,201 @@
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"tare/internal/analysis"
+	"tare/internal/record"
+	"tare/test/agent/agent"
+)
+
+// tried runs tare try and reads its summary. What the machine's noise makes invalid is a result, too.
+func tried(t *testing.T, args ...string) (output, *analysis.Summary, string) {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "run")
+	o := command{args: append([]string{"try", "--out", out}, args...), timeout: 3 * time.Minute}.start(t).wait(t)
+	text, err := os.ReadFile(filepath.Join(out, record.SummaryFile))
+	if err != nil {
+		t.Fatalf("%v: %s", err, o)
+	}
+	s := new(analysis.Summary)
+	if err := json.Unmarshal(text, s); err != nil {
+		t.Fatal(err)
+	}
+	return o, s, out
+}
+
+// TestTryNothing: a command that does nothing costs nothing that is resolved but its own memory, and the run is an
+// ordinary one: what is in its record runs again.
+func TestTryNothing(t *testing.T) {
+	leavesNothing(t)
+	o, s, out := tried(t, "--load", "connections", "--blocks", "2", "--seed", "7", "--", "sleep", "infinity")
+	if o.code != 0 || !strings.Contains(o.stderr, "sleep: started once by itself, its start-up was over after") {
+		t.Errorf("want 0, and what was found beforehand: %s", o)
+	}
+	for _, e := range s.Estimates {
+		if d := e.Difference; d != nil && d.Resolved {
+			t.Errorf("2 blocks resolve a difference in %s of %s: %+v", e.Metric, e.Arm, *d)
+		}
+	}
+	if e := s.Find("rss_bytes", "sleep", nil); e == nil || e.Value < 100e3 || e.Value > 20e6 {
+		t.Errorf("the resident memory of sleep is %+v", e)
+	}
+	c, err := record.Read(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const itself = "tare try --load connections --blocks 2 --seed 7 -- sleep infinity"
+	if got := strings.Join(c.Run.Command, " "); got != itself {
+		t.Errorf("it is run again by %q", got)
+	}
+	spec := filepath.Join(t.TempDir(), "again.json")
+	if err := os.WriteFile(spec, c.Run.Spec, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	again := command{
+		args: []string{"run", spec, "--blocks", "1", "--out", filepath.Join(t.TempDir(), "again")}, timeout: time.Minute,
+	}.start(t).wait(t)
+	if again.code != 0 || !strings.Contains(again.stdout, "try-sleep") {
+		t.Errorf("the spec in its record, run again: %s", again)
+	}
+}
+
+// TestTryWorkloads: every workload runs by itself, and the answer is one JSON document.
+func TestTryWorkloads(t *testing.T) {
+	leavesNothing(t)
+	o, s, out := tried(t, "--json", "--blocks", "1", "--ready-after", "100ms", "--", "sleep", "infinity")
+	if o.code != 0 || !json.Valid([]byte(o.stdout)) {
+		t.Fatalf("want 0 and JSON: %s", o)
+	}
+	levels := map[string]bool{}
+	for _, e := range s.Estimates {
+		levels[e.Factors["workload"]] = true
+	}
+	c, err := record.Read(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"keepalive", "connections", "execs"} {
+		if !levels[name] {
+			t.Errorf("no estimates of the workload %s", name)
+		}
+	}
+	for _, tr := range c.Trials {
+		if workload := tr.Factors["workload"]; len(tr.Loads) != 1 || tr.Loads[workload].Done == 0 {
+			t.Errorf("at the workload %s there are the loads %v", workload, tr.Loads)
+		}
+	}
+}
+
+// TestTryFailures: a command that cannot be tried is an error before anything is measured, that says what, where, and
+// what to do; and nothing is left of it.
+func TestTryFailures(t *testing.T) {
+	leavesNothing(t)
+	for _, c := range []struct {
+		name  string
+		flags []string
+		argv  []string // nil: there is no command
+		code  int
+		says  []string
+	}{
+		{"no command", nil, nil, 2, []string{"there is no command to try", "tare try -- sleep infinity"}},
+		{"no such program", nil, []string{"no-such-program-anywhere"}, 3, []string{"not installed", "install it"}},
+		{"no program", nil, []string{"/etc/passwd"}, 2, []string{"/etc/passwd", "cannot be run"}},
+		{"ends at once", nil, []string{"true"}, 2, []string{"true: ended", "exit status 0", "must run until"}},
+		{"ends soon", nil, []string{"sleep", "1"}, 2, []string{"sleep: ended by itself, 1.0 s after its start"}},
+		{"ends with an error", nil, []string{"sh", "-c", "echo no such option >&2; exit 3"}, 2,
+			[]string{"exit status 3", "no such option"}},
+		{"never ready", []string{"--ready-port", "1", "--ready-timeout", "500ms"}, []string{"sleep", "infinity"}, 2,
+			[]string{"was not ready within 500ms", "127.0.0.1:1"}},
+		{"daemonizes", nil, []string{"sh", "-c", "sleep 60 & exit 0"}, 2,
+			[]string{"went into the background", "sleep (process", "run it in the foreground"}},
+		{"needs a terminal", nil, []string{"sh", "-c", "exec < /dev/tty"}, 2,
+			[]string{"needs a terminal", "script -qec"}},
+		{"no such workload", []string{"--load", "conections"}, []string{"sleep", "infinity"}, 2,
+			[]string{`no workload "conections"`, `did you mean "connections"`}},
+		{"no such application", []string{"--app", "htpt"}, []string{"sleep", "infinity"}, 2,
+			[]string{`no application "htpt"`}},
+		{"an application that nobody goes to", []string{"--app", "burn", "--load", "connections"},
+			[]string{"sleep", "infinity"}, 2, []string{"does not go to an application of kind burn"}},
+		{"no blocks", []string{"--blocks", "0"}, []string{"sleep", "infinity"}, 2, []string{"0 blocks make no run"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			args := append([]string{"try"}, c.flags...)
+			if c.argv != nil {
+				args = append(append(args, "--"), c.argv...)
+			}
+			o := command{args: args, dir: dir}.start(t).wait(t)
+			if o.code != c.code || o.stdout != "" {
+				t.Errorf("want exit code %d and nothing on standard output: %s", c.code, o)
+			}
+			for _, text := range c.says {
+				if !strings.Contains(o.stderr, text) {
+					t.Errorf("it does not say %q: %s", text, o)
+				}
+			}
+			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+				t.Errorf("there is a run directory, and nothing ran: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// TestTryInterrupted: Ctrl-C while the command is tried by itself, and a kill in the middle of the run, leave nothing.
+func TestTryInterrupted(t *testing.T) {
+	leavesNothing(t)
+	begin := func() *process {
+		return command{args: []string{"try", "--load", "connections", "--blocks", "6", "--", "sleep", "infinity"}}.start(t)
+	}
+	p := begin()
+	time.Sleep(700 * time.Millisecond)
+	p.signal(t, syscall.SIGINT)
+	if o := p.wait(t); o.code == 0 || !strings.Contains(o.stderr, "interrupted") {
+		t.Errorf("interrupted: %s", o)
+	}
+	p = begin()
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(p.stderr.String(), "block 1 of 6"); {
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not begin: %s", p.stderr.String())
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	time.Sleep(time.Second) // in a trial
+	p.signal(t, syscall.SIGKILL)
+	p.wait(t)
+	if o := tare(t, "clean"); o.code != 0 {
+		t.Errorf("cleaning up: %s", o)
+	}
+}
+
+// TestTryRecoversAPlantedAgent: 5 % of a CPU, 50 MB and 100 us of each connection, each within its interval.
+func TestTryRecoversAPlantedAgent(t *testing.T) {
+	leavesNothing(t)
+	path, err := agent.Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, s, _ := tried(t, "--load", "connections", "--blocks", "6", "--", path, "{cgroup_dir}")
+	if o.code != 0 {
+		t.Fatalf("it is not told: %s", o)
+	}
+	for _, k := range agent.Planted {
+		e := s.Find(k.Metric, "planted-agent", nil)
+		switch {
+		case e == nil || e.Lo == nil || e.Hi == nil:
+			t.Errorf("%s has no interval: %+v", k.Metric, e)
+		case !k.In(*e.Lo, *e.Hi):
+			t.Errorf("%s is %g [%g, %g], and %g was planted, known to %g", k.Metric, e.Value, *e.Lo, *e.Hi, k.Value,
+				k.Uncertainty)
+		}
+	}
+	if len(s.Answers) == 0 || !strings.Contains(s.Answers[0].Answer, "planted-agent") {
+		t.Errorf("the answer is %+v", s.Answers)
+	}
+}
