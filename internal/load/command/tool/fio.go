@@ -1,0 +1,98 @@
+package tool
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// fioSide is one direction of a job in fio's JSON (show_ddir_status_json in fio's stat.c).
+type fioSide struct {
+	Bytes   int64   `json:"io_bytes"`
+	IOPS    float64 `json:"iops"`
+	Runtime float64 `json:"runtime"` // ms
+	Total   int64   `json:"total_ios"`
+	Clat    struct {
+		Max        float64            `json:"max"`
+		Mean       float64            `json:"mean"`
+		N          int64              `json:"N"`
+		Percentile map[string]float64 `json:"percentile"`
+	} `json:"clat_ns"`
+}
+
+// parseFio reads fio's JSON. Every job and direction that did any I/O is a part.
+func parseFio(output string, r *Reading) error {
+	var f struct {
+		Version string `json:"fio version"`
+		Jobs    []struct {
+			Name  string  `json:"jobname"`
+			Group int64   `json:"groupid"`
+			Error int64   `json:"error"`
+			Read  fioSide `json:"read"`
+			Write fioSide `json:"write"`
+			Trim  fioSide `json:"trim"`
+		} `json:"jobs"`
+	}
+	if err := object(output, &f); err != nil {
+		return fmt.Errorf("%w; run it with --output-format=json", err)
+	}
+	if len(f.Jobs) == 0 {
+		return errors.New("its JSON has no jobs")
+	}
+	if len(f.Jobs) > maxParts {
+		return fmt.Errorf("it has more than %d jobs", maxParts)
+	}
+	r.Version = clip(f.Version)
+	var parts []Part
+	var groups []int64
+	for _, j := range f.Jobs {
+		if !slices.Contains(groups, j.Group) {
+			groups = append(groups, j.Group)
+		}
+		if j.Error != 0 {
+			r.Warnings = append(r.Warnings, fmt.Sprintf("job %s failed with error %d", clip(j.Name), j.Error))
+		}
+		for _, d := range []struct {
+			name string
+			side fioSide
+		}{{"read", j.Read}, {"write", j.Write}, {"trim", j.Trim}} {
+			if d.side.Total != 0 {
+				parts = append(parts, d.side.part(clip(j.Name)+" "+d.name))
+			}
+		}
+	}
+	if len(parts) == 0 {
+		reason := "none of its jobs did any I/O"
+		if len(r.Warnings) > 0 {
+			reason += ": " + r.Warnings[0]
+		}
+		return errors.New(reason)
+	}
+	r.Part = together(parts, false)
+	if len(groups) > 1 { // they may have run one after the other
+		r.Rate, r.Seconds = nil, nil
+	}
+	if len(parts) > 1 {
+		r.Name, r.Parts = "", parts
+	}
+	return nil
+}
+
+func (d fioSide) part(name string) Part {
+	s := d.Runtime / 1e3
+	p := Part{Name: name, Requests: &d.Total, Bytes: &d.Bytes, Rate: &d.IOPS, Seconds: &s}
+	if d.Clat.N == 0 {
+		return p
+	}
+	p.Mean, p.Max = positive(d.Clat.Mean/1e9), positive(d.Clat.Max/1e9)
+	for name, ns := range d.Clat.Percentile {
+		percent, err := number(name)
+		if err != nil || percent == 100 {
+			continue
+		}
+		if field := p.quantile(percent); field != nil {
+			*field = positive(ns / 1e9)
+		}
+	}
+	return p
+}

@@ -1,0 +1,53 @@
+package tool
+
+import (
+	"errors"
+	"fmt"
+)
+
+// fortioHistogram is the part of a histogram in fortio's JSON that is read (HistogramData in fortio's stats package).
+type fortioHistogram struct {
+	Count       int64
+	Max         float64
+	Sum         float64
+	Avg         float64
+	Percentiles []struct{ Percentile, Value float64 }
+}
+
+// parseFortio reads the JSON of fortio load (HTTPRunnerResults in fortio's fhttp package, and its kin for gRPC, TCP and
+// UDP, which share all but the sizes).
+func parseFortio(output string, r *Reading) error {
+	var f struct {
+		Version           string
+		ActualQPS         *float64
+		ActualDuration    int64 // ns
+		DurationHistogram *fortioHistogram
+		Errors            *fortioHistogram `json:"ErrorsDurationHistogram"`
+		Sizes             *fortioHistogram
+	}
+	if err := object(output, &f); err != nil {
+		return fmt.Errorf("%w; run it with -json - and -quiet", err)
+	}
+	if f.DurationHistogram == nil || f.ActualQPS == nil {
+		return errors.New("its JSON has no DurationHistogram or no ActualQPS")
+	}
+	h, s := f.DurationHistogram, float64(f.ActualDuration)/1e9
+	r.Version = clip(f.Version)
+	r.Requests, r.Rate, r.Seconds = &h.Count, f.ActualQPS, &s
+	if f.Errors != nil {
+		r.Errors = &f.Errors.Count
+	}
+	if f.Sizes != nil {
+		r.Bytes = bytes(f.Sizes.Sum)
+	}
+	if h.Count == 0 {
+		return nil
+	}
+	r.Mean, r.Max = positive(h.Avg), positive(h.Max)
+	for _, p := range h.Percentiles {
+		if field := r.quantile(p.Percentile); field != nil && p.Percentile < 100 {
+			*field = positive(p.Value)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,117 @@
+package tool
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// The units of times and sizes, the longer suffixes before those that they end in.
+var (
+	timeUnits = []unit{
+		{"ns", 1e-9}, {"us", 1e-6}, {"µs", 1e-6}, {"μs", 1e-6}, {"ms", 1e-3}, {"sec", 1}, {"secs", 1}, {"min", 60},
+		{"hr", 3600}, {"s", 1}, {"m", 60}, {"h", 3600},
+	}
+	// wrk and oha count in powers of 1024 (format_binary in wrk's units.c, byte_unit in oha's printer.rs), k6 in powers
+	// of 1000.
+	binaryUnits = []unit{
+		{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
+		{"KB", 1 << 10}, {"MB", 1 << 20}, {"GB", 1 << 30}, {"TB", 1 << 40}, {"PB", 1 << 50}, {"B", 1},
+	}
+	decimalUnits = []unit{{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1}}
+)
+
+type unit struct {
+	name string
+	size float64
+}
+
+// measure reads a number with its unit, such as 1.12s or "109.28 KiB".
+func measure(text string, units []unit) (float64, error) {
+	text = strings.TrimSpace(text)
+	end := strings.IndexFunc(text, func(r rune) bool { return !strings.ContainsRune("0123456789.+-eE", r) })
+	if end <= 0 {
+		return 0, fmt.Errorf("%q is no number with a unit", clip(text))
+	}
+	f, err := number(text[:end])
+	if err != nil {
+		return 0, err
+	}
+	name := strings.TrimSpace(text[end:])
+	for _, u := range units {
+		if u.name == name {
+			return f * u.size, nil
+		}
+	}
+	return 0, fmt.Errorf("%q has the unknown unit %q", clip(text), clip(name))
+}
+
+// duration reads a time as Go writes it too, in several units: 1m30.5s.
+func duration(text string) (float64, error) {
+	text = strings.TrimSpace(text)
+	total, some := 0.0, false
+	for text != "" {
+		end := strings.IndexFunc(text, func(r rune) bool { return !strings.ContainsRune("0123456789.", r) })
+		if end <= 0 {
+			break
+		}
+		next := end + strings.IndexAny(text[end:]+"0", "0123456789")
+		s, err := measure(text[:next], timeUnits)
+		if err != nil {
+			return 0, err
+		}
+		total, text, some = total+s, text[next:], true
+	}
+	if text != "" || !some {
+		return 0, fmt.Errorf("%q is no time", clip(text))
+	}
+	return total, nil
+}
+
+// number reads a decimal number that is finite and not negative.
+func number(text string) (float64, error) {
+	f, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) || f < 0 {
+		return 0, fmt.Errorf("%q is no number that it can have measured", clip(text))
+	}
+	return f, nil
+}
+
+// count reads a whole number that is not negative.
+func count(text string) (int64, error) {
+	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%q is no count", clip(text))
+	}
+	return n, nil
+}
+
+// bytes is a size as a whole number; nil where it is too large for one.
+func bytes(size float64) *int64 {
+	if size < 0 || size >= 1<<62 {
+		return nil
+	}
+	n := int64(math.Round(size))
+	return &n
+}
+
+// object cuts the JSON object out of an output, before which a tool may have printed lines of log, and decodes it.
+func object(output string, into any) error {
+	begin := strings.IndexByte(output, '{')
+	if begin > 0 {
+		// A line of log can have braces: the object begins its line.
+		if i := strings.Index(output, "\n{"); output[0] != '{' && i >= 0 {
+			begin = i + 1
+		}
+	}
+	if begin < 0 {
+		return errors.New("there is no JSON object in it")
+	}
+	if err := json.NewDecoder(strings.NewReader(output[begin:])).Decode(into); err != nil {
+		return fmt.Errorf("its JSON is broken or was cut off: %w", err)
+	}
+	return nil
+}

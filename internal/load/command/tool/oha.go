@@ -1,0 +1,82 @@
+package tool
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// parseOha reads oha's text, which follows hey's, or its JSON (schema.json in oha's repository).
+func parseOha(output string, r *Reading) error {
+	if strings.HasPrefix(strings.TrimSpace(output), "{") {
+		return ohaJSON(output, r)
+	}
+	return parseHeyLike(output, r, "Response time distribution:")
+}
+
+func ohaJSON(output string, r *Reading) error {
+	var o struct {
+		Summary *struct {
+			Total   float64  `json:"total"`
+			Slowest *float64 `json:"slowest"`
+			Average *float64 `json:"average"`
+			Rate    *float64 `json:"requestsPerSec"`
+			Data    *float64 `json:"totalData"`
+		} `json:"summary"`
+		Percentiles map[string]*float64 `json:"latencyPercentiles"`
+		Statuses    map[string]int64    `json:"statusCodeDistribution"`
+		Errors      map[string]int64    `json:"errorDistribution"`
+	}
+	if err := object(output, &o); err != nil {
+		return err
+	}
+	s := o.Summary
+	if s == nil || s.Rate == nil || o.Statuses == nil {
+		return errors.New("its JSON has no summary.requestsPerSec or no statusCodeDistribution")
+	}
+	h := heyReader{r: r}
+	for status, n := range o.Statuses {
+		h.section = "Status code distribution:"
+		if err := h.count(status, fmt.Sprintf("%d responses", n)); err != nil {
+			return err
+		}
+	}
+	for what, n := range o.Errors {
+		h.section = "Error distribution:"
+		if err := h.count(fmt.Sprint(n), what); err != nil {
+			return err
+		}
+	}
+	requests, failures := h.answers+h.broken, h.failed+h.broken
+	r.Requests, r.Errors, r.Rate, r.Seconds = &requests, &failures, s.Rate, &s.Total
+	if s.Data != nil {
+		r.Bytes = bytes(*s.Data)
+	}
+	if h.answers == 0 {
+		return nil
+	}
+	for name, v := range map[string]*float64{"mean": s.Average, "max": s.Slowest, "p50": o.Percentiles["p50"],
+		"p90": o.Percentiles["p90"], "p99": o.Percentiles["p99"], "p99.9": o.Percentiles["p99.9"]} {
+		if v != nil {
+			*r.named(name) = positive(*v)
+		}
+	}
+	return nil
+}
+
+// named gives the field of a latency by name.
+func (p *Part) named(name string) **float64 {
+	switch name {
+	case "mean":
+		return &p.Mean
+	case "p50":
+		return &p.P50
+	case "p90":
+		return &p.P90
+	case "p99":
+		return &p.P99
+	case "p99.9":
+		return &p.P999
+	}
+	return &p.Max
+}

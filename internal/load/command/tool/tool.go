@@ -1,0 +1,287 @@
+// Package tool reads what other people's load generators print: wrk, wrk2, fortio, hey, oha, k6, ab, redis-benchmark
+// and fio. Their numbers are theirs: each tool has a clock of its own, which starts and stops at moments of its own
+// choosing. A Reading therefore names the tool and says what its clock measures, and stands beside what Tare measures
+// from outside; it never replaces it.
+//
+// What a tool does not print is absent from a Reading, never 0: a quantile that it leaves out, and one that it rounds
+// to 0 because its unit is too coarse. Times are in seconds and sizes in bytes, to the digits that the tool printed.
+package tool
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// MaxBytes is the largest output that Parse reads. The summary of any of these tools is a few kilobytes.
+const MaxBytes = 4 << 20
+
+// maxParts is the most operations or jobs that are read from one output.
+const maxParts = 1000
+
+// Reading is what one run of a tool said.
+type Reading struct {
+	Tool     string   `json:"tool"`              // its name, one of Names
+	Version  string   `json:"version,omitempty"` // where its output has one
+	Clock    string   `json:"clock"`             // what its clock measures, in a sentence
+	Part              // all parts together
+	Parts    []Part   `json:"parts,omitempty"`    // of a tool that runs several operations or jobs, more than one
+	Warnings []string `json:"warnings,omitempty"` // what a reader of the numbers must know
+}
+
+// Part is what a tool said of one operation, or of all of them. A field is nil where the tool does not say.
+type Part struct {
+	Name     string   `json:"name,omitempty"`         // of the operation or job: SET, "job read"
+	Requests *int64   `json:"requests,omitempty"`     // that ended, those with errors included where it counts them so
+	Errors   *int64   `json:"errors,omitempty"`       // requests that failed, or were answered with a status of failure
+	Seconds  *float64 `json:"seconds,omitempty"`      // that it ran for
+	Rate     *float64 `json:"rate,omitempty"`         // requests per second
+	Bytes    *int64   `json:"bytes,omitempty"`        // transferred
+	Mean     *float64 `json:"mean_seconds,omitempty"` // of the latency by the tool's clock, as the others
+	P50      *float64 `json:"p50_seconds,omitempty"`  //
+	P90      *float64 `json:"p90_seconds,omitempty"`  //
+	P99      *float64 `json:"p99_seconds,omitempty"`  //
+	P999     *float64 `json:"p999_seconds,omitempty"` //
+	Max      *float64 `json:"max_seconds,omitempty"`  //
+}
+
+// Label says whose numbers these are, such as "by wrk's own clock".
+func (r Reading) Label() string { return "by " + r.Tool + "'s own clock" }
+
+// parser reads the output of one tool.
+type parser struct {
+	name  string
+	clock string
+	how   string // by which its output can be read
+	parse func(output string, r *Reading) error
+}
+
+// parsers are those of all tools, in the order of the documentation.
+var parsers = []parser{
+	{"wrk", "closed loop: from when a request is sent until its answer is there; while a connection waits, the requests " +
+		"that it would have sent are missing from the distribution", "its text; --latency adds quantiles", parseWrk},
+	{"wrk2", "open loop at a constant rate: from when a request was due by the schedule until its answer is there",
+		"its text; --latency adds quantiles", parseWrk},
+	{"fortio", "paced closed loop: from when a request is sent until its answer is there; time that a request waits for " +
+		"a busy thread is not in it; quantiles are interpolated within the buckets of its histogram",
+		"the JSON that fortio load prints with -json -", parseFortio},
+	{"hey", "closed loop, with a limit of the rate where one is set (-q): from when a worker begins a request, dialling " +
+		"included, until its answer is read; printed in steps of 0.1 ms", "its text", parseHey},
+	{"oha", "closed loop, with a limit of the rate where one is set (-q): from when a request is sent until its answer " +
+		"is read; from when it was due instead with --latency-correction", "its text (--no-tui) or JSON " +
+		"(--output-format json)", parseOha},
+	{"k6", "from when a request is sent until its answer is read (http_req_duration), without the time to connect; " +
+		"the executor of the script decides whether the loop is open or closed",
+		"its end-of-test summary, or the JSON of --summary-export", parseK6},
+	{"ab", "closed loop: from when a connection is begun until its answer is read; its quantiles are whole " +
+		"milliseconds, its mean is concurrency x time / requests", "its text", parseAb},
+	{"redis-benchmark", "closed loop: from when a request is written until its reply is read",
+		"its text, that of -q, or --csv", parseRedis},
+	{"fio", "from when the kernel was given an I/O until that was complete (clat), without the time to submit it",
+		"the JSON of --output-format=json", parseFio},
+}
+
+// Names are the tools whose output can be read.
+func Names() []string {
+	names := make([]string, len(parsers))
+	for i, p := range parsers {
+		names[i] = p.name
+	}
+	return names
+}
+
+// How says which output of a tool can be read, for people; empty for a tool that is not known.
+func How(name string) string {
+	for _, p := range parsers {
+		if p.name == name {
+			return p.how
+		}
+	}
+	return ""
+}
+
+// wrappers are programs whose arguments end in the command that they run.
+var wrappers = []string{
+	"chrt", "env", "ionice", "nice", "nohup", "numactl", "setarch", "setpriv", "stdbuf", "sudo", "taskset", "time",
+	"timeout",
+}
+
+// Detect finds the tool that a command line runs, by the name of its program; empty where that is none of Names. It
+// looks through wrappers such as taskset. wrk and wrk2 are often both called wrk: the option for a rate, which only
+// wrk2 has, tells them apart, and Parse does so by the output.
+func Detect(argv []string) string {
+	for i, arg := range argv {
+		name := filepath.Base(arg)
+		if slices.Contains(Names(), name) {
+			if name == "wrk" && hasRate(argv[i+1:]) {
+				return "wrk2"
+			}
+			return name
+		}
+		if i == 0 && !slices.Contains(wrappers, name) {
+			return ""
+		}
+	}
+	return ""
+}
+
+// hasRate says whether arguments of wrk set a rate.
+func hasRate(args []string) bool {
+	return slices.ContainsFunc(args, func(a string) bool {
+		return strings.HasPrefix(a, "-R") || a == "--rate" || strings.HasPrefix(a, "--rate=")
+	})
+}
+
+// Parse reads the standard output of a tool, by its name as Detect gives it. Output that is not the tool's, was cut off
+// or makes no sense is an error that says what is missing.
+func Parse(name string, output []byte) (Reading, error) {
+	i := slices.IndexFunc(parsers, func(p parser) bool { return p.name == name })
+	if i < 0 {
+		return Reading{}, fmt.Errorf("the output of %q cannot be read, only that of %s", clip(name),
+			strings.Join(Names(), ", "))
+	}
+	if name == "wrk" && isWrk2(string(output)) {
+		return Parse("wrk2", output)
+	}
+	p := parsers[i]
+	r := Reading{Tool: p.name, Clock: p.clock}
+	err := fmt.Errorf("it is longer than %d bytes", MaxBytes)
+	switch {
+	case len(output) > MaxBytes:
+	case strings.TrimSpace(string(output)) == "":
+		err = errors.New("it printed nothing")
+	default:
+		err = p.parse(string(output), &r)
+	}
+	if err == nil {
+		err = r.check()
+	}
+	if err != nil {
+		return Reading{}, fmt.Errorf("reading what %s printed (%s): %w", name, p.how, err)
+	}
+	return r, nil
+}
+
+// check refuses numbers that no run can have.
+func (r *Reading) check() error {
+	if len(r.Parts) > maxParts {
+		return fmt.Errorf("it has %d parts, more than %d", len(r.Parts), maxParts)
+	}
+	for _, p := range append([]Part{r.Part}, r.Parts...) {
+		if err := p.check(); err != nil {
+			return err
+		}
+	}
+	if r.Requests == nil && r.Rate == nil && len(r.Parts) == 0 {
+		return errors.New("it says neither how many requests it made nor how many per second")
+	}
+	return nil
+}
+
+func (p Part) check() error {
+	for name, v := range map[string]*float64{"duration": p.Seconds, "rate": p.Rate, "mean latency": p.Mean, "p50": p.P50,
+		"p90": p.P90, "p99": p.P99, "p99.9": p.P999, "largest latency": p.Max} {
+		if v != nil && (math.IsNaN(*v) || math.IsInf(*v, 0) || *v < 0) {
+			return fmt.Errorf("its %s is %v", name, *v)
+		}
+	}
+	for name, n := range map[string]*int64{"number of requests": p.Requests, "number of errors": p.Errors,
+		"number of bytes": p.Bytes} {
+		if n != nil && *n < 0 {
+			return fmt.Errorf("its %s is %d", name, *n)
+		}
+	}
+	return nil
+}
+
+// quantile gives the field of a quantile in percent; nil for one that a Part does not have.
+func (p *Part) quantile(percent float64) **float64 {
+	switch percent {
+	case 50:
+		return &p.P50
+	case 90:
+		return &p.P90
+	case 99:
+		return &p.P99
+	case 99.9:
+		return &p.P999
+	case 100:
+		return &p.Max
+	}
+	return nil
+}
+
+// together sums parts into one. Parts that ran one after the other (in turn) took the sum of their times, others the
+// longest. Quantiles of several distributions do not add up, so those of several parts together are absent.
+func together(parts []Part, inTurn bool) Part {
+	if len(parts) == 1 {
+		return parts[0]
+	}
+	var all Part
+	for _, p := range parts {
+		all.Requests = add(all.Requests, p.Requests)
+		all.Errors = add(all.Errors, p.Errors)
+		all.Bytes = add(all.Bytes, p.Bytes)
+		if p.Seconds != nil {
+			s := *p.Seconds
+			if all.Seconds != nil && inTurn {
+				s += *all.Seconds
+			} else if all.Seconds != nil {
+				s = max(s, *all.Seconds)
+			}
+			all.Seconds = &s
+		}
+		if p.Rate != nil && !inTurn {
+			sum := *p.Rate
+			if all.Rate != nil {
+				sum += *all.Rate
+			}
+			all.Rate = &sum
+		}
+	}
+	if inTurn && all.Requests != nil && all.Seconds != nil && *all.Seconds > 0 {
+		rate := float64(*all.Requests) / *all.Seconds
+		all.Rate = &rate
+	}
+	return all
+}
+
+func add(a, b *int64) *int64 {
+	if b == nil {
+		return a
+	}
+	sum := *b
+	if a != nil {
+		sum += *a
+		if *a >= 0 && *b >= 0 && sum < 0 {
+			sum = math.MaxInt64
+		}
+	}
+	return &sum
+}
+
+// positive is a latency as a tool gives it; nil for 0, which is one below the tool's unit or of no request.
+func positive(seconds float64) *float64 {
+	if seconds == 0 {
+		return nil
+	}
+	return &seconds
+}
+
+// clip keeps what a tool wrote from filling a message.
+func clip(text string) string {
+	const most = 60
+	text = strings.ToValidUTF8(strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return -1
+		}
+		return r
+	}, text), "")
+	if len(text) > most {
+		return strings.ToValidUTF8(text[:most], "") + "..."
+	}
+	return text
+}

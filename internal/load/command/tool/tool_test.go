@@ -1,0 +1,302 @@
+package tool
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/test/vm/guest"
+)
+
+// no is a number that a tool does not say.
+const no = -1
+
+// want is a Part with no in the place of what is absent.
+type want struct {
+	requests, errors, bytes            float64
+	seconds, rate                      float64
+	mean, p50, p90, p99, p999, largest float64
+}
+
+func (w want) check(t *testing.T, name string, p Part) {
+	t.Helper()
+	whole := func(n *int64) *float64 {
+		if n == nil {
+			return nil
+		}
+		f := float64(*n)
+		return &f
+	}
+	for _, c := range []struct {
+		what string
+		got  *float64
+		want float64
+	}{{"requests", whole(p.Requests), w.requests}, {"errors", whole(p.Errors), w.errors},
+		{"bytes", whole(p.Bytes), w.bytes}, {"seconds", p.Seconds, w.seconds}, {"rate", p.Rate, w.rate},
+		{"mean", p.Mean, w.mean}, {"p50", p.P50, w.p50},
+		{"p90", p.P90, w.p90}, {"p99", p.P99, w.p99}, {"p99.9", p.P999, w.p999}, {"max", p.Max, w.largest}} {
+		switch {
+		case c.got == nil && c.want != no:
+			t.Errorf("%s: %s is absent, want %v", name, c.what, c.want)
+		case c.got != nil && (c.want == no || math.Abs(*c.got-c.want) > 1e-6*c.want):
+			t.Errorf("%s: %s is %v, want %v", name, c.what, *c.got, c.want)
+		}
+	}
+}
+
+func read(t testing.TB, file string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestParse: the numbers are those that a person reads in the outputs, in seconds and bytes. testdata/README.md says
+// which outputs are of real runs.
+func TestParse(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct {
+		tool, file string
+		want       want
+		parts      []string
+	}{
+		{"wrk", "wrk-latency.txt",
+			want{1492, 0, 109.28 * 1024, 1.12, 1337.57, 8.73e-3, 1.12e-3, 31.22e-3, 48.56e-3, no, 53.64e-3}, nil},
+		{"wrk", "wrk-plain.txt", want{2163, 0, 158.42 * 1024, 1.16, 1858.57, 9.67e-3, no, no, no, no, 95.72e-3}, nil},
+		{"wrk", "wrk-status.txt",
+			want{1955, 965, 159.21 * 1024, 1.09, 1791.03, 7.76e-3, 247e-6, 26.81e-3, 59.42e-3, no, 74.07e-3}, nil},
+		{"wrk", "wrk-timeout.txt",
+			want{13, 2, 0.95 * 1024, 2.04, 6.38, 12.58e-3, 2.66e-3, 36.08e-3, 56.38e-3, no, 56.38e-3}, nil},
+		{"wrk2", "wrk2-latency.txt",
+			want{392, 0, 28.71 * 1024, 2, 195.85, 14.26e-3, 9.71e-3, 34.43e-3, 54.27e-3, 68.67e-3, 68.67e-3}, nil},
+		{"wrk2", "wrk2-uncorrected.txt",
+			want{401, 0, 29.37 * 1024, 2, 200.08, 21.77e-3, 16.14e-3, 50.97e-3, 90.62e-3, 97.66e-3, 97.66e-3}, nil},
+		{"wrk2", "wrk2-plain.txt", want{96, 0, 7.03 * 1024, 1.01, 94.89, 13.38e-3, no, no, no, no, 53.6e-3}, nil},
+		{"wrk2", "wrk2-calibrated.txt", want{2401, 4, 1.5 * 1024 * 1024, 12, 200.08, 1.05e-3, no, no, no, no, 3.12e-3}, nil},
+		{"hey", "hey.txt", want{121, 0, no, 1.0063, 120.2449, 6.2e-3, 0.6e-3, 17.1e-3, 133.9e-3, no, 133.9e-3}, nil},
+		{"hey", "hey-status.txt", want{200, 93, no, 0.3755, 532.5993, 3.4e-3, 0.3e-3, 8e-3, 53.4e-3, no, 54.7e-3}, nil},
+		{"hey", "hey-refused.txt", want{4, 4, no, 0.0234, 171.1272, no, no, no, no, no, no}, nil},
+		{"ab", "ab.txt", want{500, 0, 37500, 0.952, 525.31, 3.807e-3, no, 9e-3, 52e-3, no, 79e-3}, nil},
+		{"ab", "ab-keepalive.txt", want{647, 0, 64053, 1.002, 645.88, 3.097e-3, no, 6e-3, 48e-3, no, 111e-3}, nil},
+		{"ab", "ab-status.txt", want{200, 99, 16683, 0.378, 529.47, 3.777e-3, no, 10e-3, 47e-3, no, 48e-3}, nil},
+		{"fortio", "fortio.json",
+			want{200, 0, 15000, 1.018874535, 196.2950227, 7.15717293e-3, 0.78236134e-3, 35.8333333e-3, 80e-3,
+				94.0204881e-3, 94.467209e-3}, nil},
+		{"redis-benchmark", "redis-benchmark-one.txt",
+			want{2000, no, no, 0.87, 2296.21, 0.854e-3, 0.039e-3, no, 28.175e-3, no, 97.727e-3}, nil},
+		{"redis-benchmark", "redis-benchmark.txt",
+			want{4000, no, no, 2.07, 4000 / 2.07, no, no, no, no, no, no}, []string{"SET", "GET"}},
+		{"fio", "fio-mixed.json",
+			want{365, no, 745472 + 749568, 1.040, 175 + 175.961538, no, no, no, no, no, no},
+			[]string{"mixed read", "mixed write"}},
+		{"fio", "fio-jobs.json",
+			want{196, no, 802816, 1.046, 93.690249 + 94.777563, no, no, no, no, no, no}, []string{"write write", "write write"}},
+		{"fio", "fio-group.json",
+			want{189, no, 774144, 1.053, 179.487179, 14.436529101e-6, 2.8e-6, 32.384e-6, 146.432e-6, 337.92e-6,
+				335.993e-6}, nil},
+		{"k6", "k6.txt", want{101, 0, 7600, no, 50.35679, 4.85e-3, 686.4e-6, 10.77e-3, no, no, 53.93e-3}, nil},
+		{"k6", "k6-full.txt", want{101, 0, 7600, no, 50.194394, 1.54e-3, 615.57e-6, 4.35e-3, no, no, 10.67e-3}, nil},
+		{"k6", "k6-legacy.txt", want{101, 56, 8500, no, 50.210214, 6.11e-3, 718.54e-6, 18.55e-3, no, no, 78.88e-3}, nil},
+		{"k6", "k6-old.txt", want{180, 3, 1.3e6, no, 4.36938, 144.56e-3, 110.47e-3, 203.54e-3, no, no, 1.14}, nil},
+		{"k6", "k6-export.json",
+			want{101, 56, 8527, no, 50.21021406, 6.1157882e-3, 718.541e-6, 18.559898e-3, no, no, 78.889172e-3}, nil},
+		{"k6", "k6-handle.json",
+			want{60, 34, 5078, 84.61129e-3, 709.1252243, 2.36850407e-3, 284.29e-6, 3.8659823e-3, 38.1135679e-3,
+				38.2136471e-3, 38.224767e-3}, nil},
+		{"oha", "oha.json", want{400, 20, 15000, 2.0014, 200.86, 2.1e-3, 0.7e-3, 4.8e-3, 28.7e-3, 41.2e-3, 41.2e-3}, nil},
+		{"oha", "oha.txt", want{400, 20, 15001.6, 2.0014, 200.86, 2.1e-3, 0.7e-3, 4.8e-3, 28.7e-3, 41.2e-3, 41.2e-3}, nil},
+	} {
+		r, err := Parse(c.tool, read(t, c.file))
+		if err != nil {
+			t.Errorf("%s: %v", c.file, err)
+			continue
+		}
+		if c.file == "oha.txt" {
+			c.want.bytes = math.Round(c.want.bytes)
+		}
+		c.want.bytes = math.Round(c.want.bytes)
+		c.want.check(t, c.file, r.Part)
+		var parts []string
+		for _, p := range r.Parts {
+			parts = append(parts, p.Name)
+		}
+		if r.Tool != c.tool || r.Label() != "by "+c.tool+"'s own clock" || r.Clock == "" || !slices.Equal(parts, c.parts) {
+			t.Errorf("%s: it reads as one of %s (%s), with the parts %q", c.file, r.Tool, r.Clock, parts)
+		}
+	}
+}
+
+// TestParts: the operations and jobs of one output keep their own numbers.
+func TestParts(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct {
+		tool, file string
+		part       int
+		want       want
+	}{
+		{"redis-benchmark", "redis-benchmark.txt", 0,
+			want{2000, no, no, 1.48, 1353.18, 1.261e-3, 39e-6, no, 33.023e-3, no, 263.423e-3}},
+		{"redis-benchmark", "redis-benchmark.txt", 1,
+			want{2000, no, no, 0.59, 3395.59, 0.511e-3, 39e-6, no, 13.415e-3, no, 59.359e-3}},
+		{"redis-benchmark", "redis-benchmark-quiet.txt", 0, want{no, no, no, no, 30303.03, no, 39e-6, no, no, no, no}},
+		{"redis-benchmark", "redis-benchmark-quiet.txt", 1, want{no, no, no, no, 4962.78, no, 39e-6, no, no, no, no}},
+		{"redis-benchmark", "redis-benchmark.csv", 1,
+			want{no, no, no, no, 6557.38, 0.29e-3, 39e-6, no, 5.807e-3, no, 48.767e-3}},
+		{"fio", "fio-mixed.json", 0,
+			want{182, no, 745472, 1.04, 175, 4.324987588e-3, 280.576e-6, 6.651904e-3, 76.02176e-3, 102.23616e-3, 101.719478e-3}},
+		{"fio", "fio-mixed.json", 1,
+			want{183, no, 749568, 1.04, 175.961538, 230.487191e-6, 5.216e-6, 36.608e-6, 4.816896e-3, 32.11264e-3, 32.095077e-3}},
+	} {
+		r, err := Parse(c.tool, read(t, c.file))
+		if c.part >= len(r.Parts) {
+			t.Errorf("%s: %d parts, %v", c.file, len(r.Parts), err)
+			continue
+		}
+		c.want.check(t, c.file+" "+r.Parts[c.part].Name, r.Parts[c.part])
+	}
+}
+
+// TestWarnings: what a reader of the numbers must know is said.
+func TestWarnings(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct{ tool, file, says string }{
+		{"ab", "ab.txt", "p50 is below 0.5 ms, which ab rounds to 0"},
+		{"ab", "ab-length.txt", "59 of the errors are answers of another length"},
+		{"fio", "fio-error.txt", "job full failed with error 28"},
+	} {
+		r, err := Parse(c.tool, read(t, c.file))
+		if err != nil || !strings.Contains(strings.Join(r.Warnings, "; "), c.says) {
+			t.Errorf("%s: %v, %q", c.file, err, r.Warnings)
+		}
+	}
+}
+
+// TestWrk2IsNotWrk: both are called wrk, and their clocks differ.
+func TestWrk2IsNotWrk(t *testing.T) {
+	guest.KernelFree(t)
+	for file, want := range map[string]string{
+		"wrk-latency.txt": "wrk", "wrk2-latency.txt": "wrk2", "wrk2-calibrated.txt": "wrk2",
+		"wrk2-plain.txt": "wrk", // nothing in it tells: see Detect
+	} {
+		if r, err := Parse("wrk", read(t, file)); err != nil || r.Tool != want {
+			t.Errorf("%s: %q, %v; want %s", file, r.Tool, err, want)
+		}
+	}
+}
+
+func TestDetect(t *testing.T) {
+	guest.KernelFree(t)
+	for line, want := range map[string]string{
+		"wrk -t1 http://127.0.0.1/":          "wrk",
+		"/usr/bin/wrk -t2 -R1000 http://x/":  "wrk2",
+		"wrk --rate 100 http://x/":           "wrk2",
+		"wrk2 http://x/":                     "wrk2",
+		"taskset -c 1 chrt -f 1 fortio load": "fortio",
+		"env A=1 redis-benchmark -q":         "redis-benchmark",
+		"curl http://x/wrk":                  "",
+		"sh -c wrk":                          "",
+		"/opt/k6/bin/k6 run script.js":       "k6",
+		"nice -n 5 ./ab -n 1 http://x/":      "ab",
+		"":                                   "",
+	} {
+		if got := Detect(strings.Fields(line)); got != want {
+			t.Errorf("%q is found to run %q, want %q", line, got, want)
+		}
+	}
+}
+
+// TestBadOutput: what is not a tool's whole output is an error that says what to do, never a Reading with gaps.
+func TestBadOutput(t *testing.T) {
+	guest.KernelFree(t)
+	cut := func(file string, part float64) string {
+		b := read(t, file)
+		return string(b[:int(part*float64(len(b)))])
+	}
+	for _, c := range []struct{ name, tool, output, says string }{
+		{"nothing", "wrk", " \n", "it printed nothing"},
+		{"unknown tool", "siege", "x", `the output of "siege" cannot be read, only that of wrk, wrk2`},
+		{"too long", "wrk", strings.Repeat("x", MaxBytes+1), "longer than 4194304 bytes"},
+		{"wrk, its usage", "wrk", "Usage: wrk <options> <url>\n", "its last lines are missing"},
+		{"wrk, cut off", "wrk", cut("wrk-latency.txt", 0.8), "its last lines are missing"},
+		{"wrk, another's", "wrk", string(read(t, "hey.txt")), "its last lines are missing"},
+		{"wrk, endless count", "wrk", "  99999999999999999999 requests in 1.00s, 1.00KB read\nRequests/sec: 1\n",
+			"is no count"},
+		{"wrk, a size without unit", "wrk", "  9 requests in 1.00s, 1.00XB read\nRequests/sec: 1\n", `unknown unit "XB"`},
+		{"wrk, not a number", "wrk", "  9 requests in 1.00s, 1.00KB read\nRequests/sec: inf\n",
+			"no number that it can have measured"},
+		{"hey, cut off", "hey", cut("hey.txt", 0.6), "distribution of status codes at its end, is missing"},
+		{"hey, one line a request", "hey", string(read(t, "hey-requests.csv")), "leave out -o csv"},
+		{"ab, cut off", "ab", cut("ab.txt", 0.3), `no "Complete requests"`},
+		{"ab, cut off later", "ab", cut("ab.txt", 0.9), "its distribution at the end is missing"},
+		{"fortio, text", "fortio", "All done 100 calls\n", "run it with -json -"},
+		{"fortio, cut off", "fortio", cut("fortio.json", 0.9), "was cut off"},
+		{"fortio, another's JSON", "fortio", string(read(t, "oha.json")), "no DurationHistogram"},
+		{"fortio, negative", "fortio", `{"ActualQPS":-1,"DurationHistogram":{"Count":1}}`, "its rate is -1"},
+		{"redis, cut off", "redis-benchmark", cut("redis-benchmark.txt", 0.7), "the summary of GET is missing"},
+		{"redis, refused", "redis-benchmark", "Could not connect to Redis at 127.0.0.1:1: Connection refused\n",
+			`no line "requests per second"`},
+		{"redis, a broken table", "redis-benchmark", "\"test\",\"rps\"\n\"SET\"\n", "its table is broken"},
+		{"fio, text", "fio", string(read(t, "fio-text.txt")), "run it with --output-format=json"},
+		{"fio, cut off", "fio", cut("fio-mixed.json", 0.5), "was cut off"},
+		{"fio, no I/O", "fio", `{"jobs":[{"jobname":"a","error":2}]}`,
+			"none of its jobs did any I/O: job a failed with error 2"},
+		{"fio, huge", "fio", `{"jobs":[{"read":{"total_ios":1e30}}]}`, "its JSON is broken"},
+		{"k6, no requests", "k6", "iterations: 5\n", "no http_reqs"},
+		{"k6, cut off", "k6", cut("k6-export.json", 0.5), "was cut off"},
+		{"oha, cut off", "oha", cut("oha.json", 0.5), "was cut off"},
+		{"oha, another's JSON", "oha", string(read(t, "fortio.json")), "no summary.requestsPerSec"},
+		{"oha, negative", "oha", `{"summary":{"requestsPerSec":1},"statusCodeDistribution":{"200":-4}}`,
+			"no number of responses"},
+	} {
+		r, err := Parse(c.tool, []byte(c.output))
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.says)
+		}
+		if err != nil && len(err.Error()) > 600 {
+			t.Errorf("%s: the message has %d bytes", c.name, len(err.Error()))
+		}
+		if r.Requests != nil || r.Rate != nil {
+			t.Errorf("%s: it is read all the same: %+v", c.name, r)
+		}
+	}
+}
+
+// FuzzParse: any output gives a Reading whose numbers a run can have, or an error.
+func FuzzParse(f *testing.F) {
+	files, err := os.ReadDir("testdata")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for i, name := range Names() {
+		for _, file := range files {
+			if strings.HasPrefix(file.Name(), name) {
+				f.Add(uint8(i), read(f, file.Name()))
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, tool uint8, output []byte) {
+		name := Names()[int(tool)%len(Names())]
+		r, err := Parse(name, output)
+		if err != nil {
+			if len(err.Error()) > 1000 {
+				t.Errorf("the message has %d bytes", len(err.Error()))
+			}
+			return
+		}
+		if err := r.check(); err != nil {
+			t.Error(err)
+		}
+		for _, p := range append([]Part{r.Part}, r.Parts...) {
+			for _, q := range []*float64{p.Mean, p.P50, p.P90, p.P99, p.P999, p.Max} {
+				if q != nil && *q == 0 {
+					t.Error("a latency is 0")
+				}
+			}
+		}
+	})
+}
