@@ -429,7 +429,7 @@ func (d *decoder) part(n ast.Node, what, kindKey string, as kind.Role, hasTo boo
 	if p.Kind == nil {
 		return nil, d.fail(n, fmt.Sprintf("write %s: and one of %s", kindKey, strings.Join(kind.Names(as), ", ")), "%s has no %q", what, kindKey)
 	}
-	hasTo = hasTo && p.GoesTo()
+	hasTo = hasTo && p.TakesTo()
 	p.Options = param.Defaults(p.Settings())
 	known := []string{kindKey, "limits"}
 	if kindKey == "kind" {
@@ -456,7 +456,7 @@ func (d *decoder) part(n ast.Node, what, kindKey string, as kind.Role, hasTo boo
 		}
 		return err
 	})
-	if err == nil && hasTo && p.To == "" {
+	if err == nil && hasTo && p.To == "" && p.GoesTo() {
 		err = d.fail(n, "write to: and the name of the application", "%s has no %q", what, "to")
 	}
 	return p, err

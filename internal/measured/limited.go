@@ -195,7 +195,7 @@ func roleCPU(role kind.Role) func(*Measured) (float64, bool) {
 func (m *Measured) RoleSeconds(role kind.Role) (float64, bool) {
 	total, found := 0.0, false
 	for _, g := range m.Ledger.Cgroups {
-		if g.Role != string(role) || !Within(g.Path, m.Tree) {
+		if g.Role != string(role) {
 			continue
 		}
 		if g.CPUSeconds == nil {
