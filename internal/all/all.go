@@ -4,8 +4,10 @@ package all
 
 import (
 	_ "tare/internal/app/burn"
+	_ "tare/internal/app/command"
 	_ "tare/internal/app/http"
 	_ "tare/internal/app/mesh"
+	_ "tare/internal/load/command"
 	_ "tare/internal/load/connect"
 	_ "tare/internal/load/exec"
 	_ "tare/internal/load/http"

@@ -92,9 +92,21 @@ func (w *window) run(cmd *cobra.Command, err error, asRole func(*role.Conn) erro
 		return err
 	}
 	if w.asJSON {
-		return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
+		return encodeLoad(cmd.OutOrStdout(), r)
 	}
 	return print(cmd.OutOrStdout(), r)
+}
+
+// encodeLoad writes the result as JSON, with quantiles beside the histograms that only a library can read.
+func encodeLoad(w io.Writer, r *load.Result) error {
+	distributions, err := r.Distributions()
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(w).Encode(struct {
+		*load.Result
+		Distributions map[string]load.Distribution `json:"distributions"`
+	}{r, distributions})
 }
 
 // wrongUse makes what a guest says of its settings an error of wrong use.

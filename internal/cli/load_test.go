@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"encoding/json"
+	"math"
 	"strings"
 	"testing"
 
@@ -58,5 +60,45 @@ generator: 0.50 CPU seconds, 25 % of 1 CPUs, 3960 requests per CPU second
 `
 	if b.String() != want {
 		t.Errorf("printed\n%s\nwant\n%s", b.String(), want)
+	}
+}
+
+// TestLoadJSON: quantiles stand in the JSON of a load as numbers, in seconds, beside the histograms; one that too few
+// requests carry is left out, and not 0.
+func TestLoadJSON(t *testing.T) {
+	r := &load.Result{Generator: "http", Mode: load.Open}
+	h := hdrhistogram.New(1, 100e9, 3)
+	for i := range int64(2000) {
+		if err := h.RecordValue((i + 1) * 1000); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.SetHistogram(load.Latency, h); err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := encodeLoad(&b, r); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		load.Result
+		Distributions map[string]map[string]float64 `json:"distributions"`
+	}
+	if err := json.Unmarshal([]byte(b.String()), &got); err != nil {
+		t.Fatalf("%v: %s", err, b.String())
+	}
+	d := got.Distributions[load.Latency]
+	for name, want := range map[string]float64{
+		"p50_seconds": 1e-3, "p90_seconds": 1.8e-3, "p99_seconds": 1.98e-3, "max_seconds": 2e-3,
+	} {
+		if math.Abs(d[name]/want-1) > 0.01 {
+			t.Errorf("%s is %v, want %v", name, d[name], want)
+		}
+	}
+	if _, has := d["p999_seconds"]; has || d["count"] != 2000 {
+		t.Errorf("of 2000 requests: %v", d)
+	}
+	if got.Histograms[load.Latency] == "" || got.Mode != load.Open {
+		t.Errorf("got %s", b.String())
 	}
 }

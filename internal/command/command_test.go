@@ -128,11 +128,11 @@ func TestOptions(t *testing.T) {
 	if want := `redis-server --port 7000 --dir /run/x --save ''`; c.Line() != want {
 		t.Errorf("as a line: %s", c.Line())
 	}
-	c, err = OptionsOf(param.Values{"command": "wrk -d {seconds}s http://{host}:{port}/"})
+	c, err = OptionsOf(param.Values{"command": "wrk -d {seconds}s -w {window} http://{host}:{port}/"})
 	if err == nil {
-		c, err = c.At(Place{Address: "[::1]:80", Duration: 1500 * time.Millisecond})
+		c, err = c.At(Place{Address: "[::1]:80", Duration: 1500 * time.Millisecond, Window: time.Second})
 	}
-	if err != nil || c.Line() != "wrk -d 2s 'http://[::1]:80/'" {
+	if err != nil || c.Line() != "wrk -d 2s -w 1 'http://[::1]:80/'" {
 		t.Errorf("a load: %s, %v", c.Line(), err)
 	}
 }

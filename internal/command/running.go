@@ -507,6 +507,13 @@ func describe(ps []proc.Process) string {
 	return strings.Join(names, ", ")
 }
 
+// LastWords is what the command wrote last, on one line: to standard error, or else to standard output. It waits until
+// the command has ended.
+func (r *Running) LastWords() string {
+	<-r.ended
+	return r.lastWords()
+}
+
 // lastWords is what the command wrote last, on one line: to standard error, or else to standard output.
 func (r *Running) lastWords() string {
 	for _, i := range []int{1, 0} {

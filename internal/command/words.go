@@ -98,7 +98,8 @@ type Place struct {
 	Dir        string        // a directory of its own, which is removed when it has ended
 	Port       int           // a TCP port that is free, for it to listen on
 	Address    string        // host:port: of a load, where the application is; of an application, where it is to listen
-	Duration   time.Duration // for which a load is to run
+	Duration   time.Duration // for which a load is to run, warm-up included
+	Window     time.Duration // of it, the part that is measured: the last
 }
 
 // placeholders are what a command line may have in braces, in the order of the documentation. A value is empty where it
@@ -110,7 +111,8 @@ var placeholders = []struct {
 	{"address", func(p Place) string { return p.Address }},
 	{"host", func(p Place) string { host, _, _ := net.SplitHostPort(p.Address); return bracket(host) }},
 	{"port", Place.port},
-	{"seconds", Place.seconds},
+	{"seconds", func(p Place) string { return wholeSeconds(p.Duration) }},
+	{"window", func(p Place) string { return wholeSeconds(p.Window) }},
 	{"dir", func(p Place) string { return p.Dir }},
 	{"cgroup_dir", func(p Place) string { return p.CgroupDir }},
 	{"cgroup_id", func(p Place) string { return unlessZero(p.CgroupID) }},
@@ -119,7 +121,8 @@ var placeholders = []struct {
 }
 
 const placeholderDoc = "`{address}` (with `{host}` and `{port}`: where the application is, or is to listen), " +
-	"`{seconds}` (whole seconds that a load is to run, rounded up), `{dir}` for a directory of its own, `{cgroup_dir}`, " +
+	"`{seconds}` (whole seconds that a load is to run, rounded up) and `{window}` (those of them that are measured), " +
+	"`{dir}` for a directory of its own, `{cgroup_dir}`, " +
 	"`{cgroup_id}` and `{cgroup_path}` of its control group, and `{self}` for tare itself"
 
 // bracket puts an IPv6 address into brackets, as in an address with a port.
@@ -138,12 +141,12 @@ func (p Place) port() string {
 	return unlessZero(uint64(p.Port))
 }
 
-// seconds are whole: the tools that are told for how long to run take no others.
-func (p Place) seconds() string {
-	if p.Duration <= 0 {
+// wholeSeconds are rounded up: the tools that are told for how long to run take no others.
+func wholeSeconds(d time.Duration) string {
+	if d <= 0 {
 		return ""
 	}
-	return strconv.FormatFloat(math.Ceil(p.Duration.Seconds()), 'f', -1, 64)
+	return strconv.FormatFloat(math.Ceil(d.Seconds()), 'f', -1, 64)
 }
 
 func unlessZero(n uint64) string {

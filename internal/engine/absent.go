@@ -28,8 +28,7 @@ func (s *Spec) LeaveOutAbsent() (map[string]string, error) {
 				case sec.Name == "arms" && program.Optional(p.Options):
 					absent[name] = fmt.Sprintf("%s; %s", missing, fault.MendOf(missing))
 				default:
-					hint := fault.MendOf(missing) + "; or write optional: true, and the run goes on without the arm"
-					return nil, fault.Wrap(missing, fault.Machine, sec.Path(name), hint, "this machine cannot run the arm")
+					return nil, cannotRun(sec, name, missing)
 				}
 			}
 		}
@@ -40,6 +39,15 @@ func (s *Spec) LeaveOutAbsent() (map[string]string, error) {
 	maps.DeleteFunc(s.Arms, func(name string, _ *kind.Part) bool { return absent[name] != "" })
 	s.dropIdleFactors()
 	return absent, nil
+}
+
+// cannotRun is the error of a part whose program is missing and which must not be left out.
+func cannotRun(sec kind.Section, name string, missing error) error {
+	what, hint := "part", fault.MendOf(missing)
+	if sec.Name == "arms" {
+		what, hint = "arm", hint+"; or write optional: true, and the run goes on without the arm"
+	}
+	return fault.Wrap(missing, fault.Machine, sec.Path(name), hint, "this machine cannot run the %s", what)
 }
 
 // dropIdleFactors leaves out factors that set nothing any more: they would repeat every trial, and be refused when the

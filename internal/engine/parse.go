@@ -317,7 +317,7 @@ func (d *decoder) part(n document.Node, what, kindKey string, as kind.Role, hasT
 		mend := fmt.Sprintf("write %s: and one of %s", kindKey, strings.Join(kind.Names(as), ", "))
 		return nil, d.Fail(n, mend, "%s has no %q", what, kindKey)
 	}
-	hasTo = hasTo && p.GoesTo()
+	hasTo = hasTo && p.TakesTo()
 	settings := p.Settings()
 	known := []string{kindKey, "limits"}
 	if kindKey == "kind" {
@@ -343,7 +343,7 @@ func (d *decoder) part(n document.Node, what, kindKey string, as kind.Role, hasT
 		}
 		return err
 	})
-	if err == nil && hasTo && p.To == "" {
+	if err == nil && hasTo && p.To == "" && p.GoesTo() {
 		err = d.Fail(n, "write to: and the name of the application", "%s has no %q", what, "to")
 	}
 	return p, err

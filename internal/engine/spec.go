@@ -394,7 +394,7 @@ func (s *Spec) checkPart(path string, p *kind.Part) error {
 	if to == nil && p.To != "" {
 		return fmt.Errorf("it goes to %q, which does not run at one of the levels", p.To)
 	}
-	if to != nil && to.Kind.About().Protocol != p.Kind.About().Protocol {
+	if to != nil && !kind.Reaches(p.Kind.About(), to.Kind.About()) {
 		return fmt.Errorf("a load of kind %s cannot go to an application of kind %s", p.Name(), to.Name())
 	}
 	if err := s.CheckCopies(p); err != nil {

@@ -79,6 +79,7 @@ type trial struct {
 	apps       map[string]kind.App // those that serve
 	loads      map[string]*role.Child
 	wants      map[string]role.Wants // of the loads
+	hosted     map[string]any        // what the Join of each application gave
 	joined     map[string]any        // what the Join of each load gave
 	own        any                   // what the Join of the subject gave; nil where it does not join
 	processes  []*role.Child         // of the subject
@@ -93,7 +94,8 @@ func newTrial(m Machine, s *Spec, p record.PlannedTrial, attempt int, dir string
 	return &trial{
 		machine: m, spec: s, arm: p.Arm, subject: s.Of(p.Arm), index: p.Index, attempt: attempt, dir: dir, seed: seed,
 		groups: map[string]*placement.Group{}, roles: map[string]measured.GroupRole{}, apps: map[string]kind.App{},
-		loads: map[string]*role.Child{}, wants: map[string]role.Wants{}, joined: map[string]any{}, evidence: map[string]any{},
+		loads: map[string]*role.Child{}, wants: map[string]role.Wants{}, hosted: map[string]any{}, joined: map[string]any{},
+		evidence: map[string]any{},
 	}
 }
 
@@ -195,6 +197,8 @@ func (x *trial) measure(ctx context.Context) error {
 	}
 	lap("measured")
 	x.pids = x.processesByComponent()
+	measured.MarkRoles(t.Ledger, x.roles) // some of the trial's groups may be elsewhere than below its own
+
 	if err := x.results(ctx); err != nil {
 		return err
 	}
@@ -213,11 +217,14 @@ func (x *trial) measure(ctx context.Context) error {
 	return context.Cause(ctx) // an application or the subject may have died and taken nobody with it
 }
 
-// parts are what takes part in the trial beyond its process: the subject, then loads by name.
+// parts are what takes part in the trial beyond its process: the subject, then loads by name, then applications.
 func (x *trial) parts() []any {
 	parts := []any{x.own}
 	for _, name := range slices.Sorted(maps.Keys(x.joined)) {
 		parts = append(parts, x.joined[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(x.hosted)) {
+		parts = append(parts, x.hosted[name])
 	}
 	return parts
 }
@@ -238,6 +245,9 @@ func each[H any](parts []any, call func(H) error) error {
 // loads, which must find both.
 func (x *trial) setUp(ctx context.Context) (err error) {
 	if err := x.makeTree(); err != nil {
+		return err
+	}
+	if err := x.joinApplications(); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(x.spec.Loads)) {
@@ -331,6 +341,9 @@ func inParallel(parts map[string]*kind.Part, do func(string, *kind.Part) error) 
 }
 
 func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) error {
+	if s, ok := x.hosted[name].(kind.Server); ok {
+		return x.serve(ctx, name, s)
+	}
 	argv, err := x.argv(kind.Application, part, kind.Site{})
 	if err != nil {
 		return err
@@ -406,6 +419,9 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 		}
 		at.Served = true
 	}
+	if g, ok := x.joined[name].(kind.Generator); ok {
+		return g.Aim(ctx, at)
+	}
 	argv, err := x.argv(kind.Load, part, at)
 	if err != nil {
 		return err
@@ -471,7 +487,7 @@ func (x *trial) begin(ctx context.Context) (role.Schedule, error) {
 			return s, fmt.Errorf("starting the work of %s: %w", x.arm, err)
 		}
 	}
-	return s, nil
+	return s, x.generate(ctx, s)
 }
 
 // worker is the process of a subject that does measured work itself; nil where it does none.
@@ -530,6 +546,9 @@ func (x *trial) results(ctx context.Context) error {
 			return err
 		}
 		t.Loads[name] = r
+	}
+	if err := x.takeGenerated(ctx); err != nil {
+		return err
 	}
 	if worker := x.worker(); worker != nil {
 		t.Work = &load.Result{}

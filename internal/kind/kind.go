@@ -32,12 +32,24 @@ type About struct {
 	Summary  string // one line, for lists
 	Settings []param.Setting
 
-	// Protocol is what an application serves and a load speaks: a load goes to applications of its own protocol. An
-	// application without one serves nobody, and a load without one goes to none.
+	// Protocol is what an application serves and a load speaks: a load goes to applications of its own protocol, or
+	// of AnyProtocol. An application without one serves nobody, and a load without one goes to none.
 	Protocol string
 
 	// Label is of subjects: the setting by which one is told from another of its kind. Empty: they go by Name.
 	Label string
+}
+
+// AnyProtocol is the Protocol of applications and loads that are anybody's programs: what they speak is not known here,
+// and whether two of them understand each other shows when they run.
+const AnyProtocol = "any"
+
+// Reaches reports whether a load can go to an application, by what the two speak.
+func Reaches(load, application About) bool {
+	if load.Protocol == "" || application.Protocol == "" {
+		return false
+	}
+	return load.Protocol == application.Protocol || load.Protocol == AnyProtocol || application.Protocol == AnyProtocol
 }
 
 // Guest is an application, a load or a subject.
@@ -119,6 +131,11 @@ type Worker interface {
 // Holder is a load that can mean to have all its connections open at once.
 type Holder interface {
 	HoldsConnections(param.Values) bool
+}
+
+// Standalone is a load that can go to an application, and does without one where a spec names none.
+type Standalone interface {
+	StandsAlone()
 }
 
 // Saturating is a load that can be as fast as it goes: then what it takes of the machine is a result.

@@ -36,8 +36,14 @@ func (p *Part) Settings() []param.Setting { return p.Kind.About().Settings }
 // Count is how many copies of the part run.
 func (p *Part) Count() int { return max(1, int(p.Options.Float(CountSetting))) }
 
-// GoesTo reports whether the part, a load, goes to an application.
-func (p *Part) GoesTo() bool { return p.Kind.About().Protocol != "" }
+// TakesTo reports whether the part, a load, can go to an application.
+func (p *Part) TakesTo() bool { return p.Kind.About().Protocol != "" }
+
+// GoesTo reports whether the part, a load, goes to an application: because its spec names one, or because it must.
+func (p *Part) GoesTo() bool {
+	_, alone := p.Kind.(Standalone)
+	return p.To != "" || p.TakesTo() && !alone
+}
 
 // Works reports whether the part, a subject, does measured work itself.
 func (p *Part) Works() bool {

@@ -14,9 +14,9 @@ import (
 	"tare/internal/role"
 )
 
-// Joiner is a guest that takes part in trials beyond its own process. Join is called once for each part of a trial
-// before anything is started: for loads first, then for the subject. What it returns is the part's own for this trial,
-// on which the engine looks for the hooks below; Close is called in the end, whatever happened.
+// Joiner is a guest that takes part in trials beyond its own process. Join is called once for each part of a trial before
+// anything is started: for applications first, then for loads, then for the subject. What it returns is the part's own
+// for this trial, on which the engine looks for the hooks below; Close is called in the end, whatever happened.
 type Joiner interface {
 	Join(t Trial, name string, part *Part) (any, error)
 }
@@ -33,6 +33,21 @@ type (
 	// one process by its Command, if it has one. Of a subject that works, the first that it starts does the work.
 	Starter interface {
 		Start(context.Context) error
+	}
+
+	// Server is an application that is started in another way than as a process by its Command. Serve starts it, or
+	// finds it, and returns when it is ready. One with an empty address serves nobody.
+	Server interface {
+		Serve(context.Context) (App, error)
+	}
+
+	// Generator is a load that is started in another way than as a process by its Command. Aim is called instead of
+	// starting it, after the applications and the subject; Generate at the begin of the schedule, and returns once the
+	// load is under way; Result when the window is closed and the trial's ledger is there.
+	Generator interface {
+		Aim(context.Context, Site) error
+		Generate(context.Context, role.Schedule) error
+		Result(context.Context) (load.Result, error)
 	}
 
 	// Addresser is a subject that serves applications: Address is where loads find one, host:port.
@@ -103,6 +118,11 @@ type Trial interface {
 
 	// LoadGroup is the group of a load, made before its process is there.
 	LoadGroup(load string) (*placement.Group, error)
+	// PartGroup is the group of an application or a load that its guest starts by itself. What runs in it is charged
+	// to that part.
+	PartGroup(name string) (*placement.Group, error)
+	// Observe charges a group that the trial did not make, by its path, to an application that runs there already.
+	Observe(application, path string)
 	// SubjectGroup is a group of the subject: of a component, or where that is empty the subject's only one. limits are
 	// as in a spec; what is charged to the group is charged to the subject. The groups of components are in one that has
 	// the limits of the subject's part, which thus hold for all components together, save that each has the pin of the

@@ -2,10 +2,16 @@
 // runs as a process of its own; this package is the shape of its answer.
 package load
 
+import "encoding/json"
+
 // The modes of a generator.
 const (
 	Open   = "open"   // by an absolute schedule
 	Closed = "closed" // as fast as answers come
+
+	// Outside is of a program that tells nothing of what it did between the edges of the window: it is measured from
+	// outside, and all counts and times of requests in its Result are without meaning.
+	Outside = "outside"
 )
 
 // The names of histograms.
@@ -30,7 +36,7 @@ type Slice struct {
 // intended start: one that was intended inside the window counts, whenever it ended.
 type Result struct {
 	Generator string `json:"generator"` // http, exec, ...
-	Mode      string `json:"mode"`      // open (absolute schedule) or closed (as fast as answers come)
+	Mode      string `json:"mode"`      // open (absolute schedule), closed (as fast as answers come) or outside
 	Arrivals  string `json:"arrivals"`  // constant or poisson; empty when closed
 
 	Seconds        float64 `json:"seconds"`         // length of the measured window
@@ -60,6 +66,9 @@ type Result struct {
 
 	// Counts are what the work took, by name, from a generator that counts it (package subject/storebench).
 	Counts map[string]float64 `json:"counts,omitempty"`
+
+	// Own is what only this generator tells, in a form that its folder declares; null where there is none.
+	Own json.RawMessage `json:"own,omitempty"`
 
 	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
 	CPUs       float64 `json:"cpus"`        // what it could have used: its limit or affinity, in CPUs

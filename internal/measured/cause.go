@@ -47,6 +47,7 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	capacity, own := l.CPU.Capacity, 0.0
 	d.Stolen = l.CPU.Steal / capacity
 	groups := map[string]float64{}
+	mine := ownGroup(l, tree)
 	for _, g := range l.Cgroups {
 		switch {
 		case g.CPUSeconds == nil:
@@ -55,8 +56,16 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 			if g.BPFInsideSeconds != nil {
 				own -= *g.BPFInsideSeconds // the lines below are without it
 			}
-		case g.Path != "/" && strings.LastIndexByte(g.Path, '/') == 0 && !Within(tree, g.Path):
+		case g.Path != "/" && strings.LastIndexByte(g.Path, '/') == 0 && !Within(tree, g.Path) && !mine(g.Path):
 			groups[g.Path] = *g.CPUSeconds
+		}
+	}
+	for _, g := range observed(l, tree) {
+		if g.CPUSeconds != nil {
+			own += *g.CPUSeconds
+			if g.BPFInsideSeconds != nil {
+				own -= *g.BPFInsideSeconds
+			}
 		}
 	}
 	for _, line := range l.CPU.Lines {
@@ -66,7 +75,7 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	}
 	d.Foreign = max(0, d.Foreign-own) / capacity
 
-	ours := func(pid int, group string) bool { return pid == self || group != "" && Within(group, tree) }
+	ours := func(pid int, group string) bool { return pid == self || group != "" && mine(group) }
 	busy := map[string]float64{}
 	if n := l.Noise; n != nil {
 		d.Stolen = max(d.Stolen, n.StolenSeconds/capacity)

@@ -36,16 +36,50 @@ func NewRole(role kind.Role, name string) GroupRole {
 func (m *Measured) SetRoles(roles map[string]GroupRole) {
 	m.roles = roles
 	for _, l := range m.ledgers() {
-		for i := range l.Cgroups {
-			if r, ok := roles[l.Cgroups[i].Path]; ok {
-				l.Cgroups[i].Role, l.Cgroups[i].Charged = string(r.Role), r.Charged
-			}
-		}
+		MarkRoles(l, roles)
 		of := *m
 		of.Ledger = l
 		of.chargeSubject()
 		l.Settle()
 	}
+}
+
+// MarkRoles says in a ledger what each group of a trial was for.
+func MarkRoles(l *ledger.Ledger, roles map[string]GroupRole) {
+	for i := range l.Cgroups {
+		if r, ok := roles[l.Cgroups[i].Path]; ok {
+			l.Cgroups[i].Role, l.Cgroups[i].Charged = string(r.Role), r.Charged
+		}
+	}
+}
+
+// ownGroup gives a function that reports whether a group belongs to a trial: it is one of the trial's own, at or below
+// tree, or of an application that ran before the trial and is only observed.
+func ownGroup(l *ledger.Ledger, tree string) func(group string) bool {
+	groups := []string{tree}
+	for _, g := range observed(l, tree) {
+		groups = append(groups, g.Path)
+	}
+	return func(path string) bool {
+		return slices.ContainsFunc(groups, func(group string) bool { return Within(path, group) })
+	}
+}
+
+// observed are the groups of a ledger that have a part in a trial and were not made for it, without those within
+// another of them.
+func observed(l *ledger.Ledger, tree string) (groups []ledger.Cgroup) {
+	for _, g := range l.Cgroups {
+		if g.Role == "" || g.Role == string(kind.Self) || Within(g.Path, tree) {
+			continue
+		}
+		inner := slices.ContainsFunc(l.Cgroups, func(o ledger.Cgroup) bool {
+			return o.Role != "" && o.Path != g.Path && !Within(o.Path, tree) && Within(g.Path, o.Path)
+		})
+		if !inner {
+			groups = append(groups, g)
+		}
+	}
+	return groups
 }
 
 // chargeSubject charges the subject's programs and maps to it, wherever they ran and whoever pays for them.

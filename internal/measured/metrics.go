@@ -133,8 +133,8 @@ var coreMetrics = []Metric{
 	latency(load.Lag, NeedNothing, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
 	orRunning(latency(load.OwnLag, NeedNothing, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free")),
 	orRunning(latency(load.OwnLag, NeedNothing, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free")),
-	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window."}, Value: func(m *Measured) (float64, bool) {
-		return m.Sum(func(r load.Result) float64 { return r.Rate }), len(m.Loads) > 0
+	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window. Left out where a load does not tell how many were."}, Value: func(m *Measured) (float64, bool) {
+		return m.Sum(func(r load.Result) float64 { return r.Rate }), len(m.Loads) > 0 && !m.outside()
 	}},
 	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput, Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing, Outcome: true, How: "Requests that failed or stayed unanswered, of those intended."}, Value: func(m *Measured) (float64, bool) {
 		intended := m.Sum(func(r load.Result) float64 { return float64(r.Intended) })
@@ -146,7 +146,7 @@ var coreMetrics = []Metric{
 		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Load) }},
 	{Definition: metric.Definition{Name: "bpf_server_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "The same for the groups of the applications (the servers)."},
 		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Application) }},
-	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Family: "cpu", What: "CPU time", Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true, How: "CPU time of the trial's control group, which holds applications, loads and subject, per connection that the loads opened. eBPF programs that run in their tasks are inside."}, Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
+	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Family: "cpu", What: "CPU time", Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true, How: "CPU time of the trial's control group, which holds applications, loads and subject, and of applications that are only observed, per connection that the loads opened. eBPF programs that run in their tasks are inside."}, Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true, Better: metric.Lower, Needs: NeedRequestCost, Headline: true, How: "The same per request answered."}, Value: Per((*Measured).CPURate, (*Measured).RequestRate)},
 }
 
@@ -267,14 +267,25 @@ func WorkCount(name string) func(*Measured) (float64, bool) {
 	}
 }
 
-// ConnectionRate is how many connections the loads opened per second.
+// outside reports whether one of the loads does not tell what it did between the edges of the window: then sums over
+// the loads would be of some of them only.
+func (m *Measured) outside() bool {
+	for _, r := range m.Loads {
+		if r.Mode == load.Outside {
+			return true
+		}
+	}
+	return false
+}
+
+// ConnectionRate is how many connections the loads opened per second; false where one of them does not tell.
 func (m *Measured) ConnectionRate() (float64, bool) {
-	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Opened), r.Seconds) }), true
+	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Opened), r.Seconds) }), !m.outside()
 }
 
 // RequestRate is false where each request has a connection of its own: what it costs stands under its connection.
 func (m *Measured) RequestRate() (float64, bool) {
-	if m.Events != nil {
+	if m.Events != nil || m.outside() {
 		return 0, false // an exec is no request: its costs stand under events
 	}
 	if opened, done := m.Sum(func(r load.Result) float64 { return float64(r.Opened) }), m.Sum(func(r load.Result) float64 { return float64(r.Done) }); opened >= 0.99*done {
@@ -354,13 +365,20 @@ func Within(path, group string) bool {
 	return path == group || strings.HasPrefix(path, strings.TrimSuffix(group, "/")+"/")
 }
 
-// CPURate is the CPU time of the trial's group per second.
+// CPURate is the CPU time per second of the trial's group, and of applications that are observed elsewhere.
 func (m *Measured) CPURate() (float64, bool) {
 	i := slices.IndexFunc(m.Ledger.Cgroups, func(g ledger.Cgroup) bool { return g.Path == m.Tree })
-	if i < 0 || m.Ledger.Cgroups[i].CPUSeconds == nil || m.Ledger.Window.Seconds <= 0 {
+	if i < 0 || m.Ledger.Window.Seconds <= 0 {
 		return 0, false
 	}
-	return *m.Ledger.Cgroups[i].CPUSeconds / m.Ledger.Window.Seconds, true
+	total := 0.0
+	for _, g := range append(observed(m.Ledger, m.Tree), m.Ledger.Cgroups[i]) {
+		if g.CPUSeconds == nil {
+			return 0, false
+		}
+		total += *g.CPUSeconds
+	}
+	return total / m.Ledger.Window.Seconds, true
 }
 
 // SubjectMaps are the ids of the subject's maps: those it names, those its programs use, and those inside them. Each stands once.

@@ -27,10 +27,15 @@ const (
 	Alone       Need = "alone"       // others left the machine to the trial
 	Windowed    Need = "windowed"    // the counters were read at the edges of the load's window
 	Counted     Need = "counted"     // load and kernel agree on how many events there were
+	Read        Need = "read"        // what a program printed of its own measurements could be read
+	Untouched   Need = "untouched"   // others took little from loads that cannot tell which requests they touched
 )
 
 // Needs lists them all, in the order of the gates.
-var Needs = []Need{Whole, Worked, Paced, PacedAwake, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Probed, Alone, Windowed, Counted}
+var Needs = []Need{
+	Whole, Worked, Paced, PacedAwake, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Probed, Alone,
+	Windowed, Counted, Read, Untouched,
+}
 
 // The needs of the families of metrics. A metric always declares its needs; one that nothing can void has the empty list.
 var (

@@ -183,7 +183,7 @@ func TestTrimNoise(t *testing.T) {
 		n.Stalls = append(n.Stalls, ledger.Stall{From: int64(i), Seconds: float64(i % 2)})
 		n.Occupied = append(n.Occupied, ledger.Stall{From: int64(i), Cgroup: []string{"/tare/trial-1/work", "/other"}[i%2]})
 	}
-	trimNoise(n, "/tare/trial-1")
+	trimNoise(&ledger.Ledger{Noise: n}, "/tare/trial-1")
 	if len(n.Stalls) != maxStallsKept || n.StallsOmitted != 1+maxStallsKept || len(n.Occupied) != maxStallsKept || n.OccupiedMissed != 0 {
 		t.Fatalf("%d stalls and %d omitted, %d occupied and %d omitted", len(n.Stalls), n.StallsOmitted, len(n.Occupied), n.OccupiedMissed)
 	}

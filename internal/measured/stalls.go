@@ -32,9 +32,10 @@ func StallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 			l.Noise.StallsOmitted+l.Noise.OccupiedMissed)
 		return s
 	}
+	mine := ownGroup(l, tree)
 	s.Spans = l.Noise.Spans(func(one ledger.Stall) bool {
 		if one.Cause == ledger.Neighbour {
-			return !shared && one.Cgroup != "" && !Within(one.Cgroup, tree) && !ledger.KernelThread(one.Comm)
+			return !shared && one.Cgroup != "" && !mine(one.Cgroup) && !ledger.KernelThread(one.Comm)
 		}
 		return one.Cause == ledger.Hypervisor
 	})

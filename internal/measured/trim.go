@@ -27,7 +27,7 @@ func (m *Measured) trimOne(l *ledger.Ledger) {
 	l.Cgroups = slices.DeleteFunc(l.Cgroups, func(g ledger.Cgroup) bool {
 		return !Within(g.Path, m.Tree) && g.Role == "" && (g.Vanished || strings.Count(g.Path, "/") > 1)
 	})
-	trimNoise(l.Noise, m.Tree)
+	trimNoise(l, m.Tree)
 	of := *m
 	of.Ledger = l
 	keep := of.SubjectMaps()
@@ -65,11 +65,13 @@ func (m *Measured) trimOne(l *ledger.Ledger) {
 const maxStallsKept = 256
 
 // trimNoise leaves out where the trial's own processes held a CPU, which is what is measured and no noise, and all but the longest stalls.
-func trimNoise(n *ledger.Noise, tree string) {
+func trimNoise(l *ledger.Ledger, tree string) {
+	n := l.Noise
 	if n == nil {
 		return
 	}
-	n.Occupied = slices.DeleteFunc(n.Occupied, func(s ledger.Stall) bool { return Within(s.Cgroup, tree) })
+	mine := ownGroup(l, tree)
+	n.Occupied = slices.DeleteFunc(n.Occupied, func(s ledger.Stall) bool { return mine(s.Cgroup) })
 	n.Stalls, n.StallsOmitted = longest(n.Stalls, n.StallsOmitted)
 	n.Occupied, n.OccupiedMissed = longest(n.Occupied, n.OccupiedMissed)
 }

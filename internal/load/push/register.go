@@ -2,6 +2,7 @@ package push
 
 import (
 	"encoding/json"
+	"fmt"
 	"strconv"
 
 	"tare/internal/app/mesh"
@@ -30,6 +31,14 @@ func (guest) Command(at kind.Site) []string {
 	var app mesh.Ready
 	_ = json.Unmarshal(at.Ready, &app) // what is none of a mesh has no such address, and the load cannot dial that
 	return []string{"load", "push", "--role", "--mesh=" + app.Control, "--seed=" + strconv.FormatUint(at.Seed, 10)}
+}
+
+// CheckSetup refuses an application that is no mesh: nothing else takes changes.
+func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
+	if a := s.Applications[part.To]; a != nil && a.Kind.About().Protocol != mesh.Protocol {
+		return fmt.Errorf("a load of kind push cannot go to an application of kind %s", a.Name())
+	}
+	return nil
 }
 
 // Metrics are those of its changes.

@@ -103,6 +103,16 @@ func How(name string) string {
 	return ""
 }
 
+// Clock says what the clock of a tool measures, for people; empty for a tool that is not known.
+func Clock(name string) string {
+	for _, p := range parsers {
+		if p.name == name {
+			return p.clock
+		}
+	}
+	return ""
+}
+
 // wrappers are programs whose arguments end in the command that they run.
 var wrappers = []string{
 	"chrt", "env", "ionice", "nice", "nohup", "numactl", "setarch", "setpriv", "stdbuf", "sudo", "taskset", "time",

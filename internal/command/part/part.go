@@ -1,0 +1,88 @@
+// Package part runs a command as an application or a load of a trial: in the part's own control group, with a directory
+// of its own.
+package part
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path"
+	"strings"
+
+	"tare/internal/command"
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/kind"
+	"tare/internal/placement"
+)
+
+// Part is a command in a trial. Close it in the end, whatever happened.
+type Part struct {
+	Trial kind.Trial
+	Name  string // of the part
+
+	group   *placement.Group
+	dir     string // its own, once it has one
+	running *command.Running
+}
+
+// Place makes the part's control group and its directory, and gives what a command line may say of them, with a TCP
+// port that is free.
+func (p *Part) Place() (command.Place, error) {
+	place := command.Place{Self: p.Trial.Self()}
+	var err error
+	if p.group, err = p.Trial.PartGroup(p.Name); err != nil {
+		return place, err
+	}
+	if p.dir, err = os.MkdirTemp(p.Trial.Dir(), p.Name+"-"); err != nil {
+		return place, fault.Wrap(err, fault.Machine, p.Trial.Dir(), "make room, or name another directory with --out",
+			"the files of %s cannot be written", p.Name)
+	}
+	place.Dir = p.dir
+	if h, ok := p.Trial.Cgroups().V2(); ok {
+		place.CgroupDir = p.group.V2Dir()
+		place.CgroupPath = path.Join("/", strings.TrimPrefix(place.CgroupDir, h.Mount))
+		if place.CgroupID, err = cgroup.ID(place.CgroupDir); err != nil {
+			return place, err
+		}
+	}
+	place.Port, err = freePort()
+	return place, err
+}
+
+// freePort is a TCP port of the loopback address that nobody uses at this moment.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("looking for a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// Start starts the command in the group, which Place has made. onEnd is that of command.Start.
+func (p *Part) Start(c command.Command, onEnd func(error)) (*command.Running, error) {
+	if h, ok := p.Trial.Cgroups().CPU(); ok {
+		c.CgroupDir, _ = h.Dir(p.group.Path())
+	}
+	var err error
+	p.running, err = command.Start(c, p.group.Start, onEnd)
+	return p.running, err
+}
+
+// GroupPath is the identity of the control group, as the ledger has it.
+func (p *Part) GroupPath() string { return p.group.Path() }
+
+// Close ends the command, in the way that it asks for, and removes its directory.
+func (p *Part) Close() error {
+	if p.running != nil {
+		p.running.Stop()
+	}
+	if p.dir == "" {
+		return nil
+	}
+	if err := os.RemoveAll(p.dir); err != nil {
+		return fmt.Errorf("removing the files of %s: %w", p.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+
+	"tare/internal/kind"
+	"tare/internal/measured"
+	"tare/internal/placement"
+	"tare/internal/role"
+)
+
+// This file is of applications and loads that their guests start by themselves: kind.Server and kind.Generator.
+
+// joinApplications has the applications of a trial join it.
+func (x *trial) joinApplications() (err error) {
+	for _, name := range slices.Sorted(maps.Keys(x.spec.Applications)) {
+		part := x.spec.Applications[name]
+		if j, ok := part.Kind.(kind.Joiner); ok {
+			if x.hosted[name], err = j.Join(x, name, part); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// serve starts an application by its hook.
+func (x *trial) serve(ctx context.Context, name string, s kind.Server) error {
+	app, err := s.Serve(ctx)
+	if err != nil {
+		return fmt.Errorf("starting %s: %w", name, err)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if app.Address != "" { // else it serves nobody
+		x.apps[name] = app
+	}
+	return nil
+}
+
+// generators are the loads of the trial that their guests start, by name.
+func (x *trial) generators() map[string]kind.Generator {
+	all := map[string]kind.Generator{}
+	for name, part := range x.joined {
+		if g, ok := part.(kind.Generator); ok {
+			all[name] = g
+		}
+	}
+	return all
+}
+
+// generate starts the generators when the schedule begins.
+func (x *trial) generate(ctx context.Context, s role.Schedule) error {
+	all := x.generators()
+	if len(all) == 0 {
+		return nil
+	}
+	if err := sleepUntil(ctx, s.Begin); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if err := all[name].Generate(ctx, s); err != nil {
+			return fmt.Errorf("starting the load %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// takeGenerated takes the results of the generators.
+func (x *trial) takeGenerated(ctx context.Context) error {
+	all := x.generators()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		r, err := all[name].Result(ctx)
+		if err != nil {
+			return fmt.Errorf("the load %s: %w", name, err)
+		}
+		x.record.Loads[name] = r
+	}
+	return nil
+}
+
+func (x *trial) PartGroup(name string) (*placement.Group, error) {
+	part, as := x.spec.Loads[name], kind.Load
+	if part == nil {
+		part, as = x.spec.Applications[name], kind.Application
+	}
+	return x.group(path.Join(kind.WorkGroup, name), measured.NewRole(as, name), part.Limits)
+}
+
+func (x *trial) Observe(application, group string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.roles[group] = measured.NewRole(kind.Application, application)
+}

@@ -1,0 +1,183 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"tare/internal/host/cgroup"
+	"tare/internal/ledger"
+	"tare/internal/record"
+)
+
+// needsPrograms skips a test for which a program is missing that test/setup installs.
+func needsPrograms(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("needs %s: run test/setup", name)
+		}
+	}
+}
+
+// runSpec runs a spec in its short form and gives the first attempts at its trials.
+func runSpec(t *testing.T, spec string) []record.Trial {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "spec.yaml"), []byte(spec), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"run", "./spec.yaml", "--quick", "--seed", "1", "--out", "run"}
+	out := command{args: args, dir: dir}.start(t).wait(t)
+	c, err := record.Read(filepath.Join(dir, "run"))
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	trials := firstAttempts(c)
+	for _, tr := range trials {
+		if tr.Validity.Failed != "" {
+			t.Fatalf("%s at %v failed: %s", tr.Arm, tr.Factors, tr.Validity.Failed)
+		}
+	}
+	return trials
+}
+
+// TestCommandsPage runs the example of docs/commands.md: nginx under wrk and under Tare's own load. Each tells what it
+// measured, in metrics that are not the other's, and both find the same server.
+func TestCommandsPage(t *testing.T) {
+	needsRoot(t)
+	needsPrograms(t, "nginx", "wrk")
+	page, err := os.ReadFile("../../docs/commands.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	example := regexp.MustCompile("(?s)```yaml\n(name: clocks\n.*?)```").FindSubmatch(page)
+	if example == nil {
+		t.Fatal("docs/commands.md has no example")
+	}
+	trials := runSpec(t, string(example[1]))
+	if len(trials) != 4 {
+		t.Fatalf("%d trials", len(trials))
+	}
+	for _, tr := range trials {
+		m := tr.Metrics
+		ours, theirs := m["throughput_per_second"], m["tool_rate_per_second"]
+		if wrk := tr.Factors["load"] == "wrk"; wrk != (theirs > 0) || wrk == (ours > 0) ||
+			wrk != (m["tool_latency_p50_seconds"] > 0) || wrk == (m["latency_p50_seconds"] > 0) {
+			t.Errorf("under %s: %v", tr.Factors["load"], m)
+		}
+		// The counters are of the groups, whoever makes the load: both programs are pinned, and work without a pause.
+		if m["app_cpu_share"] <= 0 || m["load_cpu_share"] <= 0 {
+			t.Errorf("under %s the server used %v of the machine, the load %v", tr.Factors["load"], m["app_cpu_share"],
+				m["load_cpu_share"])
+		}
+		if rate := ours + theirs; rate < 1000 {
+			t.Errorf("under %s nginx answers %v requests a second", tr.Factors["load"], rate)
+		}
+	}
+	var own struct {
+		Said struct{ Requests, Rate, Seconds float64 }
+	}
+	wrk := slices.IndexFunc(trials, func(tr record.Trial) bool { return tr.Factors["load"] == "wrk" })
+	if err := json.Unmarshal(trials[wrk].Loads["wrk"].Own, &own); err != nil {
+		t.Fatal(err)
+	}
+	if s := own.Said; s.Requests == 0 || s.Requests/s.Seconds < 0.9*s.Rate || s.Requests/s.Seconds > 1.1*s.Rate {
+		t.Errorf("wrk says %+v", s)
+	}
+}
+
+// TestObservedApplication: a server that ran before in a group of its own is weighed where it is, and left as it was.
+func TestObservedApplication(t *testing.T) {
+	needsRoot(t)
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, ok := layout.CPU()
+	if !ok {
+		t.Skip("needs a hierarchy of control groups that counts CPU time")
+	}
+	name := fmt.Sprintf("e2e-observed-%d", os.Getpid())
+	dir := filepath.Join(h.Mount, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	}()
+	address := unusedAddress(t)
+	server := exec.Command(bin, "app", "http", "--listen", address)
+	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread() // the kernel ties the server's life to the thread that started it
+	defer runtime.UnlockOSThread()
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	}()
+	pid := strconv.Itoa(server.Process.Pid)
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(pid), 0); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		c, err := net.Dial("tcp", address)
+		if err == nil {
+			_ = c.Close()
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	identity := h.Identity("/" + name)
+	trials := runSpec(t, fmt.Sprintf(`name: observed
+question: What does it cost a server to serve?
+blocks: 1
+warmup: 200ms
+duration: 500ms
+applications: {web: {kind: command, observe: "cgroup:%s", address: "%s"}}
+loads: {client: {kind: http, to: web, rate: 2000}}
+`, identity, address))
+	for _, tr := range trials {
+		groups := tr.Ledger.Cgroups
+		i := slices.IndexFunc(groups, func(g ledger.Cgroup) bool { return g.Path == identity })
+		if i < 0 || groups[i].Role != "app" || groups[i].Workload != "web" || groups[i].CPUSeconds == nil ||
+			*groups[i].CPUSeconds <= 0 {
+			t.Fatalf("the group %s is not in the record as the application: %+v", identity, groups)
+		}
+		// What a request costs has the server's part in it.
+		done := float64(tr.Loads["client"].Done)
+		if m := tr.Metrics; m["app_cpu_share"] <= 0 || m["cpu_seconds_per_request"] <= *groups[i].CPUSeconds/done {
+			t.Errorf("the server used %v s for %v requests: %v", *groups[i].CPUSeconds, done, m)
+		}
+	}
+	if now, err := layout.PathOf(server.Process.Pid); err != nil || now != identity {
+		t.Errorf("the server is in %s now, %v", now, err)
+	}
+}
+
+// unusedAddress is one of the loopback that nobody listens at.
+func unusedAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
