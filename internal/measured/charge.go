@@ -44,11 +44,13 @@ func (m *Measured) SetRoles(roles map[string]GroupRole) {
 	}
 }
 
-// MarkRoles says in a ledger what each group of a trial was for.
+// MarkRoles says in a ledger what each group of a trial was for. Groups that were for nothing in it have no role.
 func MarkRoles(l *ledger.Ledger, roles map[string]GroupRole) {
 	for i := range l.Cgroups {
-		if r, ok := roles[l.Cgroups[i].Path]; ok {
-			l.Cgroups[i].Role, l.Cgroups[i].Charged = string(r.Role), r.Charged
+		g := &l.Cgroups[i]
+		g.Role = ""
+		if r, ok := roles[g.Path]; ok {
+			g.Role, g.Charged = string(r.Role), r.Charged
 		}
 	}
 }
