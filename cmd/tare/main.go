@@ -1,4 +1,5 @@
-// Tare weighs infrastructure: what service meshes, eBPF programs, sandboxes and tracers cost a machine and its applications.
+// Tare weighs infrastructure: what service meshes, eBPF programs, sandboxes and tracers cost a machine and its
+// applications.
 package main
 
 import (

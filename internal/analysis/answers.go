@@ -133,8 +133,8 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 	return 0, false
 }
 
-// VisibleIn is the smallest difference that can be seen in the arm of an estimate, or what the twins show where the arm has no
-// interval of its own.
+// VisibleIn is the smallest difference that can be seen in the arm of an estimate, or what the twins show where the arm
+// has no interval of its own.
 func (s *Summary) VisibleIn(e *Estimate) (float64, bool) {
 	if d := e.Difference; d != nil && d.SmallestVisible != nil {
 		return *d.SmallestVisible, true
@@ -257,8 +257,8 @@ func (p *prose) has(e *Estimate) bool {
 	return e.Arm == p.arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, p.at)
 }
 
-// loadsPart says how much of the arm's eBPF time ran in the control groups of the loads, by their name. It is a part of all that the arm
-// ran, so it says nothing of a difference to a baseline that runs programs, too.
+// loadsPart says how much of the arm's eBPF time ran in the control groups of the loads, by their name. It is a part of
+// all that the arm ran, so it says nothing of a difference to a baseline that runs programs, too.
 func (p *prose) loadsPart(loads []string) string {
 	share := p.peek("bpf_client_share")
 	if share == nil || len(loads) == 0 {

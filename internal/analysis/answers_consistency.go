@@ -8,8 +8,8 @@ import (
 	"tare/internal/record"
 )
 
-// consistencyAnswers say first which stores lost or misled no connection, and then of each how many connections came where, and for how long old
-// endpoints were seen.
+// consistencyAnswers say first which stores lost or misled no connection, and then of each how many connections came
+// where, and for how long old endpoints were seen.
 func consistencyAnswers(s *Summary, t *table) []Answer {
 	var all []Answer
 	for _, at := range t.levels {
@@ -122,7 +122,8 @@ func pathAnswers(s *Summary, t *table) []Answer {
 	return all
 }
 
-// path words the time of the programs at the first and the last level, and at how many levels it is above the baseline's.
+// path words the time of the programs at the first and the last level, and at how many levels it is above the
+// baseline's.
 func (p *prose) path(t *table) {
 	ends, verdict := p.against(t, "bpf_seconds_per_connection")
 	if len(ends) == 0 {

@@ -16,8 +16,9 @@ const (
 	grain    = 0.03 // what a window can show beyond the limit: a tick or two of overrun, paid back in a later period
 )
 
-// limitAnswers say, for each level, whether the programs' time is inside the limit. What decides is the heaviest program: held by its
-// limit, the group must take no more than that with the program, and be charged for what the program adds to each connection.
+// limitAnswers say, for each level, whether the programs' time is inside the limit. What decides is the heaviest
+// program: held by its limit, the group must take no more than that with the program, and be charged for what the
+// program adds to each connection.
 func limitAnswers(s *Summary, t *table) []Answer {
 	var answers []Answer
 	for _, at := range t.levels {
@@ -88,8 +89,8 @@ func (p *prose) underLimit(used, throttled *Estimate) string {
 	return text
 }
 
-// contexts says in which context the programs ran, and whether that is inside the limit. Whether softirq is depends on how the kernel was
-// built, and shows in what the ledger put inside.
+// contexts says in which context the programs ran, and whether that is inside the limit. Whether softirq is depends on
+// how the kernel was built, and shows in what the ledger put inside.
 func (p *prose) contexts() string {
 	task, softirq := p.find("bpf_limited_task_share"), p.find("bpf_limited_softirq_share")
 	inside := p.find("bpf_limited_inside_share")
@@ -124,7 +125,8 @@ func (p *prose) lighter(arms []string) {
 	}
 }
 
-// saturationAnswers say, for each arm, how the programs' part of the machine goes over the levels, and then each level by itself.
+// saturationAnswers say, for each arm, how the programs' part of the machine goes over the levels, and then each level
+// by itself.
 func saturationAnswers(s *Summary, t *table) []Answer {
 	var answers []Answer
 	for _, arm := range t.subjects() {

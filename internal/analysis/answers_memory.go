@@ -11,12 +11,12 @@ import (
 	"tare/internal/record"
 )
 
-// usableDelay is the longest wait for a CPU up to which a machine is called usable, in seconds: a person at a terminal still gets an answer,
-// and health checks, which allow a second or more, still pass.
+// usableDelay is the longest wait for a CPU up to which a machine is called usable, in seconds: a person at a terminal
+// still gets an answer, and health checks, which allow a second or more, still pass.
 const usableDelay = 1.0
 
-// stressAnswers says what heavy programs do to the machine at each level, and first whether it stays usable. The longest waits are those of
-// all trials together, for "at most" of a median would promise too much.
+// stressAnswers says what heavy programs do to the machine at each level, and first whether it stays usable. The
+// longest waits are those of all trials together, for "at most" of a median would promise too much.
 func stressAnswers(s *Summary, t *table) []Answer {
 	var all []Answer
 	longest, most := 0.0, prose{s: s}
@@ -100,8 +100,8 @@ func (p *prose) stress(t *table, longest float64) {
 	}
 }
 
-// memoryAnswers says for each way of sizing the maps what is fixed, what a service adds, what other ways of counting would say, to whom the maps
-// are charged, and what is left when services go.
+// memoryAnswers says for each way of sizing the maps what is fixed, what a service adds, what other ways of counting
+// would say, to whom the maps are charged, and what is left when services go.
 func memoryAnswers(s *Summary, t *table) []Answer {
 	var all []Answer
 	for _, arm := range t.subjects() {

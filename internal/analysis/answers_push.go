@@ -23,7 +23,8 @@ func pushAnswers(s *Summary, t *table) []Answer {
 	return all
 }
 
-// taken words a time of changes: its median and 99th percentile, as far as the trials have enough changes for them; else their mean.
+// taken words a time of changes: its median and 99th percentile, as far as the trials have enough changes for them;
+// else their mean.
 func (p *prose) taken(metric string) string {
 	mid, high := p.find(metric+"_p50_seconds"), p.find(metric+"_p99_seconds")
 	mean := p.s.Find(metric+"_seconds", p.arm, p.at)

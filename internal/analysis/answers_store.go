@@ -9,7 +9,8 @@ import (
 	"tare/internal/record"
 )
 
-// flushAnswers say first which store is fastest and how the others stand to the baseline over all levels, and then each level by itself.
+// flushAnswers say first which store is fastest and how the others stand to the baseline over all levels, and then each
+// level by itself.
 func flushAnswers(s *Summary, t *table) []Answer {
 	if s.Baseline == "" {
 		return nil
@@ -192,8 +193,8 @@ func (p *prose) holds(t *table) {
 	}
 }
 
-// against gives a metric of the arm at the first and the last level in words, and a verdict over all levels: at how many of
-// them it is, resolved, above or below the baseline's. It leaves the answer at the last level.
+// against gives a metric of the arm at the first and the last level in words, and a verdict over all levels: at how
+// many of them it is, resolved, above or below the baseline's. It leaves the answer at the last level.
 func (p *prose) against(t *table, metric string) (ends []string, verdict string) {
 	above, below, n := 0, 0, 0
 	for i, at := range t.levels {

@@ -10,7 +10,8 @@ import (
 	"tare/internal/record"
 )
 
-// storeRun is a run whose baseline is a subject: each arm has the metrics that values gives, a little apart from block to block.
+// storeRun is a run whose baseline is a subject: each arm has the metrics that values gives, a little apart from block
+// to block.
 func storeRun(t *testing.T, name, baseline string, levels []map[string]string, arms []string, values func(arm string, level map[string]string) map[string]float64,
 	phrases ...record.Phrase) *Summary {
 	t.Helper()

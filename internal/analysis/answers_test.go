@@ -9,7 +9,8 @@ import (
 	"tare/internal/record"
 )
 
-// againstSubject is the answer of a run in which an arm is held against a baseline that is a subject, too. Loads are those named.
+// againstSubject is the answer of a run in which an arm is held against a baseline that is a subject, too. Loads are
+// those named.
 func againstSubject(t *testing.T, loads []string, values func(arm string) map[string]float64, late map[string]int) string {
 	t.Helper()
 	run := record.Run{Schema: record.RunSchema, Experiment: "mine", Question: "Which?", Baseline: "one", Blocks: 8}
@@ -43,7 +44,8 @@ func againstSubject(t *testing.T, loads []string, values func(arm string) map[st
 	return s.Answers[0].Answer
 }
 
-// With a baseline that is a subject the answer is of differences, of loads that are there, and names what is resolved beside the usual.
+// With a baseline that is a subject the answer is of differences, of loads that are there, and names what is resolved
+// beside the usual.
 func TestAnswerAgainstASubject(t *testing.T) {
 	values := func(arm string) map[string]float64 {
 		if arm == "other" {
@@ -74,7 +76,8 @@ func TestAnswerAgainstASubject(t *testing.T) {
 	}
 }
 
-// Of a baseline that has none of it, a value is a difference, and a part of it ran in the cgroup of the load that there is.
+// Of a baseline that has none of it, a value is a difference, and a part of it ran in the cgroup of the load that there
+// is.
 func TestAnswerNamesItsLoads(t *testing.T) {
 	values := func(arm string) map[string]float64 {
 		if arm == "other" {
@@ -96,8 +99,8 @@ func TestAnswerNamesItsLoads(t *testing.T) {
 	}
 }
 
-// In a short run one spoiled trial of a twin leaves the twins without an interval. What they do show, and the arm's own interval, must
-// then decide: memory of 6.33 MB against none is no longer "not resolved".
+// In a short run one spoiled trial of a twin leaves the twins without an interval. What they do show, and the arm's own
+// interval, must then decide: memory of 6.33 MB against none is no longer "not resolved".
 func TestTwinsWithoutAnInterval(t *testing.T) {
 	summary := func(blocks int, twin float64) *Difference {
 		run := record.Run{Schema: record.RunSchema, Experiment: "mine", Question: "Which?", Blocks: blocks}

@@ -7,8 +7,8 @@ import (
 	"tare/internal/record"
 )
 
-// traceAnswers say first which tracers delivered every event at every level, and then of each what it lost, from when on, what it cost and
-// what it took from the work.
+// traceAnswers say first which tracers delivered every event at every level, and then of each what it lost, from when
+// on, what it cost and what it took from the work.
 func traceAnswers(s *Summary, t *table) []Answer {
 	verdict := &prose{s: s}
 	var whole, lossy, inventive, each = []string{}, []string{}, []string{}, []Answer{}
@@ -95,7 +95,8 @@ func (p *prose) losses(t *table) (all loss) {
 func (p *prose) tracer(t *table, all loss) {
 	switch {
 	case all.lost == 0:
-		// Trials, not events, are independent of each other: the rule of three (Hanley and Lippman-Hand, JAMA 1983) is over them.
+		// Trials, not events, are independent of each other: the rule of three (Hanley and Lippman-Hand, JAMA 1983) is
+		// over them.
 		bound := "they are too few to say in how many such trials any would be"
 		if all.trials > 3 {
 			bound = fmt.Sprintf("so fewer than 3 in %d such trials lose any, at 95 %%", all.trials)
@@ -148,8 +149,8 @@ func (p *prose) lossyAt(t *table) {
 	p.add("%s.", text)
 }
 
-// traceCost words what a tracer takes per 1,000 events, at each level or at the ends of many, what it takes from the work at
-// the last, and its memory.
+// traceCost words what a tracer takes per 1,000 events, at each level or at the ends of many, what it takes from the
+// work at the last, and its memory.
 func (p *prose) traceCost(t *table) {
 	ends := t.levels
 	if len(ends) > 2 {

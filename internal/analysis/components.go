@@ -7,10 +7,10 @@ import (
 	"tare/internal/record"
 )
 
-// addComponents adds, behind the estimates of an arm as a whole, those of each component of its subject. They are made as
-// the others are, from the values that trials have of the component: what a gate voids of a trial's metric it voids of the
-// component's as well, and the difference is to the same component of the baseline, where it has one. Answers do not speak
-// of them.
+// addComponents adds, behind the estimates of an arm as a whole, those of each component of its subject. They are made
+// as the others are, from the values that trials have of the component: what a gate voids of a trial's metric it voids
+// of the component's as well, and the difference is to the same component of the baseline, where it has one. Answers do
+// not speak of them.
 func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
 	names := map[string]bool{}
 	for _, t := range trials {

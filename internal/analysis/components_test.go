@@ -109,8 +109,8 @@ func TestComponentsChangeNothing(t *testing.T) {
 	}
 }
 
-// TestComponentsTellNothingOfArms: answers speak of arms, so a run of which only components have what was asked for, and
-// which lost something, tells nothing.
+// TestComponentsTellNothingOfArms: answers speak of arms, so a run of which only components have what was asked for,
+// and which lost something, tells nothing.
 func TestComponentsTellNothingOfArms(t *testing.T) {
 	run, trials := proxied()
 	run.Headline = []string{"start_seconds"}
@@ -124,8 +124,8 @@ func TestComponentsTellNothingOfArms(t *testing.T) {
 	}
 }
 
-// TestComponentsVoided: what a gate voids of a metric it voids of the components' too, and where too much is lost that is
-// withheld by the same rule.
+// TestComponentsVoided: what a gate voids of a metric it voids of the components' too, and where too much is lost that
+// is withheld by the same rule.
 func TestComponentsVoided(t *testing.T) {
 	for _, c := range []struct {
 		lost     int

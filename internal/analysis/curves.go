@@ -19,8 +19,8 @@ type Curve struct {
 	Points  []CurvePoint
 }
 
-// CurvePoint is one percentile of latency in seconds: the median over blocks of the trials' quantiles, and its paired difference to
-// the baseline.
+// CurvePoint is one percentile of latency in seconds: the median over blocks of the trials' quantiles, and its paired
+// difference to the baseline.
 type CurvePoint struct {
 	Q          float64 // part of the requests that are faster
 	Value      float64

@@ -59,8 +59,8 @@ func twinsOf(dependence stats.Dependence, pairs []stats.Pair, seed uint64) (t tw
 		t.known = true
 		return t
 	}
-	// Too few blocks of the twin for an interval must not silence arms that have one: its interval is what guards against
-	// false alarms.
+	// Too few blocks of the twin for an interval must not silence arms that have one: its interval is what guards
+	// against false alarms.
 	t.far, t.known = stats.FarEnd(pairs, seed)
 	return t
 }

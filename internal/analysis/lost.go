@@ -15,9 +15,9 @@ import (
 	"tare/internal/stats"
 )
 
-// withhold marks the estimates of which too many trials were lost, and lists them with those of which nothing is left. What was lost
-// for a gate was not lost by chance, so what is left of much is not quoted. The limit is of each metric of each arm at each level by
-// itself: one that is lost silences no other.
+// withhold marks the estimates of which too many trials were lost, and lists them with those of which nothing is left.
+// What was lost for a gate was not lost by chance, so what is left of much is not quoted. The limit is of each metric
+// of each arm at each level by itself: one that is lost silences no other.
 func (s *Summary) withhold(run record.Run, t *table) {
 	limit, least := invalidLimit(run.Spec), 0
 	if !s.Partial && plannedBlocks(run) >= stats.MinBlocks {
@@ -142,7 +142,8 @@ type gap struct {
 	all     bool // nothing is left of them
 }
 
-// gaps are the metrics that the answer speaks of and that are missing in an arm at a level, put together by reason and worded.
+// gaps are the metrics that the answer speaks of and that are missing in an arm at a level, put together by reason and
+// worded.
 func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 	if failed := t.losses(pool{at.key(), arm, ""}); len(failed) > 0 && len(failed) == len(t.outcomes[levelArm{at.key(), arm}]) {
 		return []gap{{"nothing was measured", fmt.Sprintf("all %d trials failed: %s", len(failed), failed[0].Message), true}}
@@ -216,7 +217,8 @@ func (g gap) word() string {
 	return fmt.Sprintf("%s: %s, %s", g.metrics, how, g.because)
 }
 
-// fellBehind words that an arm did not keep up at a level: "did not keep up: 1,200/s of 2,000/s"; empty when it did in most of the trials.
+// fellBehind words that an arm did not keep up at a level: "did not keep up: 1,200/s of 2,000/s"; empty when it did in
+// most of the trials.
 func (t *table) fellBehind(arm string, at factors) string {
 	var did, asked []float64
 	outcomes := t.outcomes[levelArm{at.key(), arm}]
@@ -264,8 +266,8 @@ func (t *table) everyArm(run record.Run) []string {
 	return slices.SortedFunc(maps.Keys(known), CompareArms)
 }
 
-// missingAnswers say, beside answers in an experiment's own words, what could not be told, why, and which arms did not keep up. Arms and levels at
-// which the same is missing for the same reason are put together.
+// missingAnswers say, beside answers in an experiment's own words, what could not be told, why, and which arms did not
+// keep up. Arms and levels at which the same is missing for the same reason are put together.
 func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
 	type group struct {
 		text string // what is said of the arms that were put together at a level
@@ -314,7 +316,8 @@ func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
 	return answers
 }
 
-// missing adds what could not be told at this level, with its reason, of the arm or of the baseline that it is compared with.
+// missing adds what could not be told at this level, with its reason, of the arm or of the baseline that it is compared
+// with.
 func (p *prose) missing(run record.Run, t *table) {
 	if slow := t.fellBehind(p.arm, p.at); slow != "" {
 		p.clauses = append(p.clauses, p.opening("", "it ")+slow)

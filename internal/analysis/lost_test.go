@@ -17,7 +17,8 @@ import (
 // headlines are the metrics that answers of the made runs speak of.
 var headlines = []string{"latency_p50_seconds", "latency_p99_seconds", "throughput_per_second", "bpf_seconds_per_connection", "cpu_seconds_per_connection", "map_bytes"}
 
-// late is the reason of a trial whose generator the hypervisor made late: latency and throughput are void, and nothing else.
+// late is the reason of a trial whose generator the hypervisor made late: latency and throughput are void, and nothing
+// else.
 func late(share float64) record.Reason {
 	return record.Reason{Gate: "lag", Seen: 0.033, Allowed: 0.025, Message: "client: the generator started late", Cause: ledger.Hypervisor, CauseShare: &share,
 		Voids: []string{"latency_p50_seconds", "latency_p90_seconds", "latency_p99_seconds", "throughput_per_second"}}
@@ -44,8 +45,8 @@ func texts(s *analysis.Summary) string {
 	return strings.Join(all, "\n")
 }
 
-// TestEveryLatencyVoided: a run whose generator was late in every trial is valid, for costs and memory do not depend on that; it says why
-// latency is missing.
+// TestEveryLatencyVoided: a run whose generator was late in every trial is valid, for costs and memory do not depend on
+// that; it says why latency is missing.
 func TestEveryLatencyVoided(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Headline = headlines
@@ -92,8 +93,8 @@ func TestOldReasonsVoidEverything(t *testing.T) {
 	}
 }
 
-// TestOneLevelSilencesNoOther: what is lost at one level is named, and the other levels are answered, in the generic words and in an
-// experiment's own.
+// TestOneLevelSilencesNoOther: what is lost at one level is named, and the other levels are answered, in the generic
+// words and in an experiment's own.
 func TestOneLevelSilencesNoOther(t *testing.T) {
 	swept := plain
 	swept.Rates = []string{"500", "1000", "4000"}
@@ -190,7 +191,8 @@ func TestWithheld(t *testing.T) {
 	}
 }
 
-// TestDidNotKeepUp: a rate that the subject missed by itself is a result. Its throughput stands, and the answer says it.
+// TestDidNotKeepUp: a rate that the subject missed by itself is a result. Its throughput stands, and the answer says
+// it.
 func TestDidNotKeepUp(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Headline = headlines

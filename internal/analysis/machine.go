@@ -24,8 +24,8 @@ type Budget struct {
 	Unplaced       float64      // seconds of eBPF programs that stay in other parts, for want of samples; 0: none worth a word
 }
 
-// Held is what the groups of one role (app, load, subject) hold at the end of the window: the mean of the valid trials of
-// an arm at a level that have such groups.
+// Held is what the groups of one role (app, load, subject) hold at the end of the window: the mean of the valid trials
+// of an arm at a level that have such groups.
 type Held struct {
 	Arm     string
 	Factors map[string]string
@@ -159,9 +159,9 @@ func cpuOf(l *ledger.Ledger) map[string]float64 {
 }
 
 // placeBPF moves eBPF time that single windows were too short to split out of the parts in which it stands: that in the
-// trials' groups is known exactly in all, and where it ran by the samples of all trials of an arm together, as the shares
-// among the estimates are. Then it tells the subject's programs from others. It returns the seconds that could not be
-// placed for want of samples.
+// trials' groups is known exactly in all, and where it ran by the samples of all trials of an arm together, as the
+// shares among the estimates are. Then it tells the subject's programs from others. It returns the seconds that could
+// not be placed for want of samples.
 func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
 	seen := map[string]int{}
 	all := 0
@@ -254,8 +254,8 @@ var memoryFields = []struct {
 	{"peak", func(x *ledger.Memory) *float64 { return inBytes(x.Peak) }},
 }
 
-// MemoryParts is how many of the MemoryFields are the parts of hard and soft memory; the others are made of these, or of
-// other moments.
+// MemoryParts is how many of the MemoryFields are the parts of hard and soft memory; the others are made of these, or
+// of other moments.
 const MemoryParts = 4
 
 // MemoryFields are the fields of Held.Bytes in order.

@@ -67,7 +67,8 @@ func (p *prose) clause(e *Estimate, text string) {
 	p.rest(e.Metric, e.Arm)
 }
 
-// opening is what stands before a clause if it is the first of its sentence, and otherwise what stands before it as another.
+// opening is what stands before a clause if it is the first of its sentence, and otherwise what stands before it as
+// another.
 func (p *prose) opening(first, other string) string {
 	if len(p.clauses) == 0 {
 		return first
@@ -172,8 +173,8 @@ func term(t Term, unit string) string {
 // happened is how often what is pooled in an estimate was seen.
 func happened(e *Estimate) int { return int(math.Round(e.Value * float64(e.N))) }
 
-// pooled is how often something was seen, and how often that is with its interval. What was never seen is bounded by how
-// many came together where some were seen: where nothing is known of that, only how many trials may have any.
+// pooled is how often something was seen, and how often that is with its interval. What was never seen is bounded by
+// how many came together where some were seen: where nothing is known of that, only how many trials may have any.
 func pooled(e *Estimate) string {
 	const million = 1e6
 	switch {

@@ -76,7 +76,8 @@ func TestAnswersWhileRunning(t *testing.T) {
 	}
 }
 
-// TestEnoughWhileRunning: of the two latencies the one decides that answers speak of, and what is asked for alone always.
+// TestEnoughWhileRunning: of the two latencies the one decides that answers speak of, and what is asked for alone
+// always.
 func TestEnoughWhileRunning(t *testing.T) {
 	const all, undisturbed = "latency_p50_seconds", "latency_running_p50_seconds" // the first is wide, the second narrow
 	for _, c := range []struct {

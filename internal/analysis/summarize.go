@@ -18,10 +18,10 @@ import (
 	"tare/internal/stats"
 )
 
-// Summarize turns the trials of a run into its summary. A trial that failed is left out of every estimate, and one that tripped a gate of
-// those that the gate voids; both are counted and named. Where a trial was run again, the first attempt counts in which a metric stands. An arm is
-// compared with the baseline in the blocks in which both can tell the metric, so that one arm's losses do not take the blocks of
-// the others.
+// Summarize turns the trials of a run into its summary. A trial that failed is left out of every estimate, and one that
+// tripped a gate of those that the gate voids; both are counted and named. Where a trial was run again, the first
+// attempt counts in which a metric stands. An arm is compared with the baseline in the blocks in which both can tell
+// the metric, so that one arm's losses do not take the blocks of the others.
 func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	if run.Schema != record.RunSchema {
 		return nil, fmt.Errorf("summarizing run %q: its schema is %q, not %q", run.ID, run.Schema, record.RunSchema)
@@ -241,8 +241,8 @@ func (v *values) take(trial record.Trial, defined metric.Set) (unreadable int) {
 	return unreadable
 }
 
-// attemptsOf puts the attempts at each planned trial together, in the order of the trials' first attempts and then of the attempts. What was
-// interrupted is none.
+// attemptsOf puts the attempts at each planned trial together, in the order of the trials' first attempts and then of
+// the attempts. What was interrupted is none.
 func attemptsOf(trials []record.Trial) [][]record.Trial {
 	type planned struct {
 		index int
@@ -362,7 +362,8 @@ func (t *table) pairsOf(at factors, arm, metric string, blocks []int) []stats.Pa
 	return ps
 }
 
-// warnOfTwins says when the twins differ in more metrics than chance explains: one in twenty is what a 95 % interval allows.
+// warnOfTwins says when the twins differ in more metrics than chance explains: one in twenty is what a 95 % interval
+// allows.
 func (s *Summary) warnOfTwins() {
 	var all int
 	var apart []string

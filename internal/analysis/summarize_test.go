@@ -161,8 +161,8 @@ func TestLagGate(t *testing.T) {
 	}
 }
 
-// What a generator was late by for want of a free connection is the server's doing. Only a generator that does not tell its own part
-// apart is held to the whole.
+// What a generator was late by for want of a free connection is the server's doing. Only a generator that does not tell
+// its own part apart is held to the whole.
 func TestLagOfTheServersMaking(t *testing.T) {
 	for _, tells := range []bool{true, false} {
 		run, trials := analysistest.Quickstart(plain)

@@ -1,5 +1,5 @@
-// Package analysis turns the trials of a run into a summary: estimates with intervals, the smallest visible differences, and
-// answers in words that are tied to them. It is pure: records in, summary out.
+// Package analysis turns the trials of a run into a summary: estimates with intervals, the smallest visible
+// differences, and answers in words that are tied to them. It is pure: records in, summary out.
 package analysis
 
 import (
@@ -38,8 +38,8 @@ type Summary struct {
 	NotRepeated    string            `json:"not_repeated,omitempty"` // spoiled trials that were not run again
 }
 
-// Missing is a metric of an arm at a level that the run cannot tell: too many of its trials were lost. There may be an estimate from
-// the others, which says that it is withheld.
+// Missing is a metric of an arm at a level that the run cannot tell: too many of its trials were lost. There may be an
+// estimate from the others, which says that it is withheld.
 type Missing struct {
 	Metric     string            `json:"metric"`
 	Arm        string            `json:"arm"`
@@ -53,7 +53,8 @@ type Missing struct {
 	Message    string            `json:"message"` // of one of these trials
 }
 
-// Trials counts those of the plan, each once however often it was run, and names those that are left out of some estimate or of all.
+// Trials counts those of the plan, each once however often it was run, and names those that are left out of some
+// estimate or of all.
 type Trials struct {
 	Planned  int        `json:"planned"`
 	Done     int        `json:"done"`
@@ -74,7 +75,8 @@ type Excluded struct {
 	Voids   []string          `json:"voids,omitempty"` // the metrics that are left out; none named: all
 }
 
-// Estimate is one metric of one arm at one level of the factors, beside its baseline. Intervals are null below 6 blocks.
+// Estimate is one metric of one arm at one level of the factors, beside its baseline. Intervals are null below 6
+// blocks.
 type Estimate struct {
 	Metric     string            `json:"metric"`
 	Unit       string            `json:"unit"`
@@ -93,8 +95,9 @@ type Estimate struct {
 	Withheld   string            `json:"withheld,omitempty"` // why it must not be quoted: too many of its trials were lost
 	Method     string            `json:"method"`
 
-	// DesignEffect and Trials are of pooled shares: how many times larger the variance is than that of independent samples, and the trials
-	// that they are of. N counts samples there. The design effect is left out where nothing, or everything, was in the part.
+	// DesignEffect and Trials are of pooled shares: how many times larger the variance is than that of independent
+	// samples, and the trials that they are of. N counts samples there. The design effect is left out where nothing, or
+	// everything, was in the part.
 	DesignEffect *float64 `json:"design_effect,omitempty"`
 	Trials       int      `json:"trials,omitempty"`
 
@@ -103,9 +106,9 @@ type Estimate struct {
 	Notes      []string    `json:"notes,omitempty"` // what to know before quoting it
 }
 
-// Difference is arm minus baseline. Resolved: its interval excludes 0, it is larger than the smallest that is visible, and lost blocks
-// could not have made it vanish; of the twin itself, which is what the others are held against, only that its interval excludes 0: that is
-// a false alarm.
+// Difference is arm minus baseline. Resolved: its interval excludes 0, it is larger than the smallest that is visible,
+// and lost blocks could not have made it vanish; of the twin itself, which is what the others are held against, only
+// that its interval excludes 0: that is a false alarm.
 type Difference struct {
 	Value      float64  `json:"value"`
 	Lo         *float64 `json:"lo"`
@@ -116,8 +119,8 @@ type Difference struct {
 	N          int      `json:"n"` // blocks in which both arms are valid
 	Method     string   `json:"method"`
 
-	// Lost counts the further blocks in which both arms ran and one of them has no value. WorstLo and WorstHi are the interval with these
-	// at minus and plus infinity; null: without a bound, or there is no interval.
+	// Lost counts the further blocks in which both arms ran and one of them has no value. WorstLo and WorstHi are the
+	// interval with these at minus and plus infinity; null: without a bound, or there is no interval.
 	Lost    int      `json:"lost"`
 	WorstLo *float64 `json:"worst_lo"`
 	WorstHi *float64 `json:"worst_hi"`
@@ -129,11 +132,12 @@ type Difference struct {
 	RestLo    *float64 `json:"rest_lo,omitempty"`
 	RestHi    *float64 `json:"rest_hi,omitempty"`
 
-	// SmallestVisible is the larger of what the A/A twins show and of half the interval's own width; null where either is not known.
+	// SmallestVisible is the larger of what the A/A twins show and of half the interval's own width; null where either
+	// is not known.
 	SmallestVisible *float64 `json:"smallest_visible"`
 
-	// Effective is how many independent blocks the N are worth, since neighbouring ones resemble each other; null where too few
-	// differences were measured to say.
+	// Effective is how many independent blocks the N are worth, since neighbouring ones resemble each other; null where
+	// too few differences were measured to say.
 	Effective *float64 `json:"effective_blocks"`
 }
 

@@ -12,7 +12,8 @@ import (
 	"tare/internal/stats"
 )
 
-// invalidPart is the part of its trials that a metric of an arm at a level may lose before it is withheld, where the spec does not say.
+// invalidPart is the part of its trials that a metric of an arm at a level may lose before it is withheld, where the
+// spec does not say.
 const invalidPart = 0.25
 
 func countTrials(run record.Run, trials []record.Trial) Trials {
@@ -78,7 +79,8 @@ func why(v record.Validity) string {
 	return strings.Join(gates, "; ")
 }
 
-// completeBlocks counts the blocks in which every planned trial is valid. Without a plan, the blocks with any valid trial.
+// completeBlocks counts the blocks in which every planned trial is valid. Without a plan, the blocks with any valid
+// trial.
 func completeBlocks(run record.Run, t *table) int {
 	complete := map[int]bool{}
 	for _, outcomes := range t.outcomes {
@@ -111,7 +113,8 @@ func (s *Summary) judge(run record.Run, t *table) {
 	}
 }
 
-// tells reports whether anything is left of what the answer speaks of: an estimate of such a metric, of an arm that is asked about.
+// tells reports whether anything is left of what the answer speaks of: an estimate of such a metric, of an arm that is
+// asked about.
 func (s *Summary) tells(run record.Run, t *table) bool {
 	asked := askedArms(run, t)
 	none := true
@@ -138,12 +141,14 @@ func askedArms(run record.Run, t *table) []string {
 	return arms
 }
 
-// headline reports whether answers speak of a metric. Records of Tare before 0.2 do not say of which they do: there it is any.
+// headline reports whether answers speak of a metric. Records of Tare before 0.2 do not say of which they do: there it
+// is any.
 func headline(run record.Run, metric string) bool {
 	return len(run.Headline) == 0 || slices.Contains(run.Headline, metric)
 }
 
-// whyNothing says of each arm that the run is about, at each level, how many of its trials were lost and by what most were.
+// whyNothing says of each arm that the run is about, at each level, how many of its trials were lost and by what most
+// were.
 func (s *Summary) whyNothing(run record.Run, t *table) []string {
 	type place struct {
 		arm string
@@ -189,7 +194,8 @@ func (s *Summary) whyNothing(run record.Run, t *table) []string {
 	return reasons
 }
 
-// commonest is the reason that most trials were lost for, of one arm at one level or of all; its message says what to change.
+// commonest is the reason that most trials were lost for, of one arm at one level or of all; its message says what to
+// change.
 func (s *Summary) commonest(arm string, at factors) string {
 	count := map[string]int{}
 	first := map[string]string{}

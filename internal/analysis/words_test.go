@@ -13,8 +13,8 @@ import (
 	"tare/internal/record"
 )
 
-// made is a run of 8 blocks with a baseline, its twin and an arm called proxy, whose values are a little apart from block
-// to block. Without levels there is one, without factors.
+// made is a run of 8 blocks with a baseline, its twin and an arm called proxy, whose values are a little apart from
+// block to block. Without levels there is one, without factors.
 func made(defined []metric.Definition, levels []factors,
 	values func(arm string, at factors) map[string]float64) (record.Run, []record.Trial) {
 	if len(levels) == 0 {
@@ -54,8 +54,8 @@ func answersOf(t *testing.T, run record.Run, trials []record.Trial) string {
 	return strings.Join(all, "\n")
 }
 
-// TestNamesMeanNothing: what answers say of a metric is in its definition. Under other names the same metrics get the same
-// words.
+// TestNamesMeanNothing: what answers say of a metric is in its definition. Under other names the same metrics get the
+// same words.
 func TestNamesMeanNothing(t *testing.T) {
 	names := map[string]string{
 		"latency_p50_seconds": "reply_middle_seconds", "latency_p99_seconds": "reply_slow_seconds",
@@ -149,8 +149,8 @@ func TestNamesMeanNothing(t *testing.T) {
 	}
 }
 
-// TestClause: a metric that says how answers speak of it is spoken of in its own words, in every arm that has it, and with
-// the difference where the baseline has some of it.
+// TestClause: a metric that says how answers speak of it is spoken of in its own words, in every arm that has it, and
+// with the difference where the baseline has some of it.
 func TestClause(t *testing.T) {
 	cache := metric.Definition{
 		Name: "guest_cache_bytes", Unit: quantity.Bytes, Better: metric.Lower, How: "It is read.", Rank: metric.RankMemory,
@@ -256,8 +256,8 @@ func TestClauseOfWhatIsSaid(t *testing.T) {
 	}
 }
 
-// TestCases: the levels of a factor that is a choice of cases read as its phrase has them, though each has metrics of its
-// own.
+// TestCases: the levels of a factor that is a choice of cases read as its phrase has them, though each has metrics of
+// its own.
 func TestCases(t *testing.T) {
 	levels := []factors{{"case": "keepalive"}, {"case": "connections"}, {"case": "execs"}}
 	run, trials := made(measured.Definitions(), levels, func(arm string, at factors) map[string]float64 {

@@ -1,5 +1,5 @@
-// Package attribution splits a program's exact run time by where samples saw it run: totals times samples gives shares with
-// intervals. It is pure. What the samples cannot carry is said and not made up.
+// Package attribution splits a program's exact run time by where samples saw it run: totals times samples gives shares
+// with intervals. It is pure. What the samples cannot carry is said and not made up.
 package attribution
 
 import (
@@ -16,8 +16,8 @@ import (
 const (
 	// Confidence of every interval of this package.
 	Confidence = 0.95
-	// MinSamples is how many samples of a program it takes to split its time at all: below it the relative standard error of
-	// even an even split is over 20 %.
+	// MinSamples is how many samples of a program it takes to split its time at all: below it the relative standard
+	// error of even an even split is over 20 %.
 	MinSamples = 25
 	// MinShare is how many samples a place needs for a share of its own; the places below it are reported together.
 	MinShare = 5
@@ -26,8 +26,8 @@ const (
 // Idle stands in place of a group for interrupts that ran while a CPU was idle: no group's task was there.
 const Idle = "(idle)"
 
-// Place is where a sample saw a program: the group of the task on the CPU, and the context that the program itself ran in.
-// Group is empty where the thread ended before its group could be read.
+// Place is where a sample saw a program: the group of the task on the CPU, and the context that the program itself ran
+// in. Group is empty where the thread ended before its group could be read.
 type Place struct {
 	Group   string
 	Context ledger.Context
@@ -44,8 +44,8 @@ type Evidence struct {
 	Hz, Seconds float64
 }
 
-// Split gives the shares of a program. Their seconds sum to RunNs to the nanosecond: whole nanoseconds are dealt out by largest
-// remainder. A program that did not run has no shares.
+// Split gives the shares of a program. Their seconds sum to RunNs to the nanosecond: whole nanoseconds are dealt out by
+// largest remainder. A program that did not run has no shares.
 func Split(e Evidence) []ledger.Share {
 	if e.RunNs == 0 {
 		return []ledger.Share{}
@@ -176,7 +176,8 @@ func apportion(total uint64, counts []int, n int) []uint64 {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(remainder[b], remainder[a]) })
-	// Beyond 2^53 ns (104 days of run time) a float no longer holds single nanoseconds and more than one each may be left.
+	// Beyond 2^53 ns (104 days of run time) a float no longer holds single nanoseconds and more than one each may be
+	// left.
 	each := left / uint64(len(counts))
 	for i := range out {
 		out[i] += each
@@ -187,8 +188,9 @@ func apportion(total uint64, counts []int, n int) []uint64 {
 	return out
 }
 
-// SampledSeconds is a program's run time by the sampler alone: samples times period, with the interval of a Poisson count. It
-// checks the kernel's statistics, which count wall time (preemption, sleep and steal included) where samples count CPU time.
+// SampledSeconds is a program's run time by the sampler alone: samples times period, with the interval of a Poisson
+// count. It checks the kernel's statistics, which count wall time (preemption, sleep and steal included) where samples
+// count CPU time.
 func SampledSeconds(samples int, periodSeconds float64) ledger.Interval {
 	lo, hi := stats.PoissonInterval(samples, Confidence)
 	return ledger.Interval{Value: float64(samples) * periodSeconds, Lo: lo * periodSeconds, Hi: hi * periodSeconds}

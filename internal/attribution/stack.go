@@ -18,10 +18,10 @@ type Frame struct {
 	Entry   ledger.Context // Softirq or Hardirq where the frame is the kernel's entry into that context, else empty
 }
 
-// Runs finds the programs in a call chain, innermost frame first, and appends them to into. A program's context is that of the
-// first entry outside its own frame. A program that was interrupted, and whose interrupt runs another, is in the chain with that
-// other one: both clocks run (the kernel's statistics count wall time), so both are found. One program in one context counts
-// once, however many of its subprograms and callbacks are in the chain.
+// Runs finds the programs in a call chain, innermost frame first, and appends them to into. A program's context is that
+// of the first entry outside its own frame. A program that was interrupted, and whose interrupt runs another, is in the
+// chain with that other one: both clocks run (the kernel's statistics count wall time), so both are found. One program
+// in one context counts once, however many of its subprograms and callbacks are in the chain.
 func Runs(chain []Frame, into []Run) []Run {
 	first := len(into)
 	waiting := first // runs from here on have no context yet
@@ -78,13 +78,13 @@ func ChainContext(chain []Frame) ledger.Context {
 	return ledger.Task
 }
 
-// Entry says which context a kernel function enters, by its name; empty for any other function. Exceptions (page faults, system
-// calls) are not interrupts: they belong to the task.
+// Entry says which context a kernel function enters, by its name; empty for any other function. Exceptions (page
+// faults, system calls) are not interrupts: they belong to the task.
 //
 // Softirq: __do_softirq, and handle_softirqs since Linux 6.10 (kernel/softirq.c). Hardirq on x86: the entry stubs of
-// arch/x86/entry (asm_sysvec_*, asm_common_interrupt, asm_exc_nmi) and their C halves (sysvec_*, common_interrupt); on arm64
-// el{0,1}_interrupt and the vectors el{0t,1h,1t}_64_{irq,fiq,error} (arch/arm64/kernel/entry-common.c). Kernels before 5.8 on x86:
-// do_IRQ, smp_*_interrupt, *_interrupt.
+// arch/x86/entry (asm_sysvec_*, asm_common_interrupt, asm_exc_nmi) and their C halves (sysvec_*, common_interrupt); on
+// arm64 el{0,1}_interrupt and the vectors el{0t,1h,1t}_64_{irq,fiq,error} (arch/arm64/kernel/entry-common.c). Kernels
+// before 5.8 on x86: do_IRQ, smp_*_interrupt, *_interrupt.
 func Entry(name string) ledger.Context {
 	switch name {
 	case "__do_softirq", "handle_softirqs", "__softirqentry_text_start":

@@ -5,7 +5,8 @@ import (
 	"tare/internal/stats"
 )
 
-// Hit is a stall that was found to have ended inside a program: the sample that was taken as the CPU came back has it in its call chain.
+// Hit is a stall that was found to have ended inside a program: the sample that was taken as the CPU came back has it
+// in its call chain.
 type Hit struct {
 	Stolen float64 // seconds
 	Late   float64 // seconds that the sample came after it was due; so long at least the program was held up
@@ -23,12 +24,12 @@ type Stalled struct {
 
 // Stolen estimates the part of a program's run time in which its CPU was taken away.
 //
-// A stall of at least one period always covers a time at which a sample is due, so each that hit the program is a Hit and counts in full. A shorter
-// one covers such a time with a probability of its length over the period: those that are hits stand for all, and each counts as one period. Their
-// number is a Poisson count.
+// A stall of at least one period always covers a time at which a sample is due, so each that hit the program is a Hit
+// and counts in full. A shorter one covers such a time with a probability of its length over the period: those that are
+// hits stand for all, and each counts as one period. Their number is a Poisson count.
 //
-// What samples do not see of the program, for it ran with interrupts off, may have been hit by stalls as often as everything else that ran, but
-// nobody saw it: between none of it and all of it was stolen.
+// What samples do not see of the program, for it ran with interrupts off, may have been hit by stalls as often as
+// everything else that ran, but nobody saw it: between none of it and all of it was stolen.
 func Stolen(s Stalled) (ledger.Interval, string) {
 	var v ledger.Interval
 	short := 0

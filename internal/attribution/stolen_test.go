@@ -7,8 +7,8 @@ import (
 	"tare/internal/ledger"
 )
 
-// stalledRun plays a program that runs for a part of a busy CPU's time while stalls of a given length hit the CPU at any time. It gives what the
-// estimator is told, and the truth.
+// stalledRun plays a program that runs for a part of a busy CPU's time while stalls of a given length hit the CPU at
+// any time. It gives what the estimator is told, and the truth.
 func stalledRun(rng *rand.Rand, part, stall, between, seconds float64, hidden bool) (Stalled, float64) {
 	const period = 1.0 / 499
 	s := Stalled{Period: period}
@@ -39,7 +39,8 @@ func stalledRun(rng *rand.Rand, part, stall, between, seconds float64, hidden bo
 	return s, truth
 }
 
-// The interval holds what was stolen, and the estimate is right on average: for long and for short stalls, and for a program that no sample sees.
+// The interval holds what was stolen, and the estimate is right on average: for long and for short stalls, and for a
+// program that no sample sees.
 func TestStolenHoldsTheTruth(t *testing.T) {
 	for _, c := range []struct {
 		name                 string

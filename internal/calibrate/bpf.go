@@ -72,8 +72,8 @@ func (b *bench) maps(ctx context.Context) error {
 	return b.weigh(ctx, "maps", "a map of two programs", b.sharedMap)
 }
 
-// body is a program that takes steps, each of which needs the one before, and returns 1: to go on. A program without steps is what
-// running one takes in itself.
+// body is a program that takes steps, each of which needs the one before, and returns 1: to go on. A program without
+// steps is what running one takes in itself.
 func body(steps int) asm.Instructions {
 	if steps == 0 {
 		return asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}
@@ -92,8 +92,8 @@ func body(steps int) asm.Instructions {
 	}
 }
 
-// runTime measures what a run takes, by running the program as a type that the kernel runs on demand, by the CPU clock of the thread that asks
-// for it. Statistics are off. It is the middle one of some goes of 10 ms.
+// runTime measures what a run takes, by running the program as a type that the kernel runs on demand, by the CPU clock
+// of the thread that asks for it. Statistics are off. It is the middle one of some goes of 10 ms.
 func runTime(instructions asm.Instructions, about time.Duration) (seconds float64, err error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_truth", Type: ebpf.SocketFilter, Instructions: instructions, License: "Dual BSD/GPL"})
 	if err != nil {
@@ -116,7 +116,8 @@ func runTime(instructions asm.Instructions, about time.Duration) (seconds float6
 	return goes[len(goes)/2], nil
 }
 
-// stepTime is what one step takes, in seconds. The fixed part of a run, of which less is seen where runs follow each other, cancels.
+// stepTime is what one step takes, in seconds. The fixed part of a run, of which less is seen where runs follow each
+// other, cancels.
 func stepTime() (float64, error) {
 	const steps = 2000
 	long, err1 := runTime(body(steps), 6*time.Microsecond)
@@ -139,8 +140,8 @@ func fastestStep() (step float64, err error) {
 	return fastest / steps, nil
 }
 
-// empty is what the ledger says of a run of a program that does nothing, in seconds: the reading of two clocks, entry and exit. It stands in
-// every run; what a program's own instructions take is the rest.
+// empty is what the ledger says of a run of a program that does nothing, in seconds: the reading of two clocks, entry
+// and exit. It stands in every run; what a program's own instructions take is the rest.
 type empty struct {
 	counted, sampled float64
 	call             float64 // CPU time of the whole call by the clock of the process, where it was fastest
@@ -350,8 +351,8 @@ func planted(steps int) (*ebpf.Program, uint32, error) {
 	return p, uint32(id), nil
 }
 
-// connectors attaches the program above two groups and has their processes connect, three times as often in the first: one after the other,
-// each on a CPU of its own. Side by side they would slow each other down where CPUs share a core.
+// connectors attaches the program above two groups and has their processes connect, three times as often in the first:
+// one after the other, each on a CPU of its own. Side by side they would slow each other down where CPUs share a core.
 func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
 	h, ok := b.layout.V2()
 	if !ok {

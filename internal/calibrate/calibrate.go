@@ -53,7 +53,8 @@ func ParseFault(s string) (Fault, error) {
 	return NoFault, fault.New(fault.Usage, s, fmt.Sprintf("use %s, %s or %s", FastClock, DropSamples, MapsTwice), "no such fault can be built in")
 }
 
-// bench is a calibration under way: what all sections use. The scale itself is behind its methods, which is where a fault is built in.
+// bench is a calibration under way: what all sections use. The scale itself is behind its methods, which is where a
+// fault is built in.
 type bench struct {
 	o        Options
 	layout   *cgroup.Layout
@@ -67,7 +68,8 @@ type bench struct {
 	report   *Report
 }
 
-// Run weighs. The report is complete when the error is nil; whether the scale is in tolerance is for the reader (Verdict).
+// Run weighs. The report is complete when the error is nil; whether the scale is in tolerance is for the reader
+// (Verdict).
 func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if err := o.check(); err != nil {
 		return nil, err

@@ -35,8 +35,8 @@ func (b *bench) clock(ctx context.Context) error {
 	return nil
 }
 
-// rate holds the scale's clock against the oscillator as the kernel gives it, without the corrections of network time, which are at most
-// 500 parts in a million.
+// rate holds the scale's clock against the oscillator as the kernel gives it, without the corrections of network time,
+// which are at most 500 parts in a million.
 func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 	const planted = "a second by the kernel's uncorrected clock (CLOCK_MONOTONIC_RAW)"
 	var failed error
@@ -104,8 +104,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 const enough = 10
 
 const (
-	// lagWindows is how many windows a pacer's rate is measured in. Quantiles are the medians of theirs: a burst of other
-	// work, or of the hypervisor's, spoils a window and not the figure.
+	// lagWindows is how many windows a pacer's rate is measured in. Quantiles are the medians of theirs: a burst of
+	// other work, or of the hypervisor's, spoils a window and not the figure.
 	lagWindows = 5
 	// lagPasses bounds how often a rate is measured until enough starts were undisturbed.
 	lagPasses = 5
@@ -303,8 +303,8 @@ func sleeps(ctx context.Context, rate float64, n int) (out []start, cpu int, err
 	return out, cpu, nil
 }
 
-// missed is the part of the time in which a loop that reads the clock again and again does not get to it for more than 10 us: its CPU does something
-// else, or nothing of this machine at all.
+// missed is the part of the time in which a loop that reads the clock again and again does not get to it for more than
+// 10 us: its CPU does something else, or nothing of this machine at all.
 func missed(d time.Duration) (part float64) {
 	const gap = int64(10 * time.Microsecond)
 	begin := pace.Now()

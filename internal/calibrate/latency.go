@@ -49,8 +49,8 @@ func (u unanswered) weight(what string) Weight {
 const longWait = 100 * time.Millisecond
 
 const (
-	// Per second: far below what either end can do, and no multiple of the kernel's tick, which would find the same work at every tick and
-	// so count a machine as busy that is not.
+	// Per second: far below what either end can do, and no multiple of the kernel's tick, which would find the same
+	// work at every tick and so count a machine as busy that is not.
 	latencyRate = 499
 	lead        = 50 * time.Millisecond
 	warmup      = 200 * time.Millisecond
@@ -144,8 +144,9 @@ func (b *bench) latency(ctx context.Context) error {
 	return nil
 }
 
-// delays compares quantiles with what they must be: the time that requests really waited in the server, plus what a request takes that
-// waits for nothing. The latter is measured in the same way, so an error that grows with time, or that a wait brings, shows.
+// delays compares quantiles with what they must be: the time that requests really waited in the server, plus what a
+// request takes that waits for nothing. The latter is measured in the same way, so an error that grows with time, or
+// that a wait brings, shows.
 func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 	d := b.length(8*time.Second, 2*time.Second+500*time.Millisecond)
 	distribution, err := apphttp.ParseDistribution(text)
@@ -208,8 +209,8 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 	return ws, nil
 }
 
-// stalls have the server stand still. Every request that was due in a stall waited for its end, however few connections were there to send
-// it over: a clock that starts at the sending sees one request for each connection.
+// stalls have the server stand still. Every request that was due in a stall waited for its end, however few connections
+// were there to send it over: a clock that starts at the sending sees one request for each connection.
 //
 // What the machine does within a stall of the server changes nothing: what waits is answered at its end. Where the
 // witness saw the machine disturbed at the end of one, or for long in between, single stalls are weighed until it was
@@ -326,7 +327,8 @@ func (b *bench) weighStalls(s served, stall apphttp.Stall, d time.Duration) ([]W
 		"server that stands still for %v every %v, %d/s over %d connections; truth: the schedule of both",
 		stall.For, stall.Every, latencyRate, stallConnections)
 
-	// While the server catches up, those that waited are answered one after the other: some more are slow than were due in the first half.
+	// While the server catches up, those that waited are answered one after the other: some more are slow than were due
+	// in the first half.
 	allowed := Tolerance{Absolute: min(3, float64(slow)/3), Part: 0.05}
 	name := fmt.Sprintf("stalls of %v: ", stall.For)
 	count := known(fmt.Sprintf("%srequests slower than %v", name, half), quantity.Count,
@@ -344,8 +346,8 @@ func (b *bench) weighStalls(s served, stall apphttp.Stall, d time.Duration) ([]W
 	return []Weight{count, length}, nil
 }
 
-// stallTruth is the longest time to the end of a stall of all requests that are due, in seconds, and how many have at least that long to
-// wait.
+// stallTruth is the longest time to the end of a stall of all requests that are due, in seconds, and how many have at
+// least that long to wait.
 func stallTruth(stall apphttp.Stall, from, begin int64, d, atLeast time.Duration) (longest float64, slow int) {
 	for s := pace.NewSchedule(begin, latencyRate, pace.Constant, 0, 0, 1); s.Peek() < begin+int64(d); s.Advance() {
 		into := (s.Peek() - from) % int64(stall.Every)

@@ -76,7 +76,8 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 		}
 		ws = append(ws, known(field, quantity.Bytes, truth, float64(*after)-float64(*before), t, planted))
 	}
-	// 1 MiB: the stacks and heap of the process itself, and counters that the kernel folds by batches of 64 pages and CPU.
+	// 1 MiB: the stacks and heap of the process itself, and counters that the kernel folds by batches of 64 pages and
+	// CPU.
 	tolerance := Tolerance{Absolute: 1 * mib, Part: 0.02}
 	add("anon", anonBytes, before.Anon, after.Anon, tolerance, "private memory, mapped and touched")
 	add("shmem", shmemBytes, before.Shmem, after.Shmem, tolerance, "a memory file, mapped and touched")
@@ -105,7 +106,8 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	return ws, nil
 }
 
-// countSockets has a group of v1 count its socket buffers, which it does from the first limit on; on v2 they always count.
+// countSockets has a group of v1 count its socket buffers, which it does from the first limit on; on v2 they always
+// count.
 func countSockets(l *cgroup.Layout, tree, group string) bool {
 	h, ok := l.Controller("memory")
 	if !ok || h.V2 {

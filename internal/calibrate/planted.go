@@ -50,8 +50,8 @@ type plantedResult struct {
 	SockBytes  uint64  `json:"sock_bytes"`
 }
 
-// Plant plays a planted process on conn: burn, connect or memory. It does what the start message orders, says what that came to, and keeps
-// what it has taken until the parent closes its end.
+// Plant plays a planted process on conn: burn, connect or memory. It does what the start message orders, says what that
+// came to, and keeps what it has taken until the parent closes its end.
 func Plant(_ context.Context, kind string, conn *role.Conn) error {
 	plants := map[string]func(role.Message) (plantedResult, func(), error){"burn": burn, "connect": connect, "memory": takeMemory}
 	plant, ok := plants[kind]
@@ -114,7 +114,8 @@ func burn(m role.Message) (r plantedResult, _ func(), err error) {
 	return r, none, nil
 }
 
-// connect connects an UDP socket to the loopback over and over: a program on that hook runs each time, and nothing is ever sent.
+// connect connects an UDP socket to the loopback over and over: a program on that hook runs each time, and nothing is
+// ever sent.
 func connect(m role.Message) (r plantedResult, _ func(), err error) {
 	var o connectOrder
 	if err := decode(m, &o); err != nil {
@@ -140,8 +141,8 @@ func connect(m role.Message) (r plantedResult, _ func(), err error) {
 			}
 			last = now
 		}
-		// A raw call, of which Go's scheduler is not told: it looks after calls that it knows of every 20 us, from a timer that on this CPU
-		// would interrupt the program, and add a tenth to its run time.
+		// A raw call, of which Go's scheduler is not told: it looks after calls that it knows of every 20 us, from a
+		// timer that on this CPU would interrupt the program, and add a tenth to its run time.
 		if _, _, e := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to)), unsafe.Sizeof(to)); e != 0 {
 			return r, none, fmt.Errorf("connecting the %dth time: %w", r.Times+1, e)
 		}
@@ -214,7 +215,8 @@ func takeMemory(m role.Message) (r plantedResult, release func(), err error) {
 	return r, release, nil
 }
 
-// fillSockets sends over a TCP connection on the loopback that nobody reads, and says what memory the kernel holds for its two ends.
+// fillSockets sends over a TCP connection on the loopback that nobody reads, and says what memory the kernel holds for
+// its two ends.
 func fillSockets(bytes int) (held uint64, release func(), err error) {
 	var fds []int
 	release = func() {

@@ -1,8 +1,10 @@
-// Package calibrate weighs known weights with Tare and says how far off it is: a clock against another clock, a server whose delays are
-// known, programs whose run time was measured by other means, processes that know what CPU time and memory they took.
+// Package calibrate weighs known weights with Tare and says how far off it is: a clock against another clock, a server
+// whose delays are known, programs whose run time was measured by other means, processes that know what CPU time and
+// memory they took.
 //
-// What is planted runs in processes of its own; the truth never comes from the reading that it is held against. A weight that is out
-// of its tolerance while others used the machine says nothing about the scale: it is tried again, and then marked as disturbed.
+// What is planted runs in processes of its own; the truth never comes from the reading that it is held against. A
+// weight that is out of its tolerance while others used the machine says nothing about the scale: it is tried again,
+// and then marked as disturbed.
 package calibrate
 
 import (
@@ -55,7 +57,8 @@ type Weight struct {
 	Error     *float64  `json:"error"` // measured - true, in the unit
 	Tolerance Tolerance `json:"tolerance"`
 	Verdict   Verdict   `json:"verdict"`
-	// ClosedLoop is what a clock reads that starts when a request is sent instead of when it should have been: what it does not see.
+	// ClosedLoop is what a clock reads that starts when a request is sent instead of when it should have been: what it
+	// does not see.
 	ClosedLoop *float64 `json:"closed_loop,omitempty"`
 	Planted    string   `json:"planted"` // how, and where the truth comes from
 	Note       string   `json:"note,omitempty"`
@@ -68,8 +71,8 @@ type Weight struct {
 	// meanwhile.
 	Cause    ledger.Cause `json:"cause,omitempty"`
 	Culprits []Culprit    `json:"culprits,omitempty"`
-	// Witness is what Others and Stolen were read from: steal-clock or steal-ticks, as in a ledger's noise, or proc-stat
-	// where no witness looked.
+	// Witness is what Others and Stolen were read from: steal-clock or steal-ticks, as in a ledger's noise, or
+	// proc-stat where no witness looked.
 	Witness string `json:"witness"`
 	// Undisturbed is by how many of the Of things that were planted a weight was judged: those that the witness saw
 	// untouched. Parts says what they are. Of is 0 for weights that are not chosen in that way.
@@ -80,12 +83,14 @@ type Weight struct {
 	sensitive bool // to what else the machine does
 	chancy    bool // an estimate, which chance alone puts out of tolerance now and then: it must be so in most tries
 	atLeast   bool // a reading above the truth is not held against the scale
-	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of that.
+	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of
+	// that.
 	spoiled func(off float64, s stood) bool
 }
 
-// Tolerance is how far off a reading may be: the larger of Absolute and Part of the true value, and beyond that HalfWidths of the
-// reading's own interval, for an estimate is allowed to be one. All 0: the weight is told and not judged.
+// Tolerance is how far off a reading may be: the larger of Absolute and Part of the true value, and beyond that
+// HalfWidths of the reading's own interval, for an estimate is allowed to be one. All 0: the weight is told and not
+// judged.
 type Tolerance struct {
 	Absolute   float64 `json:"absolute"` // in the unit of the weight
 	Part       float64 `json:"part"`

@@ -13,8 +13,9 @@ import (
 	"tare/internal/pace"
 )
 
-// stood is how the machine stood still while a weight was planted, as a task saw it that asked every millisecond on every CPU to be woken.
-// A hypervisor that runs somebody else for some milliseconds shows in no counter of a guest's guest, and here.
+// stood is how the machine stood still while a weight was planted, as a task saw it that asked every millisecond on
+// every CPU to be woken. A hypervisor that runs somebody else for some milliseconds shows in no counter of a guest's
+// guest, and here.
 type stood struct {
 	part    float64 // of the wake-ups that were late by more than a millisecond
 	longest float64 // s
@@ -49,8 +50,8 @@ func (s stood) overTail(q float64) bool { return s.part > (1-q)/10 }
 // asLong is of a number of requests that last some time: the machine stood still for half as long.
 func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
 
-// inEach is of a number of requests, which come at a rate in each of some stalls: half as many more or fewer are in them if every stall was longer by the longest
-// that the machine stood still.
+// inEach is of a number of requests, which come at a rate in each of some stalls: half as many more or fewer are in
+// them if every stall was longer by the longest that the machine stood still.
 func (s stood) inEach(stalls, rate, requests float64) bool {
 	return s.longest*rate*stalls >= requests/2
 }

@@ -52,7 +52,8 @@ func TestControlplaneRefuses(t *testing.T) {
 	}
 }
 
-// TestControlplaneForPeople: it says where it listens, takes a change of the file, stays with the last that was right, and ends as by a signal.
+// TestControlplaneForPeople: it says where it listens, takes a change of the file, stays with the last that was right,
+// and ends as by a signal.
 func TestControlplaneForPeople(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	write := func(text string) {

@@ -15,8 +15,8 @@ import (
 // maxSpecFile bounds the file of a spec before anything looks into it; experiment.Parse has bounds of its own.
 const maxSpecFile = 1 << 20
 
-// openFile opens a file that a person named, but no pipe or device, which could keep its reader for ever. Its error is a fault with
-// code Usage.
+// openFile opens a file that a person named, but no pipe or device, which could keep its reader for ever. Its error is
+// a fault with code Usage.
 func openFile(path, what string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

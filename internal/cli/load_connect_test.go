@@ -54,7 +54,8 @@ func TestLoadConnect(t *testing.T) {
 		err := cmd.ExecuteContext(t.Context())
 		return b.String(), err
 	}
-	// The window is longer than a busy machine keeps a thread waiting, or there would be no connection in it now and then.
+	// The window is longer than a busy machine keeps a thread waiting, or there would be no connection in it now and
+	// then.
 	out, err := run("--service", "127.64.7.1:80", "--services", "3", "--duration", "300ms")
 	if err != nil || !strings.Contains(out, " connections made in 0.3s") || !strings.Contains(out, "connect: p50 ") || strings.Contains(out, "neither") {
 		t.Errorf("%v\n%s", err, out)

@@ -11,9 +11,9 @@ import (
 	"tare/internal/fault"
 )
 
-// stdout is standard output as the commands see it. What cannot be written is a fault with its mend, and the first is kept, for not
-// every command looks at what became of each line. A reader that has gone, as that of 'tare run ... | head', is no fault: what was
-// begun goes on to its end and is taken down in order, and only its words are lost.
+// stdout is standard output as the commands see it. What cannot be written is a fault with its mend, and the first is
+// kept, for not every command looks at what became of each line. A reader that has gone, as that of 'tare run ... |
+// head', is no fault: what was begun goes on to its end and is taken down in order, and only its words are lost.
 type stdout struct {
 	file *os.File
 	gone bool

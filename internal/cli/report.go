@@ -113,8 +113,8 @@ func writeReport(w io.Writer, dir string, formats []string) error {
 	return nil
 }
 
-// textOptions suit what w is: colours and the width of the window on a terminal, plain text elsewhere or when NO_COLOR is set
-// (no-color.org).
+// textOptions suit what w is: colours and the width of the window on a terminal, plain text elsewhere or when NO_COLOR
+// is set (no-color.org).
 func textOptions(w io.Writer, dir string) report.Options {
 	o := report.Options{Dir: dir}
 	f := fileOf(w)

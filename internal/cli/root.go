@@ -41,9 +41,10 @@ func Main(args []string) int {
 	return int(fault.CodeOf(err))
 }
 
-// withSignals gives the context that ends when a person or the machine wants the end, and comes first, so that nothing is begun which such a
-// signal could leave lying about. Whoever started tare with nohup wants it to outlive the terminal. A pipe without a reader must not end
-// the process in the middle of a run: writing to it fails instead (stdout).
+// withSignals gives the context that ends when a person or the machine wants the end, and comes first, so that nothing
+// is begun which such a signal could leave lying about. Whoever started tare with nohup wants it to outlive the
+// terminal. A pipe without a reader must not end the process in the middle of a run: writing to it fails instead
+// (stdout).
 func withSignals() (context.Context, context.CancelFunc) {
 	ends := []os.Signal{os.Interrupt, unix.SIGTERM}
 	if !signal.Ignored(unix.SIGHUP) {

@@ -280,7 +280,8 @@ func withFlag(command []string, flag string) []string {
 	return slices.Insert(command, at, flag)
 }
 
-// again is the command that runs an experiment once more. A run never writes over another, so it goes into another directory.
+// again is the command that runs an experiment once more. A run never writes over another, so it goes into another
+// directory.
 func again(args []string) []string {
 	command := []string{"tare"}
 	for i := 0; i < len(args); i++ {
@@ -351,8 +352,8 @@ func writePage(dir string, s *analysis.Summary, r record.Run, trials []record.Tr
 	return nil
 }
 
-// ended says that the run ended before its time. One that was interrupted is not what was asked for, and whoever waits for it must
-// not take it for that: its exit code is that of an invalid run.
+// ended says that the run ended before its time. One that was interrupted is not what was asked for, and whoever waits
+// for it must not take it for that: its exit code is that of an invalid run.
 func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 	if !engine.Interrupted(err) {
 		return err
@@ -366,8 +367,8 @@ func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 	return fault.New(fault.Invalid, dir, "'tare report "+dir+"' shows what there is", "interrupted: the run is partial, with %d of %d trials", len(whole), len(r.Plan))
 }
 
-// progress says on standard error how the run goes: one line that changes on a terminal, else a line for each block. What goes
-// wrong is said in a line of its own on both.
+// progress says on standard error how the run goes: one line that changes on a terminal, else a line for each block.
+// What goes wrong is said in a line of its own on both.
 type progress struct {
 	w        io.Writer
 	terminal bool

@@ -60,11 +60,12 @@ func (f *nodesFlags) check(changed func(string) bool) error {
 // leastShare is the least limit that the kernel can set, in CPUs.
 const leastShare = 0.01
 
-// carries is how many local nodes a machine of so many CPUs carries: each then has 0.07 CPU, on which a tracer starts in seconds.
+// carries is how many local nodes a machine of so many CPUs carries: each then has 0.07 CPU, on which a tracer starts
+// in seconds.
 func carries(cpus int) int { return max(1, min(25*cpus/2, 50)) }
 
-// nodeShare is what of its machine each node's trial gets. The groups of all local nodes together weigh as much as one other group: what reads the
-// counters must not wait for what is measured.
+// nodeShare is what of its machine each node's trial gets. The groups of all local nodes together weigh as much as one
+// other group: what reads the counters must not wait for what is measured.
 func nodeShare(r *record.Nodes) cluster.Share {
 	if !r.Local {
 		return cluster.Share{}

@@ -91,8 +91,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestEveryGuestIsChecked: every command of a guest is in the table above, and every application and load that is started
-// by one. A kind.Player needs none, and neither does one that is no process of tare.
+// TestEveryGuestIsChecked: every command of a guest is in the table above, and every application and load that is
+// started by one. A kind.Player needs none, and neither does one that is no process of tare.
 func TestEveryGuestIsChecked(t *testing.T) {
 	var known []string
 	for _, g := range guests {

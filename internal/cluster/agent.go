@@ -35,8 +35,9 @@ type Agent struct {
 	now func() int64 // this machine's clock, ns; tests have another
 }
 
-// Runner runs one trial. It calls barrier when everything is set up, which gives the begin by this machine's CLOCK_MONOTONIC in
-// nanoseconds. Whatever happens, nothing of the trial is left when it returns. A record may come with an error, of a trial that failed.
+// Runner runs one trial. It calls barrier when everything is set up, which gives the begin by this machine's
+// CLOCK_MONOTONIC in nanoseconds. Whatever happens, nothing of the trial is left when it returns. A record may come
+// with an error, of a trial that failed.
 type Runner func(ctx context.Context, job Job, barrier func(context.Context) (int64, error)) (record json.RawMessage, err error)
 
 // ErrAbandoned ends a trial that the coordinator does not wait for any more.
@@ -54,9 +55,9 @@ const (
 	dialTimeout = 5 * time.Second
 )
 
-// Join runs the trials of one run: from when the coordinator can be reached until it says that the run is over. When the connection breaks it takes
-// the trial under way down and joins again. The error is of code fault.Usage where the coordinator refuses this agent, and fault.Machine
-// where it could not be reached for as long as patience lasts.
+// Join runs the trials of one run: from when the coordinator can be reached until it says that the run is over. When
+// the connection breaks it takes the trial under way down and joins again. The error is of code fault.Usage where the
+// coordinator refuses this agent, and fault.Machine where it could not be reached for as long as patience lasts.
 func (a Agent) Join(ctx context.Context, run Runner) error {
 	config, err := a.Credentials.client()
 	if err != nil {
@@ -154,7 +155,8 @@ type agentTrial struct {
 	done   chan struct{}
 }
 
-// once is one connection, from its attempt to its end; nil when the run is over. joined says whether the coordinator had taken the agent in.
+// once is one connection, from its attempt to its end; nil when the run is over. joined says whether the coordinator
+// had taken the agent in.
 func (a *Agent) once(ctx context.Context, options []grpc.DialOption, run Runner) (joined bool, err error) {
 	cc, err := grpc.NewClient("passthrough:///"+a.Address, options...)
 	if err != nil {
@@ -219,7 +221,8 @@ func (s *session) send(m *message) error {
 	return s.stream.SendMsg(m)
 }
 
-// watch ends the session when the coordinator has been silent for too long. An agent that was itself held up does not count that time.
+// watch ends the session when the coordinator has been silent for too long. An agent that was itself held up does not
+// count that time.
 func (s *session) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	const looks = 8
 	tick := time.NewTicker(s.a.Silence / looks)

@@ -2,7 +2,8 @@ package cluster
 
 import "time"
 
-// ping and pong are a question for the time, and the answer. Times are CLOCK_MONOTONIC in nanoseconds, each of the machine that took it.
+// ping and pong are a question for the time, and the answer. Times are CLOCK_MONOTONIC in nanoseconds, each of the
+// machine that took it.
 type ping struct {
 	Number uint64 `json:"number"`
 	Sent   int64  `json:"sent_ns"`
@@ -34,7 +35,8 @@ func (r reading) offset() Offset {
 	return Offset{Ahead: time.Duration(((r.Received - r.Ping.Sent) + (r.Sent - r.got)) / 2), Error: time.Duration(max(r.roundTrip()+1, 0) / 2)}
 }
 
-// best is the offset by the reading with the least round trip, which has waited the least in queues and whose error is the smallest.
+// best is the offset by the reading with the least round trip, which has waited the least in queues and whose error is
+// the smallest.
 func best(readings []reading) Offset {
 	least := readings[0]
 	for _, r := range readings[1:] {

@@ -88,7 +88,8 @@ func good(ctx context.Context, _ Job, barrier func(context.Context) (int64, erro
 	return json.Marshal(at)
 }
 
-// run runs a trial on nodes, and holds what came of it against what is wanted: nothing for a record, else a part of the failure.
+// run runs a trial on nodes, and holds what came of it against what is wanted: nothing for a record, else a part of the
+// failure.
 func (g *ground) run(want map[string]string) []Outcome {
 	g.t.Helper()
 	var names []string
@@ -403,7 +404,8 @@ func TestGarbage(t *testing.T) {
 	g.run(map[string]string{"a": ""})
 }
 
-// TestSecondOfAName: while a node is there nobody else can be it; one that comes back after its connection broke waits until that is known.
+// TestSecondOfAName: while a node is there nobody else can be it; one that comes back after its connection broke waits
+// until that is known.
 func TestSecondOfAName(t *testing.T) {
 	g := newGround(t, Options{})
 	kill, ended := g.join(g.agent("a"), good)
@@ -423,7 +425,8 @@ func TestSecondOfAName(t *testing.T) {
 	g.run(map[string]string{"a": ""})
 }
 
-// proxy passes bytes between agents and the coordinator until it is cut: then it takes them and passes nothing on, as a broken network does.
+// proxy passes bytes between agents and the coordinator until it is cut: then it takes them and passes nothing on, as a
+// broken network does.
 type proxy struct {
 	address string
 	cut     chan struct{}
@@ -497,7 +500,8 @@ func (p *proxy) pass(from, to net.Conn) {
 	}
 }
 
-// TestPartition: a node that cannot be heard is taken for gone, its trial for failed; the node itself takes the trial down.
+// TestPartition: a node that cannot be heard is taken for gone, its trial for failed; the node itself takes the trial
+// down.
 func TestPartition(t *testing.T) {
 	g := newGround(t, Options{Heartbeat: 100 * time.Millisecond, Silence: time.Second})
 	g.join(g.agent("a"), good)

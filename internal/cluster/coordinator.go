@@ -55,7 +55,8 @@ const (
 	clockTimeout   = 500 * time.Millisecond // for one reading; a busy machine takes a few milliseconds
 )
 
-// Coordinator has the agents of one run. Its methods may be used concurrently, but for Run: one trial is under way at a time.
+// Coordinator has the agents of one run. Its methods may be used concurrently, but for Run: one trial is under way at a
+// time.
 type Coordinator struct {
 	o      Options
 	server *grpc.Server
@@ -84,7 +85,8 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 	return c, nil
 }
 
-// Listen has agents join at the address, host:port, beside those listened at before, and gives the address with its port.
+// Listen has agents join at the address, host:port, beside those listened at before, and gives the address with its
+// port.
 func (c *Coordinator) Listen(address string) (net.Addr, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -124,8 +126,8 @@ func (c *Coordinator) Nodes() []Hello {
 	return all
 }
 
-// Wait waits until count agents are there, at most for timeout; joined is called whenever that number changes. The error is of code
-// fault.Machine and names those that are there.
+// Wait waits until count agents are there, at most for timeout; joined is called whenever that number changes. The
+// error is of code fault.Machine and names those that are there.
 func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration, joined func(int)) error {
 	return c.wait(ctx, timeout, func(nodes map[string]*node) error {
 		joined(len(nodes))
@@ -228,7 +230,8 @@ func (c *Coordinator) join(stream grpc.ServerStream) error {
 	return n.serve(stream, c)
 }
 
-// admit takes an agent in. What it refuses, trying again would not mend, but for a name whose former agent is not known to be gone yet.
+// admit takes an agent in. What it refuses, trying again would not mend, but for a name whose former agent is not known
+// to be gone yet.
 func (c *Coordinator) admit(ctx context.Context, n *node) error {
 	name := ""
 	if p, ok := peer.FromContext(ctx); ok {
@@ -292,10 +295,11 @@ type Outcome struct {
 	Failed error           // why there is none, or none of a whole trial
 }
 
-// Run has the nodes of those names run a trial that takes length from its begin to the end of its loads and at most tail from there to its end, and
-// gives what came of it at each, in that order. Nodes that are not there, or do not get as far as the begin, do not keep the others. When all that can be prepared are, begun is
-// called with the time of the begin by this machine's CLOCK_MONOTONIC (nanoseconds); it may take as long as the trial. It is not called
-// when no node is prepared. When the context ends, trials under way are abandoned.
+// Run has the nodes of those names run a trial that takes length from its begin to the end of its loads and at most
+// tail from there to its end, and gives what came of it at each, in that order. Nodes that are not there, or do not get
+// as far as the begin, do not keep the others. When all that can be prepared are, begun is called with the time of the
+// begin by this machine's CLOCK_MONOTONIC (nanoseconds); it may take as long as the trial. It is not called when no
+// node is prepared. When the context ends, trials under way are abandoned.
 func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data json.RawMessage, length, tail time.Duration, begun func(at int64)) []Outcome {
 	c.trials++
 	job := Job{ID: c.trials, Share: share, Data: data}
@@ -381,7 +385,8 @@ func (p *part) await(ctx context.Context, to string, timeout time.Duration) {
 	}
 }
 
-// take says whether m is what was awaited, or ends the trial. What belongs to a trial before, which was given up, comes late and is nothing.
+// take says whether m is what was awaited, or ends the trial. What belongs to a trial before, which was given up, comes
+// late and is nothing.
 func (p *part) take(m *message) bool {
 	switch {
 	case m.Prepared != nil && m.Prepared.ID == p.job.ID && !p.prepared:
@@ -429,7 +434,8 @@ func (p *part) lastWords() {
 	}
 }
 
-// abandon has the node take the trial down, and waits for that, so that the next trial finds the machine as this one did.
+// abandon has the node take the trial down, and waits for that, so that the next trial finds the machine as this one
+// did.
 func (p *part) abandon() {
 	p.node.send(&message{Abandon: &trialID{p.job.ID}})
 	timer := time.NewTimer(abandonTimeout)

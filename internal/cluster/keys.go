@@ -21,8 +21,8 @@ import (
 	"tare/internal/fault"
 )
 
-// coordinatorName is the name in the coordinator's certificate. Agents ask for it, and not for the host that they connect to: the coordinator runs
-// wherever 'tare run' is typed.
+// coordinatorName is the name in the coordinator's certificate. Agents ask for it, and not for the host that they
+// connect to: the coordinator runs wherever 'tare run' is typed.
 const coordinatorName = "coordinator"
 
 var nodeName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
@@ -167,8 +167,9 @@ const (
 	keysLife        = 365 * 24 * time.Hour
 )
 
-// MakeKeys writes into dir the credentials of an authority and of the coordinator, unless they are there, and those of the nodes. It never
-// overwrites: a node that has a file is an error with code fault.Usage, and nothing is written. It gives the names of the files that it wrote.
+// MakeKeys writes into dir the credentials of an authority and of the coordinator, unless they are there, and those of
+// the nodes. It never overwrites: a node that has a file is an error with code fault.Usage, and nothing is written. It
+// gives the names of the files that it wrote.
 func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 	for i, n := range nodes {
 		if err := CheckName(n); err != nil {

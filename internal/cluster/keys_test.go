@@ -12,7 +12,8 @@ import (
 	"tare/internal/fault"
 )
 
-// TestMakeKeys: files that only their owner can read, of one authority, also when more nodes come later; and none is written over.
+// TestMakeKeys: files that only their owner can read, of one authority, also when more nodes come later; and none is
+// written over.
 func TestMakeKeys(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "keys")
 	wrote, err := MakeKeys(dir, []string{"a", "b"})

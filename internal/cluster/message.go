@@ -1,10 +1,12 @@
-// Package cluster has many machines run the same trial at the same time. One coordinator, the process of 'tare run', tells them what to run and
-// when to begin; an agent on each, 'tare node', runs it there as tare would alone, reads that machine's counters at both edges by that machine's
-// clock, and sends one record. Nothing is executed from afar, and nothing of Tare's runs in a group that is weighed.
+// Package cluster has many machines run the same trial at the same time. One coordinator, the process of 'tare run',
+// tells them what to run and when to begin; an agent on each, 'tare node', runs it there as tare would alone, reads
+// that machine's counters at both edges by that machine's clock, and sends one record. Nothing is executed from afar,
+// and nothing of Tare's runs in a group that is weighed.
 //
-// An agent has one stream of gRPC to the coordinator, which it opens itself, so that only the coordinator needs an address. Both sides show
-// certificates of one authority (keys.go). The messages are JSON: what they carry, specs and records, is JSON already, and both sides must be of the
-// same build, so that a second description of the same types would only be one more thing to differ.
+// An agent has one stream of gRPC to the coordinator, which it opens itself, so that only the coordinator needs an
+// address. Both sides show certificates of one authority (keys.go). The messages are JSON: what they carry, specs and
+// records, is JSON already, and both sides must be of the same build, so that a second description of the same types
+// would only be one more thing to differ.
 //
 //	agent:       hello                     who it is
 //	coordinator: ping / agent: pong        four times of two clocks: both ways to see that the other is there, and how far the clocks are apart

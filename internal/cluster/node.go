@@ -98,8 +98,9 @@ func (n *node) read(stream grpc.ServerStream) {
 	}
 }
 
-// serve writes to the agent and watches that it is there, until it is gone or the run is over. What counts is questions without an answer, not
-// time alone: a coordinator that was itself held up for seconds on a busy machine has asked nobody meanwhile.
+// serve writes to the agent and watches that it is there, until it is gone or the run is over. What counts is questions
+// without an answer, not time alone: a coordinator that was itself held up for seconds on a busy machine has asked
+// nobody meanwhile.
 func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
 	tick := time.NewTicker(c.o.Heartbeat)
 	defer tick.Stop()

@@ -36,8 +36,9 @@ type Command struct {
 	StopTime     time.Duration  // that it gets to end, before it is killed
 	Address      string         // host:port where it is reached; empty: where it listens
 
-	// CgroupDir is the directory of the control group that it is started in, which must hold nothing else: whatever runs
-	// there belongs to it and ends with it. Empty: only the processes of its session, and those they started, are known.
+	// CgroupDir is the directory of the control group that it is started in, which must hold nothing else: whatever
+	// runs there belongs to it and ends with it. Empty: only the processes of its session, and those they started, are
+	// known.
 	CgroupDir string
 	// Finishes says that it ends by itself when its work is done, as a load generator does: exit status 0 is then no
 	// failure. Others, such as servers, must run until they are told to end.

@@ -11,8 +11,8 @@ import (
 // Found is what belongs to a command: its processes with their memory, and its eBPF programs and maps.
 type Found struct {
 	Processes []Process `json:"processes"`
-	// RSS and RSSPeak are the resident memory of the processes added up, in bytes: now, and at the highest that each has
-	// had. Pages that several of them share count several times.
+	// RSS and RSSPeak are the resident memory of the processes added up, in bytes: now, and at the highest that each
+	// has had. Pages that several of them share count several times.
 	RSS     uint64 `json:"rss_bytes"`
 	RSSPeak uint64 `json:"rss_peak_bytes"`
 	Objects

@@ -85,7 +85,8 @@ func spoiledBy(cause ledger.Cause) record.Validity {
 
 const sweptSpec = shortSpec + "factors: {client.rate: [100, 300]}\n"
 
-// TestSpoiledTrialIsRunAgain: in its block, after the other arms of its level, at most twice, and every attempt is recorded.
+// TestSpoiledTrialIsRunAgain: in its block, after the other arms of its level, at most twice, and every attempt is
+// recorded.
 func TestSpoiledTrialIsRunAgain(t *testing.T) {
 	s := mustParse(t, shortSpec)
 	s.Repeat = 10
@@ -270,7 +271,8 @@ func TestFutileAttempts(t *testing.T) {
 	}
 }
 
-// TestFailedTrialsAgain: one that failed is run again only when others disturbed the machine; what never works is given up all the same.
+// TestFailedTrialsAgain: one that failed is run again only when others disturbed the machine; what never works is given
+// up all the same.
 func TestFailedTrialsAgain(t *testing.T) {
 	s := mustParse(t, shortSpec)
 	s.Repeat = 10
@@ -453,7 +455,8 @@ func TestEndingOverrides(t *testing.T) {
 	}
 }
 
-// TestAgainOnTheMachine: a trial with the real processes, whose window a witness says was stolen from, is run again in groups of another name.
+// TestAgainOnTheMachine: a trial with the real processes, whose window a witness says was stolen from, is run again in
+// groups of another name.
 func TestAgainOnTheMachine(t *testing.T) {
 	g := newGround(t)
 	spec := strings.Replace(shortSpec, "lag: 1s, generator_cpu: 1, errors: 0}", "lag: 1s, generator_cpu: 1, errors: 0, drift: 1000, rate: 0}", 1)
@@ -491,7 +494,8 @@ func TestAgainOnTheMachine(t *testing.T) {
 	}
 }
 
-// stolenWindow is one in which the hypervisor took a quarter of the CPU time, and a group was throttled that nobody limited.
+// stolenWindow is one in which the hypervisor took a quarter of the CPU time, and a group was throttled that nobody
+// limited.
 type stolenWindow struct {
 	emptyWindow
 	stolen bool

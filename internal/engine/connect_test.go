@@ -53,7 +53,8 @@ func TestConnectSpec(t *testing.T) {
 	}
 }
 
-// TestConnectTrials runs a block with the real processes: connections are judged where configuration is replaced, and come to endpoints where it is not.
+// TestConnectTrials runs a block with the real processes: connections are judged where configuration is replaced, and
+// come to endpoints where it is not.
 func TestConnectTrials(t *testing.T) {
 	g := newGround(t)
 	c, trials, err := g.run(t.Context(), mustParse(t, connectSpec), quiet)
@@ -91,7 +92,8 @@ func TestConnectTrials(t *testing.T) {
 	}
 }
 
-// TestStatistics: a spec can have the kernel's run statistics off, and then no run time of programs is told, not even of none.
+// TestStatistics: a spec can have the kernel's run statistics off, and then no run time of programs is told, not even
+// of none.
 func TestStatistics(t *testing.T) {
 	if !mustParse(t, goodSpec).Statistics {
 		t.Error("they are off where a spec says nothing")

@@ -26,8 +26,8 @@ factors: {client.count: [3, 4]}
 quick: {arms: [heavy]}
 `
 
-// TestCopies: every copy has an even part of what they share, all of it is dealt out, and each load goes to an application of its own as
-// far as there are any.
+// TestCopies: every copy has an even part of what they share, all of it is dealt out, and each load goes to an
+// application of its own as far as there are any.
 func TestCopies(t *testing.T) {
 	s := mustParse(t, copiesSpec).At(Level{"client.count": "4"}).copies()
 	for name, want := range map[string]string{"client_1": "3 app_1", "client_2": "3 app_2", "client_3": "2 app_3", "client_4": "2 app_1", "other_1": "1 lone", "other_2": "1 lone"} {
@@ -83,8 +83,9 @@ func TestQuickArms(t *testing.T) {
 	}
 }
 
-// TestIdleCopy: a trial in which one copy of a load did nothing tells neither what is measured at a rate nor what work cost, for the idle copy used
-// CPU time too. How much others took does not bound what one copy lost, so a trial that they disturbed is worth running again.
+// TestIdleCopy: a trial in which one copy of a load did nothing tells neither what is measured at a rate nor what work
+// cost, for the idle copy used CPU time too. How much others took does not bound what one copy lost, so a trial that
+// they disturbed is worth running again.
 func TestIdleCopy(t *testing.T) {
 	const copies = 4
 	lost := map[string]bool{"latency_p50_seconds": false, "memory_hard_bytes": false, "map_bytes": false}
@@ -136,8 +137,8 @@ func TestIdleCopy(t *testing.T) {
 	}
 }
 
-// TestCases: a factor with cases sets several settings at each level, leaves out parts of which there are none, and reads
-// the same from the resolved spec.
+// TestCases: a factor with cases sets several settings at each level, leaves out parts of which there are none, and
+// reads the same from the resolved spec.
 func TestCases(t *testing.T) {
 	const text = `name: cases
 question: q

@@ -15,8 +15,8 @@ import (
 	"tare/internal/role"
 )
 
-// TestDriftOfARealServer: a server that slows down in the midst of the window trips the gate, in open and in closed loop; one that is
-// slow all along does not.
+// TestDriftOfARealServer: a server that slows down in the midst of the window trips the gate, in open and in closed
+// loop; one that is slow all along does not.
 func TestDriftOfARealServer(t *testing.T) {
 	const usual, slower = 20 * time.Millisecond, 60 * time.Millisecond // both short against a slice of the window, and long against what the machine adds
 	for _, c := range []struct {

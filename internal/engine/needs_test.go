@@ -10,7 +10,8 @@ import (
 	"tare/internal/record"
 )
 
-// TestEveryMetricDeclaresItsNeeds goes over every metric and every gate: none is left undeclared, and each need is somebody's.
+// TestEveryMetricDeclaresItsNeeds goes over every metric and every gate: none is left undeclared, and each need is
+// somebody's.
 func TestEveryMetricDeclaresItsNeeds(t *testing.T) {
 	names := map[string]bool{}
 	needed, broken := map[measured.Need]bool{}, map[measured.Need]bool{}
@@ -108,8 +109,8 @@ func TestSpoiled(t *testing.T) {
 	}
 }
 
-// TestReasonsOfNodes: nodes that share a machine cannot see what others take of it, and the coordinator can; what is void at one node is void for all of
-// them together.
+// TestReasonsOfNodes: nodes that share a machine cannot see what others take of it, and the coordinator can; what is
+// void at one node is void for all of them together.
 func TestReasonsOfNodes(t *testing.T) {
 	node := func(name string, r record.Reason) record.NodeTrial {
 		return record.NodeTrial{Name: name, Trial: &record.Trial{Validity: record.Validity{Reasons: []record.Reason{r}}}}

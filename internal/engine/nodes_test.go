@@ -153,7 +153,8 @@ func goodOutcome(t *testing.T, name string, planned record.PlannedTrial, done in
 	return cluster.Outcome{Name: name, Record: text, Begin: 1, Clock: &cluster.Offset{Ahead: 5, Error: 2}}
 }
 
-// TestPooled: the metrics of a trial on nodes are of all of them together; a node that failed is in none, and sums are then not given.
+// TestPooled: the metrics of a trial on nodes are of all of them together; a node that failed is in none, and sums are
+// then not given.
 func TestPooled(t *testing.T) {
 	g := newGround(t)
 	run := func(outcomes func(record.PlannedTrial) []cluster.Outcome) record.Trial {
@@ -286,7 +287,8 @@ func TestNoNodes(t *testing.T) {
 	}
 }
 
-// TestNodeAgent: an agent runs a real trial, within its share of the machine, from the begin that it is given; the coordinator is this test.
+// TestNodeAgent: an agent runs a real trial, within its share of the machine, from the begin that it is given; the
+// coordinator is this test.
 func TestNodeAgent(t *testing.T) {
 	g := newGround(t)
 	x := &nodesTrial{spec: mustParse(t, nodesSpec), seed: 3}
@@ -389,8 +391,8 @@ func TestNodeSeeds(t *testing.T) {
 	}
 }
 
-// FuzzNodeRecord: whatever a node sends as its record, the trial it is pooled into is made without a panic, can be written down, and has no metric
-// of a node that failed.
+// FuzzNodeRecord: whatever a node sends as its record, the trial it is pooled into is made without a panic, can be
+// written down, and has no metric of a node that failed.
 func FuzzNodeRecord(f *testing.F) {
 	planned := record.PlannedTrial{Index: 1, Arm: record.Direct}
 	for _, seed := range []string{
@@ -430,8 +432,9 @@ func metricOf(t *testing.T, name string) *measured.Metric {
 	return &m
 }
 
-// TestNodesNeverAverageQuantiles: two nodes, of which one saw nine times as much, and all of it ten times as slow. A quantile of both together is
-// that of all they saw, and a maximum that of the slower; the mean of the two, or of two maxima, is neither.
+// TestNodesNeverAverageQuantiles: two nodes, of which one saw nine times as much, and all of it ten times as slow. A
+// quantile of both together is that of all they saw, and a maximum that of the slower; the mean of the two, or of two
+// maxima, is neither.
 func TestNodesNeverAverageQuantiles(t *testing.T) {
 	node := func(n int64, each time.Duration, most float64) record.NodeTrial {
 		h := hdrhistogram.New(1, int64(time.Minute), 3)

@@ -48,8 +48,8 @@ type Runner struct {
 	Writer   Recorder
 	Progress func(Progress)
 
-	// Enough reports whether the run is precise enough to end, and what is missing otherwise. It is called between blocks,
-	// at the looks of stats.NextLook, where the spec has a precision.
+	// Enough reports whether the run is precise enough to end, and what is missing otherwise. It is called between
+	// blocks, at the looks of stats.NextLook, where the spec has a precision.
 	Enough func([]record.Trial) (bool, string)
 
 	trial   func(context.Context, *record.Trial) error // null: on the machine

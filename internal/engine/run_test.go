@@ -157,7 +157,8 @@ arms:
 gates: {rate: 0.5, lag: 1s, generator_cpu: 1, errors: 0}
 `
 
-// TestTrials runs one block with the real processes in real groups: every arm serves every request, by the data plane where there is one.
+// TestTrials runs one block with the real processes in real groups: every arm serves every request, by the data plane
+// where there is one.
 func TestTrials(t *testing.T) {
 	g := newGround(t)
 	var seen []Progress
@@ -220,7 +221,8 @@ func TestFailedTrial(t *testing.T) {
 	}
 }
 
-// TestDeadApplication: an application that dies in the midst of the window fails the trial at once, and its death is named.
+// TestDeadApplication: an application that dies in the midst of the window fails the trial at once, and its death is
+// named.
 func TestDeadApplication(t *testing.T) {
 	g := newGround(t)
 	s := mustParse(t, shortSpec)
@@ -266,7 +268,8 @@ func v2(t *testing.T, l *cgroup.Layout) string {
 	return h.Mount
 }
 
-// TestInterrupted: the end of the context in the midst of a window takes the trial down, and it is recorded as interrupted.
+// TestInterrupted: the end of the context in the midst of a window takes the trial down, and it is recorded as
+// interrupted.
 func TestInterrupted(t *testing.T) {
 	g := newGround(t)
 	s := mustParse(t, shortSpec)

@@ -62,7 +62,8 @@ func TestTraceRefuses(t *testing.T) {
 	}
 }
 
-// TestTracersThatAreAbsent: a run goes on without an arm that may be missing, and says which and why; without any other it does not begin.
+// TestTracersThatAreAbsent: a run goes on without an arm that may be missing, and says which and why; without any other
+// it does not begin.
 func TestTracersThatAreAbsent(t *testing.T) {
 	const other = "  gone: {subject: command, command: no-such-tracer-anywhere, lines: ''%s}\n"
 	with := func(more, rest string) *Spec {

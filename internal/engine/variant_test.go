@@ -29,7 +29,8 @@ func TestVariant(t *testing.T) {
 	}
 }
 
-// TestVariantTrials: the delay that one arm sets is in its requests, and not in those of the baseline. How exact it is, test/bench/noise shows.
+// TestVariantTrials: the delay that one arm sets is in its requests, and not in those of the baseline. How exact it is,
+// test/bench/noise shows.
 func TestVariantTrials(t *testing.T) {
 	const spec = `name: planted
 question: Is a planted delay seen?

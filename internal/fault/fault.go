@@ -1,6 +1,6 @@
-// Package fault gives errors the three things a person needs to act on them: what was wrong, where, and the mend.
-// It also carries the exit code, so that a failure deep in the house ends the process with the code that DESIGN.md promises,
-// while only the command line decides to exit.
+// Package fault gives errors the three things a person needs to act on them: what was wrong, where, and the mend. It
+// also carries the exit code, so that a failure deep in the house ends the process with the code that DESIGN.md
+// promises, while only the command line decides to exit.
 package fault
 
 import (
@@ -69,8 +69,8 @@ func CodeOf(err error) Code {
 	return Internal
 }
 
-// MendOf is the mend of the outermost Error in the chain that has one. Whatever wants to open a file can find that there are too many:
-// then only one thing helps, whatever else the place that found it would advise.
+// MendOf is the mend of the outermost Error in the chain that has one. Whatever wants to open a file can find that
+// there are too many: then only one thing helps, whatever else the place that found it would advise.
 func MendOf(err error) string {
 	switch {
 	case errors.Is(err, syscall.EMFILE):

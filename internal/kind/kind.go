@@ -63,9 +63,9 @@ type Commander interface {
 	Command(Site) []string
 }
 
-// Player is a guest whose process is the tare binary and needs no command of its own: Play is all that the process does.
-// It speaks the protocol of package role on conn (role.Play for an application, role.Work for a load and for a subject
-// that works) and returns when the parent has closed its end. The values are those of the guest's settings.
+// Player is a guest whose process is the tare binary and needs no command of its own: Play is all that the process
+// does. It speaks the protocol of package role on conn (role.Play for an application, role.Work for a load and for a
+// subject that works) and returns when the parent has closed its end. The values are those of the guest's settings.
 //
 // The site has everything but Subject, which lives in the process that runs the trial. A load that needs it is a
 // Commander, which makes arguments of it.
@@ -179,8 +179,8 @@ type Tailed interface {
 	Tail(param.Values) time.Duration
 }
 
-// Slow is a subject that says beforehand how long it takes at least until it is ready. It is for estimates of how long a
-// run will be.
+// Slow is a subject that says beforehand how long it takes at least until it is ready. It is for estimates of how long
+// a run will be.
 type Slow interface {
 	ReadyAfter(param.Values) time.Duration
 }

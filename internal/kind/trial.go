@@ -14,9 +14,10 @@ import (
 	"tare/internal/role"
 )
 
-// Joiner is a guest that takes part in trials beyond its own process. Join is called once for each part of a trial before
-// anything is started: for applications first, then for loads, then for the subject. What it returns is the part's own
-// for this trial, on which the engine looks for the hooks below; Close is called in the end, whatever happened.
+// Joiner is a guest that takes part in trials beyond its own process. Join is called once for each part of a trial
+// before anything is started: for applications first, then for loads, then for the subject. What it returns is the
+// part's own for this trial, on which the engine looks for the hooks below; Close is called in the end, whatever
+// happened.
 type Joiner interface {
 	Join(t Trial, name string, part *Part) (any, error)
 }
@@ -77,8 +78,8 @@ type (
 	}
 
 	// Removed is called last, when every process has ended, Close was called and the groups have gone, also when the
-	// trial failed. It says what the guest left behind on the machine: mounts, network devices, files. That is a warning
-	// of the trial; an error of it is what spoils the trials after it, or that nobody can tell.
+	// trial failed. It says what the guest left behind on the machine: mounts, network devices, files. That is a
+	// warning of the trial; an error of it is what spoils the trials after it, or that nobody can tell.
 	Removed interface {
 		Removed() (left []string, err error)
 	}
@@ -90,13 +91,13 @@ type Launch struct {
 	Part *Part
 
 	// Command is what starts the application plainly. Standard input and output are set: on them it speaks the protocol
-	// of package role. A launcher puts its own program and arguments into Command, leaves the streams to what they start
-	// in the end, and starts it by Start of a group: this one, or one of the subject's. The trial waits for Command, and
-	// ends it by the end of its standard input.
+	// of package role. A launcher puts its own program and arguments into Command, leaves the streams to what they
+	// start in the end, and starts it by Start of a group: this one, or one of the subject's. The trial waits for
+	// Command, and ends it by the end of its standard input.
 	Command *exec.Cmd
 
-	// Group has the limits of the application, and what it holds is charged to the application's workload: this is where
-	// what runs the application belongs.
+	// Group has the limits of the application, and what it holds is charged to the application's workload: this is
+	// where what runs the application belongs.
 	Group *placement.Group
 }
 
@@ -124,15 +125,15 @@ type Trial interface {
 	// Observe charges a group that the trial did not make, by its path, to an application that runs there already.
 	Observe(application, path string)
 	// SubjectGroup is a group of the subject: of a component, or where that is empty the subject's only one. limits are
-	// as in a spec; what is charged to the group is charged to the subject. The groups of components are in one that has
-	// the limits of the subject's part, which thus hold for all components together, save that each has the pin of the
-	// part if it has none of its own.
+	// as in a spec; what is charged to the group is charged to the subject. The groups of components are in one that
+	// has the limits of the subject's part, which thus hold for all components together, save that each has the pin of
+	// the part if it has none of its own.
 	SubjectGroup(component string, limits param.Values) (*placement.Group, error)
-	// ObserveGroup says that the group at a path, as a ledger has it, is the subject's: it was there before the trial, and
-	// what is charged to it is charged to the subject. The trial neither changes nor removes it.
+	// ObserveGroup says that the group at a path, as a ledger has it, is the subject's: it was there before the trial,
+	// and what is charged to it is charged to the subject. The trial neither changes nor removes it.
 	ObserveGroup(path string) error
-	// ServingGroup is a group of a component of the subject that serves one application alone, to whose workload what it
-	// uses is tare: the shim of a container, a sidecar. Such groups of one component are told of together.
+	// ServingGroup is a group of a component of the subject that serves one application alone, to whose workload what
+	// it uses is tare: the shim of a container, a sidecar. Such groups of one component are told of together.
 	ServingGroup(component, app string, limits param.Values) (*placement.Group, error)
 	// StartSubject starts a process of the subject in the group of a component, which speaks the protocol of package
 	// role. The trial ends it.

@@ -21,9 +21,9 @@ type Usage struct {
 	Self      float64 // of this process, contained in Groups or Root
 	InGroup   bool    // this process is in a group below the root
 
-	// IRQTime says whether the kernel takes interrupts out of tasks' CPU time (CONFIG_IRQ_TIME_ACCOUNTING). If it does, interrupts are
-	// Softirq and IRQ. If not, interrupts above a task are in that task's time, and only those above an idle CPU stand alone:
-	// IdleInterrupts, by samples; nil without samples.
+	// IRQTime says whether the kernel takes interrupts out of tasks' CPU time (CONFIG_IRQ_TIME_ACCOUNTING). If it does,
+	// interrupts are Softirq and IRQ. If not, interrupts above a task are in that task's time, and only those above an
+	// idle CPU stand alone: IdleInterrupts, by samples; nil without samples.
 	IRQTime        bool
 	IdleInterrupts *float64
 
@@ -68,8 +68,8 @@ const (
 	MethodNone    = "not split" // of eBPF: its seconds are on the lines that they ran in, and are not 0
 )
 
-// Budget closes the CPU budget: each second of CPU time on one line. eBPF time that could be split is taken out of the line that it
-// ran in; what could not be split stays there.
+// Budget closes the CPU budget: each second of CPU time on one line. eBPF time that could be split is taken out of the
+// line that it ran in; what could not be split stays there.
 func Budget(u Usage) CPU {
 	groups, root, kernel := u.Groups, u.Root, u.Kernel
 	interrupts, method := 0.0, MethodCounted
@@ -148,8 +148,8 @@ func (c CPU) Closes() bool {
 	return math.Abs(c.Waited()+c.Steal+c.Attributed+c.Unexplained-c.Capacity) <= 1e-9*max(c.Capacity, 1)
 }
 
-// Derive fills what follows from the other fields: Hard, Soft and WorkingSet. slab_reclaimable, which cgroup v1 lacks, counts as
-// part of hard then: the kernel does not tell it apart.
+// Derive fills what follows from the other fields: Hard, Soft and WorkingSet. slab_reclaimable, which cgroup v1 lacks,
+// counts as part of hard then: the kernel does not tell it apart.
 func (m *Memory) Derive() {
 	slab := int64(0)
 	if m.SlabReclaimable != nil {

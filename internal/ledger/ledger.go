@@ -21,7 +21,8 @@ type Ledger struct {
 	Programs []Program `json:"programs"`
 	Maps     []Map     `json:"maps"`
 	Cgroups  []Cgroup  `json:"cgroups"`
-	// Workloads are what has been charged to workloads, with the tare on their behalf; empty where nothing has. Settle makes them.
+	// Workloads are what has been charged to workloads, with the tare on their behalf; empty where nothing has. Settle
+	// makes them.
 	Workloads []Workload `json:"workloads"`
 	Tare      *Tare      `json:"tare"`  // nil where nothing is charged to a workload or to tare
 	Noise     *Noise     `json:"noise"` // null where there was no witness
@@ -49,8 +50,8 @@ type Window struct {
 	End     time.Time `json:"end"`
 	Seconds float64   `json:"seconds"` // by CLOCK_MONOTONIC
 
-	// EdgeSeconds is how long it took to read the counters of an edge, of the slower one: they are of times that far apart, so what is
-	// unexplained may be off by it on every CPU. 0 in ledgers that do not say.
+	// EdgeSeconds is how long it took to read the counters of an edge, of the slower one: they are of times that far
+	// apart, so what is unexplained may be off by it on every CPU. 0 in ledgers that do not say.
 	EdgeSeconds float64 `json:"edge_seconds,omitempty"`
 }
 
@@ -59,7 +60,8 @@ type Window struct {
 //	idle - idle_stolen + steal + attributed + unexplained = capacity                               (who)
 //	idle - idle_stolen + steal + user + system + softirq + irq ~ capacity, by the kernel's tick    (mode)
 //
-// The first is exact by construction and is the one that closes; unexplained may be negative, by the grain of the counters.
+// The first is exact by construction and is the one that closes; unexplained may be negative, by the grain of the
+// counters.
 type CPU struct {
 	Capacity    float64   `json:"capacity_seconds"`
 	Idle        float64   `json:"idle_seconds"` // idle and iowait
@@ -75,8 +77,9 @@ type CPU struct {
 	// kernel threads, interrupts), nobody knows in which, so it stands there and is no summand of its own: the ebpf
 	// line does not hold it. The scale's own programs are not in it. null where run time was not counted.
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"`
-	// IdleStolen is the part of steal that the kernel counts as idle as well: the CPU was idle when it was taken away. It is the middle of what is
-	// possible, and off by at most IdleStolenError. Null without a witness: it is then not known, and unexplained is too low by it.
+	// IdleStolen is the part of steal that the kernel counts as idle as well: the CPU was idle when it was taken away.
+	// It is the middle of what is possible, and off by at most IdleStolenError. Null without a witness: it is then not
+	// known, and unexplained is too low by it.
 	IdleStolen      *float64 `json:"idle_stolen_seconds"`
 	IdleStolenError *float64 `json:"idle_stolen_error_seconds"`
 }
@@ -112,13 +115,13 @@ const (
 const (
 	// StolenWitnessed: by the samples that were taken as the CPU came back and found the program running.
 	StolenWitnessed = "witnessed"
-	// StolenProportion: samples see the program too seldom, for it runs with interrupts off. What they do not see was hit by stalls as often as
-	// everything else that ran.
+	// StolenProportion: samples see the program too seldom, for it runs with interrupts off. What they do not see was
+	// hit by stalls as often as everything else that ran.
 	StolenProportion = "proportion"
 )
 
-// Program is one eBPF program that was loaded during the window. Times are wall-clock time inside the program, interrupts
-// and stolen time included, as the kernel's statistics count it; RanSeconds is without what was stolen.
+// Program is one eBPF program that was loaded during the window. Times are wall-clock time inside the program,
+// interrupts and stolen time included, as the kernel's statistics count it; RanSeconds is without what was stolen.
 type Program struct {
 	Charged                    // its owner's, wherever it runs
 	ID              uint32     `json:"id"`
@@ -136,8 +139,8 @@ type Program struct {
 	Shares          []Share    `json:"shares"`          // sum to run_seconds; one share without cgroup is what could not be split
 	Seen            []Seen     `json:"seen"`            // raw counts of samples by place, however few: to be pooled over windows
 	SampledSeconds  *Interval  `json:"sampled_seconds"` // its run time by the sampler alone: a check on run_seconds
-	// StolenSeconds is the part of run_seconds in which the CPU was taken away, estimated with its 95 % interval. Null where run_seconds is, and
-	// without a witness or samples.
+	// StolenSeconds is the part of run_seconds in which the CPU was taken away, estimated with its 95 % interval. Null
+	// where run_seconds is, and without a witness or samples.
 	StolenSeconds *Interval `json:"stolen_seconds"`
 	StolenMethod  string    `json:"stolen_method"` // of it, empty where it is null: see the constants
 	MapIDs        []uint32  `json:"map_ids"`
@@ -158,8 +161,8 @@ type Owner struct {
 	Comm string `json:"comm"`
 }
 
-// Share is the part of a program's run time that ran in one cgroup and one context, with a 95 % interval. Cgroup is null for the
-// part that could not be split: too few samples, or none.
+// Share is the part of a program's run time that ran in one cgroup and one context, with a 95 % interval. Cgroup is
+// null for the part that could not be split: too few samples, or none.
 type Share struct {
 	Cgroup  *string `json:"cgroup"`
 	Context Context `json:"context,omitempty"`
@@ -171,8 +174,8 @@ type Share struct {
 	Note    string  `json:"note,omitempty"` // why it could not be split
 }
 
-// RanSeconds is for how long the program ran on a CPU: its run time without what was stolen inside of it, if that is known. It is false where the
-// run time is not known.
+// RanSeconds is for how long the program ran on a CPU: its run time without what was stolen inside of it, if that is
+// known. It is false where the run time is not known.
 func (p *Program) RanSeconds() (float64, bool) {
 	if p.RunSeconds == nil {
 		return 0, false
@@ -183,7 +186,8 @@ func (p *Program) RanSeconds() (float64, bool) {
 	return max(*p.RunSeconds-p.StolenSeconds.Value, 0), true
 }
 
-// Seen is how many samples saw a program in one place. Cgroup is null where the thread ended before its group could be read.
+// Seen is how many samples saw a program in one place. Cgroup is null where the thread ended before its group could be
+// read.
 type Seen struct {
 	Cgroup  *string `json:"cgroup"`
 	Context Context `json:"context"`

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// Noise is what disturbed the machine during a window, as the witness saw it: when each CPU stood still because the hypervisor ran
-// somebody else, and which tasks held a CPU for long.
+// Noise is what disturbed the machine during a window, as the witness saw it: when each CPU stood still because the
+// hypervisor ran somebody else, and which tasks held a CPU for long.
 //
-// Times are CLOCK_MONOTONIC in nanoseconds, the clock of role.Schedule and of the sampler, so that a stall can be laid over
-// requests and samples.
+// Times are CLOCK_MONOTONIC in nanoseconds, the clock of role.Schedule and of the sampler, so that a stall can be laid
+// over requests and samples.
 type Noise struct {
 	Witness        string     `json:"witness"`        // steal-clock (exact to the nanosecond), steal-ticks (the kernel's counter)
 	PeriodSeconds  float64    `json:"period_seconds"` // time between two looks of the witness at one CPU
@@ -61,8 +61,8 @@ const (
 	Unknown    Cause = "unknown"
 )
 
-// Touches says whether a CPU stood still between two times (CLOCK_MONOTONIC, ns): on one of cpus, or on any where cpus is nil. A stall that lies
-// somewhere in an interval touches all of it.
+// Touches says whether a CPU stood still between two times (CLOCK_MONOTONIC, ns): on one of cpus, or on any where cpus
+// is nil. A stall that lies somewhere in an interval touches all of it.
 func (n *Noise) Touches(cpus []int, from, to int64) bool {
 	if n == nil {
 		return false
@@ -75,8 +75,9 @@ func (n *Noise) Touches(cpus []int, from, to int64) bool {
 	return false
 }
 
-// Spans are the stretches, from and to, of the stalls that count and of those in which a task that counts held a CPU: disjoint and in order. CPUs
-// often stand still together, and thousands of stalls are then a few hundred spans. It is for whoever has seen that none was omitted.
+// Spans are the stretches, from and to, of the stalls that count and of those in which a task that counts held a CPU:
+// disjoint and in order. CPUs often stand still together, and thousands of stalls are then a few hundred spans. It is
+// for whoever has seen that none was omitted.
 func (n *Noise) Spans(counts func(Stall) bool) [][2]int64 {
 	all := [][2]int64{}
 	for _, s := range slices.Concat(n.Stalls, n.Occupied) {

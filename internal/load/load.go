@@ -1,5 +1,5 @@
-// Package load holds what every load generator reports, whatever it puts to work. Each generator is a package below this one and
-// runs as a process of its own; this package is the shape of its answer.
+// Package load holds what every load generator reports, whatever it puts to work. Each generator is a package below
+// this one and runs as a process of its own; this package is the shape of its answer.
 package load
 
 import "encoding/json"
@@ -32,8 +32,8 @@ type Slice struct {
 	P50  float64 `json:"latency_p50_seconds"` // of them, to 1 %; 0 where there are none
 }
 
-// Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by their
-// intended start: one that was intended inside the window counts, whenever it ended.
+// Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by
+// their intended start: one that was intended inside the window counts, whenever it ended.
 type Result struct {
 	Generator string `json:"generator"` // http, exec, ...
 	Mode      string `json:"mode"`      // open (absolute schedule), closed (as fast as answers come) or outside
@@ -53,15 +53,16 @@ type Result struct {
 
 	Errors map[string]int64 `json:"errors"` // by kind: connect, read, write, status-500, timeout, ...
 
-	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits, by the names below.
-	// One without values is not there. Read them with Histogram.
+	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits, by the
+	// names below. One without values is not there. Read them with Histogram.
 	Histograms map[string]string `json:"histograms"`
 
-	// Slices are the window in Slices equal parts, in order of time, by the intended start of requests: whether the trial was
-	// steady shows in them. None from a generator that does not tell.
+	// Slices are the window in Slices equal parts, in order of time, by the intended start of requests: whether the
+	// trial was steady shows in them. None from a generator that does not tell.
 	Slices []Slice `json:"slices,omitempty"`
 
-	// Running is what of the load the machine's stalls did not touch; null from a generator that was not told of stalls.
+	// Running is what of the load the machine's stalls did not touch; null from a generator that was not told of
+	// stalls.
 	Running *Running `json:"running,omitempty"`
 
 	// Counts are what the work took, by name, from a generator that counts it (package subject/storebench).

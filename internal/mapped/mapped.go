@@ -1,5 +1,5 @@
-// Package mapped gives the elements of mappable eBPF arrays (BPF_F_MMAPABLE) as Go slices: programs and process read and write the same memory, without
-// system calls.
+// Package mapped gives the elements of mappable eBPF arrays (BPF_F_MMAPABLE) as Go slices: programs and process read
+// and write the same memory, without system calls.
 package mapped
 
 import (
@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Array maps the elements of m, which must be as large as a T. The memory is whole pages; unmap it when nobody uses the elements any more.
+// Array maps the elements of m, which must be as large as a T. The memory is whole pages; unmap it when nobody uses the
+// elements any more.
 func Array[T any](m *ebpf.Map) (elements []T, memory []byte, err error) {
 	size, n, page := int(m.ValueSize()), int(m.MaxEntries()), unix.Getpagesize()
 	if size != int(unsafe.Sizeof(*new(T))) {

@@ -12,17 +12,19 @@ import (
 
 // The thresholds by which a gate is laid to somebody outside the trial. They are fixed here, before any run.
 const (
-	// stolenPart is the part of the CPU time from which on the hypervisor can have tripped a gate. A generator whose CPU is away for
-	// 40 ms of a window of 2 s begins 2 % of its requests late, which trips the gate on its 99th percentile; on a machine with two CPUs
-	// that is 1 % of the CPU time.
+	// stolenPart is the part of the CPU time from which on the hypervisor can have tripped a gate. A generator whose
+	// CPU is away for 40 ms of a window of 2 s begins 2 % of its requests late, which trips the gate on its 99th
+	// percentile; on a machine with two CPUs that is 1 % of the CPU time.
 	stolenPart = 0.01
 
-	// foreignPart is the same for tasks of others. The scheduler shares a CPU with them in slices of a few ms, where the hypervisor
-	// takes one away for tens: it takes more of them to do the same. Those that hold a CPU without a break are held to stolenPart.
+	// foreignPart is the same for tasks of others. The scheduler shares a CPU with them in slices of a few ms, where
+	// the hypervisor takes one away for tens: it takes more of them to do the same. Those that hold a CPU without a
+	// break are held to stolenPart.
 	foreignPart = 0.05
 
-	// explains is how far a shortfall can exceed the part of the CPU time that others took: a machine that lost 5 % of its CPU time may
-	// for that reason answer up to 20 % of the requests too late, for a queue that has built up takes time to drain, but not 40 %.
+	// explains is how far a shortfall can exceed the part of the CPU time that others took: a machine that lost 5 % of
+	// its CPU time may for that reason answer up to 20 % of the requests too late, for a queue that has built up takes
+	// time to drain, but not 40 %.
 	explains = 4.0
 )
 
@@ -37,8 +39,9 @@ type Disturbance struct {
 // maxCulprits is how many of those who disturbed are named.
 const maxCulprits = 3
 
-// DisturbanceOf reads from a ledger what others took: by its witness, and where there was none, or for what it does not tell, by the
-// kernel's counters. The trial's own groups are those at and below tree; self is this process. A ledger that has neither shows nothing.
+// DisturbanceOf reads from a ledger what others took: by its witness, and where there was none, or for what it does not
+// tell, by the kernel's counters. The trial's own groups are those at and below tree; self is this process. A ledger
+// that has neither shows nothing.
 func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	var d Disturbance
 	if l == nil || l.CPU.Capacity <= 0 {
@@ -110,7 +113,8 @@ func largest(seconds map[string]float64, most int) []string {
 	return names[:min(len(names), most)]
 }
 
-// By is who outside the trial disturbed it enough to trip a gate, and what part of the CPU time he took; Unknown when nobody did.
+// By is who outside the trial disturbed it enough to trip a gate, and what part of the CPU time he took; Unknown when
+// nobody did.
 func (d Disturbance) By() (ledger.Cause, float64) {
 	steal, others := d.Stolen/stolenPart, max(d.Foreign/foreignPart, d.Occupied/stolenPart)
 	switch {
@@ -122,8 +126,9 @@ func (d Disturbance) By() (ledger.Cause, float64) {
 	return ledger.Neighbour, d.Foreign
 }
 
-// shortfall is how much of the work was missing, by a gate that counts work; false for others. One copy of many that did nothing is no
-// measure of it: a copy with a small limit gets going slowly, and one that others delay may miss a short window altogether.
+// shortfall is how much of the work was missing, by a gate that counts work; false for others. One copy of many that
+// did nothing is no measure of it: a copy with a small limit gets going slowly, and one that others delay may miss a
+// short window altogether.
 func (t Trip) shortfall() (float64, bool) {
 	switch t.Gate {
 	case GateRate, GateConnections, GateIdle:
@@ -193,8 +198,8 @@ func FailedBy(l *ledger.Ledger, tree string) ledger.Cause {
 const Everything = "everything"
 
 // LostToOthers are the metrics for whose sake a trial is worth running again: what a gate that somebody other than the
-// subject tripped took from it, or everything, where it failed while others had a part of the machine. It never looks at
-// what was measured.
+// subject tripped took from it, or everything, where it failed while others had a part of the machine. It never looks
+// at what was measured.
 func LostToOthers(t *record.Trial) (lost []string) {
 	if t.Validity.Failed != "" {
 		if t.Validity.Failed != record.Interrupted && t.Validity.Cause != "" {

@@ -144,7 +144,8 @@ func (j *LoadJudge) Usual() {
 	j.Drift()
 }
 
-// rate: an open load must have its requests answered within the window, save those that were naturally under way when it closed.
+// rate: an open load must have its requests answered within the window, save those that were naturally under way when
+// it closed.
 func (j *LoadJudge) rate() {
 	if j.Result.Mode != load.Open {
 		switch {
@@ -175,8 +176,8 @@ func (j *LoadJudge) work() {
 	}
 }
 
-// underWay is how many requests are open at once when nothing queues, by Little's law: twice the rate times the median time from
-// sending to the answer, and never more than there are connections.
+// underWay is how many requests are open at once when nothing queues, by Little's law: twice the rate times the median
+// time from sending to the answer, and never more than there are connections.
 func (j *LoadJudge) underWay() int64 {
 	h, err := j.Result.Histogram(load.Service)
 	if err != nil || h == nil || j.Result.Seconds <= 0 {
@@ -186,9 +187,9 @@ func (j *LoadJudge) underWay() int64 {
 	return min(int64(math.Ceil(n)), int64(j.Result.Connections))
 }
 
-// heldUp is how many requests the window closed upon because the machine stood still just then: those that were due since its last stall
-// began, if the window ends in the stall or before as much time again has passed, in which the queue drains. They were answered
-// all the same, or other gates speak.
+// heldUp is how many requests the window closed upon because the machine stood still just then: those that were due
+// since its last stall began, if the window ends in the stall or before as much time again has passed, in which the
+// queue drains. They were answered all the same, or other gates speak.
 func (j *LoadJudge) heldUp() int64 {
 	if len(j.stalls.Spans) == 0 {
 		return 0

@@ -129,7 +129,8 @@ func (m *Measured) limitedBPF() (float64, bool) {
 	return Rate(float64(in)**period, m.Ledger.Window.Seconds), m.Ledger.Window.Seconds > 0
 }
 
-// held: where the experiment is about a limit, the limit must be what held the group back, and not something else on the machine.
+// held: where the experiment is about a limit, the limit must be what held the group back, and not something else on
+// the machine.
 func (m *Measured) held() []Trip {
 	asked := m.Setup.Gates.Float("held")
 	if asked == 0 {
@@ -151,8 +152,8 @@ func (m *Measured) inside(g *limitedGroup, c ledger.Context) bool {
 	return g != nil && !(interrupt(c) && apart)
 }
 
-// samplesIn counts the samples of the subject's programs, and those of them that are in: is is told of the group with a limit that a
-// sample fell in, null where in none, and of the context.
+// samplesIn counts the samples of the subject's programs, and those of them that are in: is is told of the group with a
+// limit that a sample fell in, null where in none, and of the context.
 func (m *Measured) samplesIn(is func(*limitedGroup, ledger.Context) bool) (in, of int) {
 	groups := m.limited()
 	programs, _ := m.Programs()
@@ -191,7 +192,8 @@ func roleCPU(role kind.Role) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) { return m.ofCapacity(m.RoleSeconds(role)) }
 }
 
-// RoleSeconds is the CPU time of the trial's groups of a role in the window; false where there is none, or one whose time is not known.
+// RoleSeconds is the CPU time of the trial's groups of a role in the window; false where there is none, or one whose
+// time is not known.
 func (m *Measured) RoleSeconds(role kind.Role) (float64, bool) {
 	return cpuSeconds(m.ofRole(role))
 }

@@ -381,7 +381,8 @@ func (m *Measured) CPURate() (float64, bool) {
 	return total / m.Ledger.Window.Seconds, true
 }
 
-// SubjectMaps are the ids of the subject's maps: those it names, those its programs use, and those inside them. Each stands once.
+// SubjectMaps are the ids of the subject's maps: those it names, those its programs use, and those inside them. Each
+// stands once.
 func (m *Measured) SubjectMaps() map[uint32]bool {
 	ids := map[uint32]bool{}
 	if m.Subject == nil {

@@ -11,7 +11,8 @@ import (
 	"tare/internal/stats"
 )
 
-// runningMetrics are of the requests that no stall of the machine touched: what latency is while the machine runs. See docs/noise.md.
+// runningMetrics are of the requests that no stall of the machine touched: what latency is while the machine runs. See
+// docs/noise.md.
 var runningMetrics = []Metric{
 	whileRunning(load.LatencyRunning, NeedRunning, 0.5, "p50", "from the intended start of a request until its answer was read"),
 	whileRunning(load.LatencyRunning, NeedRunning, 0.9, "p90", "from the intended start of a request until its answer was read"),
@@ -58,7 +59,8 @@ func whileRunning(histogram string, needs []Need, q float64, quantile, what stri
 	}
 }
 
-// runningPart is what all loads that have a histogram say of stalls, taken together; nil where one of them says nothing.
+// runningPart is what all loads that have a histogram say of stalls, taken together; nil where one of them says
+// nothing.
 func (m *Measured) runningPart(histogram string) *load.Running {
 	var parts []*load.Running
 	for _, r := range m.Loads {
@@ -107,8 +109,8 @@ func (m *Measured) throughputWhileRunning() (total float64, ok bool) {
 	return total, len(m.Loads) > 0
 }
 
-// lagRunning is the gate of the generator's lag for the requests that no stall touched. Where too few are left to tell, nothing is told
-// of them either, and there is nothing to void.
+// lagRunning is the gate of the generator's lag for the requests that no stall touched. Where too few are left to tell,
+// nothing is told of them either, and there is nothing to void.
 func (j *LoadJudge) lagRunning() {
 	const q = 0.99
 	if ok, _ := j.Result.Running.Tells(load.OwnLagRunning, "p99", q, stats.MinBeyond(q)); !ok || j.Result.Mode != load.Open {

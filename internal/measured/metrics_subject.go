@@ -137,8 +137,8 @@ func (m *Measured) component(name string) []*ledger.Cgroup {
 	return m.topmost(func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) && g.Component == name })
 }
 
-// topmost are the trial's groups of a kind, also such as are only observed, save those inside another of them: what a group holds and uses is in what
-// the kernel says of the groups above it.
+// topmost are the trial's groups of a kind, also such as are only observed, save those inside another of them: what a
+// group holds and uses is in what the kernel says of the groups above it.
 func (m *Measured) topmost(is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
 	var all, top []*ledger.Cgroup
 	for i := range m.Ledger.Cgroups {

@@ -37,28 +37,31 @@ var Needs = []Need{
 	Windowed, Counted, Read, Untouched,
 }
 
-// The needs of the families of metrics. A metric always declares its needs; one that nothing can void has the empty list.
+// The needs of the families of metrics. A metric always declares its needs; one that nothing can void has the empty
+// list.
 var (
 	// NeedNothing is of metrics that are right whatever happened: they describe the trial itself.
 	NeedNothing = []Need{}
 
-	// NeedLatency: a request's time is right only when it was sent when it was due, at the rate, the connections and the steady state
-	// that it is quoted for. Requests that failed are missing from the histogram, and they are not the fast ones.
+	// NeedLatency: a request's time is right only when it was sent when it was due, at the rate, the connections and
+	// the steady state that it is quoted for. Requests that failed are missing from the histogram, and they are not the
+	// fast ones.
 	NeedLatency = []Need{Whole, Worked, Paced, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Alone}
 
-	// NeedRunning is of the requests that no stall of the machine touched. What a stall did to the rate, to the generator and to
-	// latency in one half of the window is in the requests that are left out.
+	// NeedRunning is of the requests that no stall of the machine touched. What a stall did to the rate, to the
+	// generator and to latency in one half of the window is in the requests that are left out.
 	NeedRunning = []Need{Whole, Worked, PacedAwake, Complete, Connected, Unthrottled, Held}
 
-	// NeedThroughput: as latency, save that the drift of an open load's latency does not touch how many requests were answered.
+	// NeedThroughput: as latency, save that the drift of an open load's latency does not touch how many requests were
+	// answered.
 	NeedThroughput = []Need{Whole, Worked, Paced, Rated, Complete, Connected, SteadyRate, Unthrottled, Held, Alone}
 
-	// NeedShare is of parts of the machine, which are proportional to the rate. A generator that is late makes bursts and not fewer
-	// requests, so pacing is not among them.
+	// NeedShare is of parts of the machine, which are proportional to the rate. A generator that is late makes bursts
+	// and not fewer requests, so pacing is not among them.
 	NeedShare = []Need{Whole, Worked, Rated, Complete, Connected, SteadyRate, Unthrottled, Held, Alone, Windowed}
 
-	// NeedCost is of costs per piece of work. Cost and work are of the same window, so neither a missed rate nor a late generator
-	// matters; requests that fail cost and do not count.
+	// NeedCost is of costs per piece of work. Cost and work are of the same window, so neither a missed rate nor a late
+	// generator matters; requests that fail cost and do not count.
 	NeedCost = []Need{Whole, Worked, Complete, Windowed}
 
 	// NeedRequestCost: how many requests are answered in one go depends on how many connections are open.
@@ -67,7 +70,8 @@ var (
 	// NeedEventCost is of costs per event, which is as good as the count of events.
 	NeedEventCost = []Need{Whole, Worked, Complete, Counted, Windowed}
 
-	// NeedAgentCost is the same of what is counted by itself, from before the load until after it, and not at the window's edges.
+	// NeedAgentCost is the same of what is counted by itself, from before the load until after it, and not at the
+	// window's edges.
 	NeedAgentCost = []Need{Whole, Worked, Complete, Counted}
 
 	// NeedEvents is of counts of events: they are exact at any rate, however late.
@@ -79,7 +83,8 @@ var (
 	// NeedLimit is of what groups with a CPU limit used of it.
 	NeedLimit = []Need{Whole, Worked, Held, Windowed}
 
-	// NeedMemory is of memory under load, which may depend on the connections but not on how fast or how evenly requests came.
+	// NeedMemory is of memory under load, which may depend on the connections but not on how fast or how evenly
+	// requests came.
 	NeedMemory = []Need{Whole, Worked, Connected, Windowed}
 
 	// NeedRest is of what does not depend on the load: start-up, and memory before the load and after it.
@@ -156,8 +161,8 @@ func (g *Gate) breaks(m *Metric) bool {
 	return slices.ContainsFunc(m.Needs, func(n Need) bool { return slices.Contains(g.Breaks, n) })
 }
 
-// Voids are the metrics, out of those that a trial has, that it cannot tell once the gate was tripped for this cause. A subject that
-// is too slow still shows in what it did: its throughput, and the requests that failed, are results.
+// Voids are the metrics, out of those that a trial has, that it cannot tell once the gate was tripped for this cause. A
+// subject that is too slow still shows in what it did: its throughput, and the requests that failed, are results.
 func (g *Gate) Voids(cause ledger.Cause, has func(metric string) bool) []string {
 	voids := []string{} // an empty list says none; null would say all
 	for _, m := range Metrics() {

@@ -66,8 +66,8 @@ func (p *Pool) mergedWork() *load.Result {
 	return new(mergeResults(all))
 }
 
-// events adds up the counts of events, where every node has them. What is elsewhere for one of several nodes of one machine is made at another, and counts
-// at each.
+// events adds up the counts of events, where every node has them. What is elsewhere for one of several nodes of one
+// machine is made at another, and counts at each.
 func (p *Pool) events() *record.Events {
 	if !p.whole() {
 		return nil
@@ -105,7 +105,8 @@ func (p *Pool) events() *record.Events {
 	return sum
 }
 
-// mergeResults makes one result of those of the same load at many nodes. Slices are not kept: each node's were judged there.
+// mergeResults makes one result of those of the same load at many nodes. Slices are not kept: each node's were judged
+// there.
 func mergeResults(rs []load.Result) load.Result {
 	sum := load.Result{Generator: rs[0].Generator, Mode: rs[0].Mode, Arrivals: rs[0].Arrivals, Errors: map[string]int64{}, Histograms: map[string]string{}}
 	encoded := map[string][]string{}
@@ -155,7 +156,8 @@ func (p *Pool) measurement() *Measured {
 	return &Measured{Setup: p.Setup, Loads: p.Trial.Loads, Work: p.work, Ledger: &ledger.Ledger{}, Nodes: p.Trial.Nodes}
 }
 
-// values are the metrics of all nodes together, each pooled as its definition says. One that a good node lacks is absent.
+// values are the metrics of all nodes together, each pooled as its definition says. One that a good node lacks is
+// absent.
 func (p *Pool) values() map[string]float64 {
 	values := map[string]float64{}
 	m := p.measurement()
@@ -249,7 +251,8 @@ func (p *Pool) over(m *Metric, values func(*record.Trial) map[string]float64) (f
 	return total / weight, weight > 0
 }
 
-// weight is how much of the work a node did, for costs per piece of it: the sum of costs over the sum of work is then the weighted mean.
+// weight is how much of the work a node did, for costs per piece of it: the sum of costs over the sum of work is then
+// the weighted mean.
 func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 	var of func(load.Result) int64
 	switch by {
@@ -281,8 +284,8 @@ func (p *Pool) counts() map[string]record.Count {
 	return counts
 }
 
-// Judge gives what the nodes' own gates found, one line for each gate, and that too many nodes failed. What a gate voids at one node it voids
-// for all of them together.
+// Judge gives what the nodes' own gates found, one line for each gate, and that too many nodes failed. What a gate
+// voids at one node it voids for all of them together.
 func (p *Pool) Judge() []record.Reason {
 	var reasons []record.Reason
 	at := map[string]int{} // of reasons, by gate
@@ -317,7 +320,8 @@ func (p *Pool) Judge() []record.Reason {
 	return reasons
 }
 
-// explained is a reason of one node as one of the trial. A node that shares its machine cannot see what others take of it; the coordinator can.
+// explained is a reason of one node as one of the trial. A node that shares its machine cannot see what others take of
+// it; the coordinator can.
 func (p *Pool) explained(r record.Reason) record.Reason {
 	r.Voids = p.voids(r)
 	var gate *Gate // of two with a name the later one, which breaks less: what the other breaks is void already
@@ -340,7 +344,8 @@ func (p *Pool) explained(r record.Reason) record.Reason {
 	return r
 }
 
-// voids are the metrics of all nodes together that a reason of one node voids: those that it voids there, and what is made of them here.
+// voids are the metrics of all nodes together that a reason of one node voids: those that it voids there, and what is
+// made of them here.
 func (p *Pool) voids(r record.Reason) []string {
 	voids := []string{}
 	for _, m := range Metrics() {

@@ -176,7 +176,8 @@ func TestHeldUp(t *testing.T) {
 	}
 }
 
-// TestTrimNoise: a record lists the longest stalls in the order of time, and what the trial's own processes held is none.
+// TestTrimNoise: a record lists the longest stalls in the order of time, and what the trial's own processes held is
+// none.
 func TestTrimNoise(t *testing.T) {
 	n := &ledger.Noise{StallsOmitted: 1}
 	for i := range 2 * maxStallsKept {

@@ -9,7 +9,8 @@ import (
 	"tare/internal/role"
 )
 
-// MonotonicOf is when a time was by CLOCK_MONOTONIC, in nanoseconds. The time must be one that was taken in this process.
+// MonotonicOf is when a time was by CLOCK_MONOTONIC, in nanoseconds. The time must be one that was taken in this
+// process.
 func MonotonicOf(at time.Time) int64 { return pace.Now() - time.Since(at).Nanoseconds() }
 
 // StallsOf is when the machine stood still for those who work in the groups at tree: time that the hypervisor took,

@@ -10,8 +10,9 @@ import (
 	"tare/internal/ledger"
 )
 
-// Trim leaves in the ledger what a trial's record must hold: the groups of the trial and those at the top, a group that was observed, the programs that ran or
-// are the subject's, and the maps that these use, without those of a large pool. A machine can have thousands of each, and a run thousands of trials.
+// Trim leaves in the ledger what a trial's record must hold: the groups of the trial and those at the top, a group that
+// was observed, the programs that ran or are the subject's, and the maps that these use, without those of a large pool.
+// A machine can have thousands of each, and a run thousands of trials.
 func (m *Measured) Trim() {
 	for _, l := range m.ledgers() {
 		m.trimOne(l)
@@ -64,7 +65,8 @@ func (m *Measured) trimOne(l *ledger.Ledger) {
 // maxStallsKept is how many stalls of each kind a record lists: the longest. Loads were told of all.
 const maxStallsKept = 256
 
-// trimNoise leaves out where the trial's own processes held a CPU, which is what is measured and no noise, and all but the longest stalls.
+// trimNoise leaves out where the trial's own processes held a CPU, which is what is measured and no noise, and all but
+// the longest stalls.
 func trimNoise(l *ledger.Ledger, tree string) {
 	n := l.Noise
 	if n == nil {

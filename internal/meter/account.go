@@ -169,7 +169,8 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	if out.MapIDs == nil {
 		out.MapIDs = []uint32{}
 	}
-	// The counters of a program that went away inside the window were last read at its start: what it ran since is not known.
+	// The counters of a program that went away inside the window were last read at its start: what it ran since is not
+	// known.
 	known := !a.m.uncounted && (!p.Vanished || runs > 0)
 	if known {
 		out.RunCount, out.RunSeconds = &runs, &seconds
@@ -230,8 +231,8 @@ func (a *account) stolen(p *ledger.Program, samples int) {
 	p.StolenSeconds, p.StolenMethod = &v, method
 }
 
-// compare warns where the sampler and the statistics disagree beyond chance: then shares rest on samples that miss a part, or run time
-// holds time in which the program did not run.
+// compare warns where the sampler and the statistics disagree beyond chance: then shares rest on samples that miss a
+// part, or run time holds time in which the program did not run.
 func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger.Interval) {
 	who := fmt.Sprintf("program %d (%s)", p.ID, cmp.Or(p.Name, "no name"))
 	expected := seconds / a.m.sampler.Period().Seconds()
@@ -245,12 +246,13 @@ func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger
 	}
 }
 
-// taskOnly are the types of programs that a task runs in its own system calls (kernel/bpf/cgroup.c, net/ipv4/af_inet.c).
+// taskOnly are the types of programs that a task runs in its own system calls (kernel/bpf/cgroup.c,
+// net/ipv4/af_inet.c).
 var taskOnly = map[string]bool{"cgroup_sock_addr": true, "cgroup_sock": true, "cgroup_sockopt": true, "cgroup_sysctl": true}
 
-// sole is the only place that a program can have run in, by how it is attached: to one v2 group without groups below it, by hooks in system
-// calls of tasks in that group. It is told on pure v2 alone: elsewhere the tasks of one v2 group may be charged to several. Samples
-// that say otherwise (a socket handed to another group's process) win.
+// sole is the only place that a program can have run in, by how it is attached: to one v2 group without groups below
+// it, by hooks in system calls of tasks in that group. It is told on pure v2 alone: elsewhere the tasks of one v2 group
+// may be charged to several. Samples that say otherwise (a socket handed to another group's process) win.
 func (a *account) sole(p *bpf.Program) *attribution.Place {
 	if a.m.layout.Mode != cgroup.ModeV2 || !taskOnly[p.Type] || len(p.Attached) == 0 {
 		return nil
@@ -362,7 +364,8 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			Path:     g.Path,
 			Vanished: g.Vanished,
 		}
-		// One that was removed before the second edge still has the counters of the first: what it used since is not known.
+		// One that was removed before the second edge still has the counters of the first: what it used since is not
+		// known.
 		if !g.Vanished || now != before {
 			c.CPUSeconds = scaled(now.UsageNs, before.UsageNs, wasThere)
 			c.ThrottledSeconds = scaled(now.ThrottledNs, before.ThrottledNs, wasThere)
@@ -372,8 +375,8 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		if wasThere && now.UsageNs.OK && now.UsageNs.N < before.UsageNs.N {
 			a.warn("counter-reset", "the CPU counter of control group %s was reset inside the window: what it used is not known", g.Path)
 		}
-		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another group.
-		// Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
+		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another
+		// group. Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
 		if a.found != nil && !a.m.uncounted && now.UsageNs.OK && (split > 0 || unsplit == 0) {
 			t := run[g.Path]
 			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it
@@ -424,8 +427,8 @@ func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) 
 	return split, unsplit
 }
 
-// counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it, or where it went
-// back: cpuacct.usage can be written.
+// counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it, or
+// where it went back: cpuacct.usage can be written.
 func counted(now, before cgroup.Value, wasThere bool) *uint64 {
 	if !now.OK || wasThere && !before.OK || now.N < before.N {
 		return nil
@@ -521,8 +524,9 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	return ledger.Budget(u)
 }
 
-// bpfTimes are the shares that could be split, by the part of the budget they ran in. Run time is wall time and can exceed the CPU time
-// of the group around it: then it is taken as what that group used, so that no group pays for another.
+// bpfTimes are the shares that could be split, by the part of the budget they ran in. Run time is wall time and can
+// exceed the CPU time of the group around it: then it is taken as what that group used, so that no group pays for
+// another.
 func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 	left := map[string]float64{}
 	for _, c := range l.Cgroups {
@@ -558,8 +562,8 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 	return times
 }
 
-// rootUsage is the CPU time of the processes in the root group of a v2 machine. One that was moved there inside the window brought along
-// what it had used before, and what of it is the window's is not known.
+// rootUsage is the CPU time of the processes in the root group of a v2 machine. One that was moved there inside the
+// window brought along what it had used before, and what of it is the window's is not known.
 func (a *account) rootUsage() float64 {
 	var sum time.Duration
 	moved := 0

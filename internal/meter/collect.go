@@ -15,14 +15,15 @@ import (
 	"tare/internal/ledger"
 )
 
-// drainEvery is how often the rings are emptied: often enough that a thread seen in a sample is mostly still there to be asked for its
-// group, seldom enough to cost little.
+// drainEvery is how often the rings are emptied: often enough that a thread seen in a sample is mostly still there to
+// be asked for its group, seldom enough to cost little.
 const drainEvery = 200 * time.Millisecond
 
 // maxStacks bounds the call chains that are kept apart in a window.
 const maxStacks = 1 << 15
 
-// collector folds samples into counts of (call chain, group) while a window is open. Names are looked up once, at its end.
+// collector folds samples into counts of (call chain, group) while a window is open. Names are looked up once, at its
+// end.
 type collector struct {
 	sampler *perf.Sampler
 	text    *text
@@ -135,11 +136,12 @@ func (c *collector) sample(s *perf.Sample) {
 	}
 }
 
-// sameInterrupt is how far the witness's look and the sample of one interrupt are apart at most, in nanoseconds: a few microseconds, and more where
-// the call chain is deep.
+// sameInterrupt is how far the witness's look and the sample of one interrupt are apart at most, in nanoseconds: a few
+// microseconds, and more where the call chain is deep.
 const sameInterrupt = 100_000
 
-// join finds what ran as stalls ended, by the samples that were taken with the looks. All samples up to a time are known.
+// join finds what ran as stalls ended, by the samples that were taken with the looks. All samples up to a time are
+// known.
 func (c *collector) join(upTo int64) {
 	waiting := c.stalls[:0]
 	for _, l := range c.stalls {
@@ -229,7 +231,8 @@ func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Con
 		return f, err
 	}
 
-	// Stacks are read in the order of epochs, so that one view is kept and not one for each epoch: programs may come and go all the time.
+	// Stacks are read in the order of epochs, so that one view is kept and not one for each epoch: programs may come
+	// and go all the time.
 	var view []span
 	viewed := int32(-1)
 	programs := map[uint32]int{} // id -> number for attribution, and back

@@ -76,7 +76,8 @@ func TestHierarchiesThatDisagree(t *testing.T) {
 	}
 }
 
-// A group that is in the memory controller's hierarchy alone is nobody's identity: the eBPF time of its tasks is null, not 0.
+// A group that is in the memory controller's hierarchy alone is nobody's identity: the eBPF time of its tasks is null,
+// not 0.
 func TestAGroupWithoutCPUTimeHasNoEBPFTime(t *testing.T) {
 	m := meter(t, Options{})
 	memory, ok := m.layout.Controller("memory")

@@ -17,8 +17,8 @@ import (
 	"tare/internal/ledger"
 )
 
-// lookUpEntries says which addresses are entries into an interrupt context; names gives the kernel function at each address. Known
-// answers are kept in cache: the kernel's text does not move.
+// lookUpEntries says which addresses are entries into an interrupt context; names gives the kernel function at each
+// address. Known answers are kept in cache: the kernel's text does not move.
 func lookUpEntries(cache map[uint64]ledger.Context, addrs []uint64, names func([]uint64) ([]ksym.Symbol, error)) (map[uint64]ledger.Context, error) {
 	var missing []uint64
 	for _, a := range addrs {
@@ -47,7 +47,8 @@ func initialNamespace(kind string, inode uint64) bool {
 	return unix.Stat("/proc/self/ns/"+kind, &st) != nil || st.Ino == inode
 }
 
-// readRoot reads the CPU time of the processes in the root group of a v2 machine, kernel threads aside: v2 has no counter for them.
+// readRoot reads the CPU time of the processes in the root group of a v2 machine, kernel threads aside: v2 has no
+// counter for them.
 func (m *Meter) readRoot() (map[int]time.Duration, error) {
 	h, ok := m.layout.V2()
 	if !ok || m.layout.Mode != cgroup.ModeV2 {

@@ -57,8 +57,8 @@ func light(t testing.TB) *Light {
 	return l
 }
 
-// ownTree is a tree of groups with a process in the group "work" that holds so many programs, all of them filters of one socket in turn. It gives
-// the tree, the last program and what sends to the socket.
+// ownTree is a tree of groups with a process in the group "work" that holds so many programs, all of them filters of
+// one socket in turn. It gives the tree, the last program and what sends to the socket.
 func ownTree(t testing.TB, programs int) (*placement.Tree, *ebpf.Program, func(packets int)) {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -129,8 +129,8 @@ func ownTree(t testing.TB, programs int) (*placement.Tree, *ebpf.Program, func(p
 	}
 }
 
-// TestLight: a light meter has the groups of this process's own trees and the programs that are held there, with the same counters as the files
-// say; and nothing else.
+// TestLight: a light meter has the groups of this process's own trees and the programs that are held there, with the
+// same counters as the files say; and nothing else.
 func TestLight(t *testing.T) {
 	l := light(t)
 	tree, program, send := ownTree(t, 2)
@@ -204,7 +204,8 @@ func checkLight(t *testing.T, l *ledger.Ledger, tree string, program *ebpf.Progr
 	}
 }
 
-// What both edges cost beside what a full meter costs, with as many programs on the machine as 25 nodes with a tracer have.
+// What both edges cost beside what a full meter costs, with as many programs on the machine as 25 nodes with a tracer
+// have.
 func BenchmarkLight(b *testing.B) {
 	l := light(b)
 	ownTree(b, 50)

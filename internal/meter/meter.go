@@ -1,5 +1,5 @@
-// Package meter opens a window on the machine, closes it, and returns the ledger. It reads the kernel's counters at both edges by one clock,
-// in one order, and samples in between; attribution and ledger do the arithmetic.
+// Package meter opens a window on the machine, closes it, and returns the ledger. It reads the kernel's counters at
+// both edges by one clock, in one order, and samples in between; attribution and ledger do the arithmetic.
 package meter
 
 import (
@@ -27,7 +27,8 @@ import (
 type Options struct {
 	SampleHz int  // samples per second and CPU; 0 is perf.DefaultHz, negative is none
 	NoMemory bool // leave out the memory of control groups
-	// NoStatistics leaves the kernel's run statistics off: nothing is known then of how often and how long programs run, and no run is slower for being counted.
+	// NoStatistics leaves the kernel's run statistics off: nothing is known then of how often and how long programs
+	// run, and no run is slower for being counted.
 	NoStatistics bool
 	NoWitness    bool // do not look for stolen time and for who holds the CPUs
 	DropRing     bool // a fault for calibration to find: see perf.Options
@@ -119,7 +120,8 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	return m, nil
 }
 
-// openWitness opens the witness. It joins a sampler that is driven by the same clock, so that both wake an idle CPU once.
+// openWitness opens the witness. It joins a sampler that is driven by the same clock, so that both wake an idle CPU
+// once.
 func (m *Meter) openWitness() (err error) {
 	var o witness.Options
 	if m.sampler != nil && m.sampler.Source() == perf.CPUClock {
@@ -212,11 +214,12 @@ type edge struct {
 	self   time.Duration
 }
 
-// readEdge reads the counters of CPU time. What is slow and can wait, such as finding new groups, is done by prepare before it, so that
-// the counters are read close together.
+// readEdge reads the counters of CPU time. What is slow and can wait, such as finding new groups, is done by prepare
+// before it, so that the counters are read close together.
 //
-// On a busy machine the scale itself may be held up in between, and the counters then be of different times: it reads again, a few times. The
-// ledger says how long the last reading took; it is the one that counts, for what is read next must follow it closely.
+// On a busy machine the scale itself may be held up in between, and the counters then be of different times: it reads
+// again, a few times. The ledger says how long the last reading took; it is the one that counts, for what is read next
+// must follow it closely.
 func (m *Meter) readEdge() (e edge, err error) {
 	for range edgeTries {
 		if e, err = m.readEdgeOnce(); err != nil || e.took < edgeTime {
@@ -377,7 +380,8 @@ func (w *Window) run() {
 	}
 }
 
-// drain empties the sampler's rings, and then the witness's, so that each stall finds the sample that was taken as it ended.
+// drain empties the sampler's rings, and then the witness's, so that each stall finds the sample that was taken as it
+// ended.
 func (w *Window) drain() error {
 	now := monotonic()
 	if w.collector != nil {

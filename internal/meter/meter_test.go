@@ -65,7 +65,8 @@ func TestBudgetOfABusyMachine(t *testing.T) {
 	if !l.CPU.Closes() {
 		t.Errorf("the parts do not sum to the capacity: %+v", l.CPU)
 	}
-	// On an emulated processor (-short) an interrupt above an idle CPU, which no counter holds, takes a hundred times as long.
+	// On an emulated processor (-short) an interrupt above an idle CPU, which no counter holds, takes a hundred times
+	// as long.
 	if part := math.Abs(l.CPU.Unexplained) / l.CPU.Capacity; part > 0.05 && !testing.Short() { // a window as short as this is coarse: idle time counts in ticks of 10 ms
 		t.Errorf("%.1f %% is unexplained: %+v", 100*part, l.CPU)
 	}
@@ -130,7 +131,8 @@ func TestWithoutSamples(t *testing.T) {
 	}
 }
 
-// Without the kernel's run statistics no time of programs is made up, the statistics are off, and the budget closes all the same.
+// Without the kernel's run statistics no time of programs is made up, the statistics are off, and the budget closes all
+// the same.
 func TestWithoutStatistics(t *testing.T) {
 	m := meter(t, Options{NoStatistics: true})
 	if m.stats != nil || m.statsCost != nil {

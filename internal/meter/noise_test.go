@@ -65,8 +65,9 @@ func eachCPU(t *testing.T, f func(rng *rand.Rand, stop *atomic.Bool)) {
 	t.Cleanup(func() { stop.Store(true); all.Wait() })
 }
 
-// Whatever is stolen, the CPU budget closes within 2 % of the capacity, and the time that reading an edge takes: on an idle machine, on a busy one, and next to a neighbour that takes half of
-// every CPU. TARE_WINDOWS sets how many windows of 3 s there are of each.
+// Whatever is stolen, the CPU budget closes within 2 % of the capacity, and the time that reading an edge takes: on an
+// idle machine, on a busy one, and next to a neighbour that takes half of every CPU. TARE_WINDOWS sets how many windows
+// of 3 s there are of each.
 func TestBudgetClosesUnderNoise(t *testing.T) {
 	windows := 2
 	if testing.Short() {
@@ -97,9 +98,10 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 				part := l.CPU.Unexplained / l.CPU.Capacity
 				edges = max(edges, l.Window.EdgeSeconds)
 				worst = max(worst, math.Abs(part))
-				// On an emulated processor (-short) an interrupt above an idle CPU, which no counter holds, takes a hundred times as long.
-				// Where the scale itself is held up while it reads an edge, its counters are of times as far apart. And where a CPU was idle
-				// for a part of the time between two looks and stolen for another, nobody knows how much of the two is the same.
+				// On an emulated processor (-short) an interrupt above an idle CPU, which no counter holds, takes a
+				// hundred times as long. Where the scale itself is held up while it reads an edge, its counters are of
+				// times as far apart. And where a CPU was idle for a part of the time between two looks and stolen for
+				// another, nobody knows how much of the two is the same.
 				unsure := l.Window.EdgeSeconds/l.Window.Seconds + *l.CPU.IdleStolenError/l.CPU.Capacity
 				most = max(most, l.CPU.Steal/l.CPU.Capacity)
 				if math.Abs(part) > 0.02 {
@@ -169,7 +171,8 @@ func TestWithoutAWitness(t *testing.T) {
 	}
 }
 
-// A stall finds the sample that was taken in the same interrupt, whichever of the two is drained first; others it leaves alone.
+// A stall finds the sample that was taken in the same interrupt, whichever of the two is drained first; others it
+// leaves alone.
 func TestStallsFindTheirSamples(t *testing.T) {
 	const us, ms = int64(1e3), int64(1e6)
 	c := &collector{from: 0, to: forever, recent: map[uint32][]moment{0: {{10 * ms, 1}, {20*ms + 5*us, 2}, {30 * ms, 3}}, 1: {{20 * ms, 4}}}}

@@ -8,8 +8,8 @@ import (
 	"tare/internal/host/perf"
 )
 
-// text is the machine code of BPF programs, and when it was where. Addresses are given out again when a program goes away, so
-// time is cut into epochs: within one, an address means one program.
+// text is the machine code of BPF programs, and when it was where. Addresses are given out again when a program goes
+// away, so time is cut into epochs: within one, an address means one program.
 type text struct {
 	spans  []span
 	epochs []int64 // times at which the epochs after the first begin, ascending

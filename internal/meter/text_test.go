@@ -6,7 +6,8 @@ import (
 	"tare/internal/host/perf"
 )
 
-// An address means the program that was there at the time of the sample, while programs come, go, and reuse each other's place.
+// An address means the program that was there at the time of the sample, while programs come, go, and reuse each
+// other's place.
 func TestTextFollowsPrograms(t *testing.T) {
 	x := newText()
 	x.add(0x1000, 0x100, 7, always)

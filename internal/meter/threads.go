@@ -35,9 +35,9 @@ func (g *groupNames) number(name string) int32 {
 	return n
 }
 
-// locator says which group a sample's task was in. On pure v2 the sample itself says it. On v1 and hybrid machines CPU time is
-// charged by another hierarchy than the one whose id is in the sample, so the thread's group is read from /proc, soon after the
-// sample; a thread that is gone by then has the group of the thread that made it.
+// locator says which group a sample's task was in. On pure v2 the sample itself says it. On v1 and hybrid machines CPU
+// time is charged by another hierarchy than the one whose id is in the sample, so the thread's group is read from
+// /proc, soon after the sample; a thread that is gone by then has the group of the thread that made it.
 type locator struct {
 	names   *groupNames
 	byID    bool // the sample's id is the group whose CPU time is charged

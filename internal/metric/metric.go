@@ -1,5 +1,6 @@
-// Package metric describes metrics as data: what a value is of, which way is better, how the values of several machines become one, and what of
-// a trial it depends on. Whoever pools, compares, models or shows values asks the definition; nothing reads a meaning into a metric's name.
+// Package metric describes metrics as data: what a value is of, which way is better, how the values of several machines
+// become one, and what of a trial it depends on. Whoever pools, compares, models or shows values asks the definition;
+// nothing reads a meaning into a metric's name.
 package metric
 
 import (
@@ -11,8 +12,8 @@ import (
 	"tare/internal/quantity"
 )
 
-// Need is something about a trial that a metric depends on. A gate that was tripped breaks needs, and so voids the metrics that have
-// them; all other metrics of the trial stand.
+// Need is something about a trial that a metric depends on. A gate that was tripped breaks needs, and so voids the
+// metrics that have them; all other metrics of the trial stand.
 type Need string
 
 // Direction is which way of a metric is better.
@@ -57,7 +58,8 @@ const (
 	RankGenerator // how late the load generator was: of the measurement, and not of what is measured
 )
 
-// Definition is one metric as data. Records of a run keep those of the metrics that it has, so that a newer Tare can read it.
+// Definition is one metric as data. Records of a run keep those of the metrics that it has, so that a newer Tare can
+// read it.
 type Definition struct {
 	Name   string    `json:"name"` // ends in its unit, and means the same in every experiment
 	Unit   string    `json:"unit"` // as package quantity has them: "seconds", "bytes per flush", "part"
@@ -66,8 +68,9 @@ type Definition struct {
 	Rank   int       `json:"rank"` // among others that are shown with it
 	Pool   Pool      `json:"pool"`
 
-	// Cost says that it may be a fixed part and parts that grow with factors, so that a line through its levels means something. A
-	// quantile or a maximum is none, for queues are no sums; throughput is what was asked for; and a share has no fixed part.
+	// Cost says that it may be a fixed part and parts that grow with factors, so that a line through its levels means
+	// something. A quantile or a maximum is none, for queues are no sums; throughput is what was asked for; and a share
+	// has no fixed part.
 	Cost bool `json:"cost,omitempty"`
 
 	Needs []Need `json:"needs"` // what of a trial it depends on; empty where nothing can void it, and never null
@@ -77,8 +80,8 @@ type Definition struct {
 	Tail     bool `json:"tail,omitempty"`     // it is of the slowest part of what was seen, for which intervals stay wide
 	Outcome  bool `json:"outcome,omitempty"`  // what a subject that is too slow shows in: its own slowness does not void it
 
-	// Clause is how an answer speaks of it after the name of an arm, with {} in the place of the value: "holds {} of page
-	// cache". Where the baseline has it too, the difference follows. Empty: answers name it only where it differs.
+	// Clause is how an answer speaks of it after the name of an arm, with {} in the place of the value: "holds {} of
+	// page cache". Where the baseline has it too, the difference follows. Empty: answers name it only where it differs.
 	Clause string `json:"clause,omitempty"`
 
 	// Family is what it tells of, with others: of the metrics of one family a sentence names one. Empty: it is the
@@ -93,16 +96,16 @@ type Definition struct {
 	// Undisturbed says that it is of what no stall of the machine touched.
 	Undisturbed bool `json:"undisturbed,omitempty"`
 
-	// What and Per are of a cost for each piece of work, as answers word it: "kernel time" per "connection". Of the costs
-	// of one What an answer names one. Both are left out of all others.
+	// What and Per are of a cost for each piece of work, as answers word it: "kernel time" per "connection". Of the
+	// costs of one What an answer names one. Both are left out of all others.
 	What string `json:"what,omitempty"`
 	Per  string `json:"per,omitempty"`
 
 	// Of is, of a metric of all nodes together, the metric of each node that it is made of: what voids that voids this.
 	Of string `json:"of,omitempty"`
 
-	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that tells it need not
-	// be run again for this one.
+	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that
+	// tells it need not be run again for this one.
 	Instead string `json:"instead,omitempty"`
 }
 
@@ -147,8 +150,8 @@ func NewSet(all []Definition) Set {
 	return s
 }
 
-// Of is the definition of a name. Of one that nobody defined, as in a record that something else wrote, it is only known
-// what its name must end in: its unit.
+// Of is the definition of a name. Of one that nobody defined, as in a record that something else wrote, it is only
+// known what its name must end in: its unit.
 func (s Set) Of(name string) Definition {
 	if d, ok := s[name]; ok {
 		return d

@@ -31,7 +31,8 @@ func DidYouMean(name string, candidates []string) string {
 	return "there is " + strings.Join(candidates, ", ")
 }
 
-// distance is the number of bytes to insert, delete, replace or swap with their neighbour to make b of a (optimal string alignment).
+// distance is the number of bytes to insert, delete, replace or swap with their neighbour to make b of a (optimal
+// string alignment).
 func distance(a, b string) int {
 	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {

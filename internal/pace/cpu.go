@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcessCPU is what this process, without its children, uses of the CPUs between two times of Now, in seconds. It returns after the second.
+// ProcessCPU is what this process, without its children, uses of the CPUs between two times of Now, in seconds. It
+// returns after the second.
 func ProcessCPU(ctx context.Context, begin, end int64) (float64, error) {
 	thread, err := LockThread(0)
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package pace is the clock that load generators share: an absolute schedule of intended starts, and a thread that can wait for
-// one of them to within microseconds.
+// Package pace is the clock that load generators share: an absolute schedule of intended starts, and a thread that can
+// wait for one of them to within microseconds.
 //
-// Go's own timers will not do: the runtime waits in epoll_wait, which counts in milliseconds, so that a sleep of 50 us lasts
-// about 1 ms (golang/go issue 53824). And a relative sleep adds each lateness to all that follows, which hides a stall of the
-// server from the numbers. Here every start has its own fixed time; a generator that is late shows as lag.
+// Go's own timers will not do: the runtime waits in epoll_wait, which counts in milliseconds, so that a sleep of 50 us
+// lasts about 1 ms (golang/go issue 53824). And a relative sleep adds each lateness to all that follows, which hides a
+// stall of the server from the numbers. Here every start has its own fixed time; a generator that is late shows as lag.
 package pace
 
 import (
@@ -37,8 +37,8 @@ func ParseArrivals(s string) (Arrivals, error) {
 	return "", fault.New(fault.Usage, "arrivals", "use constant or poisson", "%q is not a kind of arrivals", s)
 }
 
-// epoch ties Go's monotonic reading to CLOCK_MONOTONIC. Both are the same clock of the kernel, but the runtime shows only
-// differences, and reading those costs no system call while unix.ClockGettime makes one.
+// epoch ties Go's monotonic reading to CLOCK_MONOTONIC. Both are the same clock of the kernel, but the runtime shows
+// only differences, and reading those costs no system call while unix.ClockGettime makes one.
 var epoch, epochNano = tieClocks()
 
 func tieClocks() (time.Time, int64) {
@@ -76,9 +76,9 @@ type Schedule struct {
 	at   float64 // ns since begin: in floating point, so that rounding does not pile up
 }
 
-// NewSchedule is share part of parts (0 of 1 for the whole) of a schedule that starts at begin (ns by Now) with rate starts per
-// second in all. Constant arrivals are dealt out in turn, so all shares together are evenly spaced; the first is at begin. The
-// shares of Poisson arrivals are independent and make up one Poisson process together.
+// NewSchedule is share part of parts (0 of 1 for the whole) of a schedule that starts at begin (ns by Now) with rate
+// starts per second in all. Constant arrivals are dealt out in turn, so all shares together are evenly spaced; the
+// first is at begin. The shares of Poisson arrivals are independent and make up one Poisson process together.
 func NewSchedule(begin int64, rate float64, a Arrivals, seed uint64, part, parts int) *Schedule {
 	s := &Schedule{begin: begin}
 	switch a {
@@ -104,25 +104,26 @@ func (s *Schedule) Advance() {
 		return
 	}
 	s.index += s.step
-	// From the index, not from the last start: a gap of 1/3 ms must not drift. Floating point is exact enough for months.
+	// From the index, not from the last start: a gap of 1/3 ms must not drift. Floating point is exact enough for
+	// months.
 	s.next = s.begin + int64(math.Round(float64(s.index)*1e9/s.rate))
 }
 
-// DefaultSpin is how early a thread may wake to spin. Waking from sleep takes 25 to 60 us on virtual machines, so less than that leaves
-// lag, and more burns CPU.
+// DefaultSpin is how early a thread may wake to spin. Waking from sleep takes 25 to 60 us on virtual machines, so less
+// than that leaves lag, and more burns CPU.
 const DefaultSpin = 60 * time.Microsecond
 
-// Thread is an operating-system thread that waits precisely: its goroutine is locked to it and its timer slack is 1 ns instead
-// of the usual 50 us. It learns how late the kernel wakes it and asks to be woken that much earlier, so most of the margin is
-// spent asleep and little of it spinning.
+// Thread is an operating-system thread that waits precisely: its goroutine is locked to it and its timer slack is 1 ns
+// instead of the usual 50 us. It learns how late the kernel wakes it and asks to be woken that much earlier, so most of
+// the margin is spent asleep and little of it spinning.
 type Thread struct {
 	slack  int     // to be restored, ns
 	spin   float64 // largest margin, ns
 	margin float64 // about the 90th percentile of lateness seen, ns
 }
 
-// LockThread makes a Thread of the calling goroutine's thread, until Close. Spin bounds how early it wakes, hence how long it
-// may spin per wait; 0 sleeps to the full and never spins.
+// LockThread makes a Thread of the calling goroutine's thread, until Close. Spin bounds how early it wakes, hence how
+// long it may spin per wait; 0 sleeps to the full and never spins.
 func LockThread(spin time.Duration) (*Thread, error) {
 	runtime.LockOSThread()
 	slack, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
@@ -161,8 +162,8 @@ func (t *Thread) Woke(asked, now int64) {
 
 // Until waits for time at (ns by Now) and returns the time when it is over, or ends early with the context's error.
 func (t *Thread) Until(ctx context.Context, at int64) (int64, error) {
-	// All but the last of a long wait goes to the runtime: there the context can end it, and a goroutine that sleeps in the
-	// kernel keeps the runtime's monitor thread busy taking its scheduler slot away.
+	// All but the last of a long wait goes to the runtime: there the context can end it, and a goroutine that sleeps in
+	// the kernel keeps the runtime's monitor thread busy taking its scheduler slot away.
 	const last = 5 * time.Millisecond
 	if coarse := time.Duration(at-Now()) - last; coarse > 0 {
 		timer := time.NewTimer(coarse)

@@ -10,15 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A storm of execs can keep everybody outside of its own control group from the CPU for more than a second: the kernel's fair scheduler lets a group that
-// always has something to run, but never the same task for long, go on far beyond its part (seen on 6.18, with groups of v1, whatever the weights; a loop of
-// a shell does it too). Who is held up so can read no counters at the edges of a window. So the scale, which needs little, runs before everybody else
+// A storm of execs can keep everybody outside of its own control group from the CPU for more than a second: the
+// kernel's fair scheduler lets a group that always has something to run, but never the same task for long, go on far
+// beyond its part (seen on 6.18, with groups of v1, whatever the weights; a loop of a shell does it too). Who is held
+// up so can read no counters at the edges of a window. So the scale, which needs little, runs before everybody else
 // meanwhile. What it takes stands in its own account as ever.
 
 // schedParam is struct sched_param of sched_setscheduler(2).
 type schedParam struct{ priority int32 }
 
-// RunFirst has all threads of this process run before those of the fair scheduler (SCHED_RR), or not any more. What it starts meanwhile would do so too.
+// RunFirst has all threads of this process run before those of the fair scheduler (SCHED_RR), or not any more. What it
+// starts meanwhile would do so too.
 func RunFirst(on bool) error {
 	policy, param := unix.SCHED_NORMAL, schedParam{}
 	if on {

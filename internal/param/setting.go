@@ -1,5 +1,5 @@
-// Package param declares settings as data. Each guest (an application, a load, a subject) declares its settings once, in
-// its own folder; the key in a spec, the flag on the command line, the default, the range, the errors and the
+// Package param declares settings as data. Each guest (an application, a load, a subject) declares its settings once,
+// in its own folder; the key in a spec, the flag on the command line, the default, the range, the errors and the
 // documentation are all made from that declaration.
 package param
 

@@ -1,10 +1,11 @@
-// Package placement makes control groups for experiments, starts processes inside them, and takes everything away again. What it
-// makes carries its owner's name, so that what a killed run leaves behind can be told from everything else on the machine and
-// removed; nothing else is ever touched.
+// Package placement makes control groups for experiments, starts processes inside them, and takes everything away
+// again. What it makes carries its owner's name, so that what a killed run leaves behind can be told from everything
+// else on the machine and removed; nothing else is ever touched.
 //
-// A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that Tare uses. A pid
-// comes round again, the pair with the start time does not. The owner also holds a lock on the directory, which the kernel takes from it when
-// it ends: a pid means something only in its own PID namespace, and the control groups may be seen from another.
+// A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that
+// Tare uses. A pid comes round again, the pair with the start time does not. The owner also holds a lock on the
+// directory, which the kernel takes from it when it ends: a pid means something only in its own PID namespace, and the
+// control groups may be seen from another.
 package placement
 
 import (
@@ -54,8 +55,9 @@ func parseTreeName(name string) (owner, bool) {
 	return owner{pid, start}, err1 == nil && err2 == nil && pid > 0
 }
 
-// alive says whether the owner of the tree still runs. It does where that cannot be known. An owner that is not found by its pid may be
-// of another PID namespace: then the lock tells. A zombie is not asked for it, for its last threads may still hold it.
+// alive says whether the owner of the tree still runs. It does where that cannot be known. An owner that is not found
+// by its pid may be of another PID namespace: then the lock tells. A zombie is not asked for it, for its last threads
+// may still hold it.
 func (o owner) alive(hs []*cgroup.Hierarchy, tree string) bool {
 	p, err := proc.FS{}.Process(o.pid)
 	switch {
@@ -67,8 +69,8 @@ func (o owner) alive(hs []*cgroup.Hierarchy, tree string) bool {
 	return held(hs, tree)
 }
 
-// Ended says whether name is one that NewTree gave, to an owner that runs no more. What a run makes beside control groups can be marked with the name
-// of its tree, and be removed once this is so.
+// Ended says whether name is one that NewTree gave, to an owner that runs no more. What a run makes beside control
+// groups can be marked with the name of its tree, and be removed once this is so.
 func Ended(l *cgroup.Layout, name string) bool {
 	o, ok := parseTreeName(name)
 	return ok && !o.alive(hierarchies(l), name)
@@ -86,8 +88,8 @@ func held(hs []*cgroup.Hierarchy, tree string) bool {
 	})
 }
 
-// hold takes the lock that held looks for. It is best effort: most owners are known by their pid. The lock is a shared one, so that one
-// who looks at the same moment is in the way for a moment only, and is not taken for an owner.
+// hold takes the lock that held looks for. It is best effort: most owners are known by their pid. The lock is a shared
+// one, so that one who looks at the same moment is in the way for a moment only, and is not taken for an owner.
 func (t *Tree) hold(dir string) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -105,7 +107,8 @@ func (t *Tree) hold(dir string) {
 // controllers are those that Tare uses. Others (cpuset, devices, freezer) stay as they are.
 var controllers = []string{"cpu", "cpuacct", "memory", "pids"}
 
-// hierarchies are those that Tare makes groups in: v2 where it is mounted, and on v1 those with a controller that Tare uses.
+// hierarchies are those that Tare makes groups in: v2 where it is mounted, and on v1 those with a controller that Tare
+// uses.
 func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 	var hs []*cgroup.Hierarchy
 	for i := range l.Hierarchies {
@@ -121,10 +124,11 @@ func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 type Limits struct {
 	CPUs        float64 // CPU time per time, by quota over periods of 100 ms
 	MemoryBytes uint64
-	// Weight is the group's part where CPU time is short, beside groups of weight 1, which is the kernel's default, and single processes of the root group.
+	// Weight is the group's part where CPU time is short, beside groups of weight 1, which is the kernel's default, and
+	// single processes of the root group.
 	Weight float64
-	// Pin names the one CPU that processes started in the group run on: the Pin-th of those allowed, counted from 1 and round again
-	// on a machine with fewer.
+	// Pin names the one CPU that processes started in the group run on: the Pin-th of those allowed, counted from 1 and
+	// round again on a machine with fewer.
 	Pin int
 }
 
@@ -155,19 +159,21 @@ type Group struct {
 	pin   int  // see Limits
 }
 
-// NewTree makes a tree of groups that this process owns. It starts a thread, from which all processes in the tree are started. Close the tree
-// to end them and to remove the groups.
+// NewTree makes a tree of groups that this process owns. It starts a thread, from which all processes in the tree are
+// started. Close the tree to end them and to remove the groups.
 //
-// An error with code fault.Usage is of a bad id (lower-case letters, digits and hyphens), with fault.Machine of a machine
-// where no groups can be made.
+// An error with code fault.Usage is of a bad id (lower-case letters, digits and hyphens), with fault.Machine of a
+// machine where no groups can be made.
 func NewTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, false) }
 
-// NewFlatTree is NewTree, but to the kernel's scheduler all groups of the tree are one: its tasks get their parts of the CPU task by task. CPU time,
-// memory and processes are counted and limited by group all the same. On v1 a group with a limit of CPU time, or a weight, is apart for the scheduler as well,
-// and where cpu and cpuacct are one hierarchy all are; on v2 no group of a flat tree can have such a limit.
+// NewFlatTree is NewTree, but to the kernel's scheduler all groups of the tree are one: its tasks get their parts of
+// the CPU task by task. CPU time, memory and processes are counted and limited by group all the same. On v1 a group
+// with a limit of CPU time, or a weight, is apart for the scheduler as well, and where cpu and cpuacct are one
+// hierarchy all are; on v2 no group of a flat tree can have such a limit.
 //
-// It is for work that forks without end. Linux 6.18 lets a group whose tasks are many and short keep the tasks of others that sleep and wake, such as a
-// tracer's, from the CPU for a second and more, whatever the weights; among tasks of one group it is fair.
+// It is for work that forks without end. Linux 6.18 lets a group whose tasks are many and short keep the tasks of
+// others that sleep and wake, such as a tracer's, from the CPU for a second and more, whatever the weights; among tasks
+// of one group it is fair.
 func NewFlatTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, true) }
 
 func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
@@ -224,8 +230,8 @@ func cannotMake(err error, dir string) error {
 	return fault.Wrap(err, fault.Machine, dir, "see 'tare doctor'", "cannot make a control group")
 }
 
-// dir is the directory of a group ("" is the tree itself) in a hierarchy. The tree is at the top of what is mounted: in a cgroup
-// namespace that is the part which was handed to us.
+// dir is the directory of a group ("" is the tree itself) in a hierarchy. The tree is at the top of what is mounted: in
+// a cgroup namespace that is the part which was handed to us.
 func (t *Tree) dir(h *cgroup.Hierarchy, group string) string {
 	return filepath.Join(h.Mount, t.name, group)
 }
@@ -236,8 +242,8 @@ func (t *Tree) Name() string { return t.name }
 // Path is the identity of the tree's top group, in which all others are, as cgroup.Resolver and cgroup.Reader give it.
 func (t *Tree) Path() string { return t.top().Path() }
 
-// Limit bounds what all groups of the tree may use together. Pin is of single groups only. A limit that this machine cannot set is an error with
-// code fault.Machine.
+// Limit bounds what all groups of the tree may use together. Pin is of single groups only. A limit that this machine
+// cannot set is an error with code fault.Machine.
 func (t *Tree) Limit(l Limits) error { return t.top().limit(l) }
 
 // Limit bounds what is in the group from now on, beside what it was made with. Pin has no meaning any more.
@@ -263,8 +269,8 @@ func Own(l *cgroup.Layout) []string {
 	return names
 }
 
-// Missing says what cannot be limited or counted in the groups of this tree, and the mend. Tare changes no setting of groups that it
-// has not made, the enabled controllers of the root of v2 among them.
+// Missing says what cannot be limited or counted in the groups of this tree, and the mend. Tare changes no setting of
+// groups that it has not made, the enabled controllers of the root of v2 among them.
 func (t *Tree) Missing() []string { return t.missing }
 
 func (t *Tree) lacks() []string {
@@ -315,9 +321,9 @@ func write(file, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Group makes a group, and those above it that its name calls for ("work/client"). Limits of a group hold for what is in it together.
-// Processes can be started only in groups without groups in them, which is the rule of v2, kept on v1 as well. A limit
-// that this machine cannot set is an error with code fault.Machine.
+// Group makes a group, and those above it that its name calls for ("work/client"). Limits of a group hold for what is
+// in it together. Processes can be started only in groups without groups in them, which is the rule of v2, kept on v1
+// as well. A limit that this machine cannot set is an error with code fault.Machine.
 func (t *Tree) Group(name string, limits Limits) (*Group, error) {
 	if !groupName.MatchString(name) {
 		return nil, fault.New(fault.Usage, name, "use lower-case letters, digits, hyphens and underscores, with / between levels", "not a valid name for a control group")

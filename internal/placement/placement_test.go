@@ -624,7 +624,8 @@ func TestNoWriteAccess(t *testing.T) {
 	})
 }
 
-// BenchmarkStart is what it takes to start a process inside a group, against starting it plainly. Both run true and wait for it.
+// BenchmarkStart is what it takes to start a process inside a group, against starting it plainly. Both run true and
+// wait for it.
 func BenchmarkStart(b *testing.B) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

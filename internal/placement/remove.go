@@ -20,12 +20,12 @@ import (
 	"tare/internal/host/proc"
 )
 
-// patience is how long to wait for killed processes to end and for their groups to become free. A process in the middle of a large
-// write, or with much memory to give back, may take seconds.
+// patience is how long to wait for killed processes to end and for their groups to become free. A process in the middle
+// of a large write, or with much memory to give back, may take seconds.
 const patience = 20 * time.Second
 
-// Close kills what still runs in the tree, waits until it has ended, and removes the groups. It may be called again, and does again what
-// failed before.
+// Close kills what still runs in the tree, waits until it has ended, and removes the groups. It may be called again,
+// and does again what failed before.
 func (t *Tree) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -187,10 +187,10 @@ type Report struct {
 	Moved  []Process `json:"moved"`  // processes that were in such a tree but not of the run: now in the group above
 }
 
-// Clean removes what runs that have ended left behind: trees whose owner is dead, with their processes, and processes marked as of
-// such a run outside the trees. Processes in a tree without the mark were put there by somebody else: they are moved to the group
-// above it. This process and those that started it are spared. Trees with a living owner are left alone, and so is
-// everything that is not named as NewTree names it.
+// Clean removes what runs that have ended left behind: trees whose owner is dead, with their processes, and processes
+// marked as of such a run outside the trees. Processes in a tree without the mark were put there by somebody else: they
+// are moved to the group above it. This process and those that started it are spared. Trees with a living owner are
+// left alone, and so is everything that is not named as NewTree names it.
 func Clean(l *cgroup.Layout) (Report, error) {
 	r := Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}
 	hs := hierarchies(l)
@@ -260,8 +260,8 @@ func Clean(l *cgroup.Layout) (Report, error) {
 	return r, errors.Join(errs...)
 }
 
-// Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this process. A pid of another
-// PID namespace may be nobody's here, or somebody else's.
+// Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this
+// process. A pid of another PID namespace may be nobody's here, or somebody else's.
 func Others(l *cgroup.Layout) []int {
 	self, err := proc.FS{}.Process(os.Getpid())
 	if err != nil {

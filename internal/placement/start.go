@@ -15,7 +15,8 @@ import (
 	"tare/internal/fault"
 )
 
-// EnterCommand is the hidden command as which the binary starts itself again to enter a group. Its arguments are for Enter.
+// EnterCommand is the hidden command as which the binary starts itself again to enter a group. Its arguments are for
+// Enter.
 const EnterCommand = "_enter"
 
 // startRequest asks the starting thread for a process.
@@ -24,8 +25,8 @@ type startRequest struct {
 	done chan error
 }
 
-// serveStarts starts processes, all from one thread that lives as long as the tree: the signal by which a process dies with its
-// parent comes when the thread that started it ends, not the process (PR_SET_PDEATHSIG(2const)).
+// serveStarts starts processes, all from one thread that lives as long as the tree: the signal by which a process dies
+// with its parent comes when the thread that started it ends, not the process (PR_SET_PDEATHSIG(2const)).
 func (t *Tree) serveStarts() {
 	runtime.LockOSThread()
 	if unix.Gettid() == os.Getpid() {
@@ -41,10 +42,11 @@ func (t *Tree) serveStarts() {
 	}
 }
 
-// Start starts a command inside the group: the program runs there from its first instruction. It dies when this process does, however that
-// ends. The caller prepares cmd as always (arguments, pipes, context) and waits for it; Start sets what is needed for
-// the way there: the binary starts itself again as EnterCommand, which enters the group and then becomes the program. A program that cannot
-// be run therefore shows as a process that failed, with the reason on its standard error.
+// Start starts a command inside the group: the program runs there from its first instruction. It dies when this process
+// does, however that ends. The caller prepares cmd as always (arguments, pipes, context) and waits for it; Start sets
+// what is needed for the way there: the binary starts itself again as EnterCommand, which enters the group and then
+// becomes the program. A program that cannot be run therefore shows as a process that failed, with the reason on its
+// standard error.
 func (g *Group) Start(cmd *exec.Cmd) error {
 	if cmd.Err != nil {
 		return fmt.Errorf("starting a process in %s: %w", g.name, cmd.Err)
@@ -108,9 +110,9 @@ func pinTo(n int) error {
 	return nil
 }
 
-// Enter is the body of EnterCommand: args are directories of groups, "--", the path of a program, and its arguments from its name on. It moves
-// this process into the groups and becomes the program. It returns only with an error, which has code fault.Machine where a
-// group could not be entered and fault.Usage where the program could not be run.
+// Enter is the body of EnterCommand: args are directories of groups, "--", the path of a program, and its arguments
+// from its name on. It moves this process into the groups and becomes the program. It returns only with an error, which
+// has code fault.Machine where a group could not be entered and fault.Usage where the program could not be run.
 func Enter(args []string) error {
 	i := slices.Index(args, "--")
 	if i < 0 || len(args) < i+3 {

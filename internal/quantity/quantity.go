@@ -1,5 +1,6 @@
-// Package quantity writes measured values for people. How many digits a value deserves is decided by its interval: digits that
-// the interval makes meaningless are left out, so that what is printed claims no more than what was measured.
+// Package quantity writes measured values for people. How many digits a value deserves is decided by its interval:
+// digits that the interval makes meaningless are left out, so that what is printed claims no more than what was
+// measured.
 package quantity
 
 import (
@@ -43,7 +44,8 @@ func UnitOf(metric string) string {
 	return Count
 }
 
-// Label is a metric's name for a table in which the values show their unit: "latency p50", "eBPF per connection", "map bytes".
+// Label is a metric's name for a table in which the values show their unit: "latency p50", "eBPF per connection", "map
+// bytes".
 func Label(metric string) string {
 	words := strings.Split(metric, "_")
 	var kept []string
@@ -154,8 +156,8 @@ const maxDigits = 4
 // digits is how many decimals show three significant digits.
 func (s scale) digits(v float64) int { return s.atMost(3-1-magnitude(v/s.factor), v) }
 
-// decimals is how many decimals the interval leaves meaning: to the leading digit of its half-width. An end that is not 0 is
-// never rounded to 0, for then an interval that excludes 0 would look as if it held it.
+// decimals is how many decimals the interval leaves meaning: to the leading digit of its half-width. An end that is not
+// 0 is never rounded to 0, for then an interval that excludes 0 would look as if it held it.
 func (s scale) decimals(v, lo, hi float64) int {
 	half := (hi - lo) / 2 / s.factor
 	if !(half > 0) {

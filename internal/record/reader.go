@@ -47,8 +47,8 @@ type Contents struct {
 	Warnings []string // what the reader of a report must know about the record itself
 }
 
-// Read reads a run directory. A last line that was cut off, as a crash or a full disk leaves it, is left out and said in Warnings;
-// anything else that is wrong is a fault with the file and line.
+// Read reads a run directory. A last line that was cut off, as a crash or a full disk leaves it, is left out and said
+// in Warnings; anything else that is wrong is a fault with the file and line.
 func Read(dir string) (*Contents, error) {
 	c := &Contents{Dir: dir}
 	if err := c.readRun(filepath.Join(dir, RunFile)); err != nil {
@@ -112,8 +112,8 @@ func readLine(br *bufio.Reader, most int) ([]byte, error) {
 	}
 }
 
-// readTrials reads one trial from each line. A line is looked at only when the next one is known to exist or not, for only the last
-// may be torn.
+// readTrials reads one trial from each line. A line is looked at only when the next one is known to exist or not, for
+// only the last may be torn.
 func (c *Contents) readTrials(r io.Reader, path string) error {
 	br := bufio.NewReaderSize(r, 64<<10)
 	for n := 1; ; n++ {

@@ -1,5 +1,5 @@
-// Package record is the run directory: run.json says what was asked and of which machine, trials.jsonl holds one line for each
-// trial, appended as it ends. The trials are the truth; a summary can always be made from them again.
+// Package record is the run directory: run.json says what was asked and of which machine, trials.jsonl holds one line
+// for each trial, appended as it ends. The trials are the truth; a summary can always be made from them again.
 package record
 
 import (
@@ -63,8 +63,8 @@ type Run struct {
 	// Traits are what to know of arms wherever they are named, by arm.
 	Traits map[string]string `json:"traits,omitempty"`
 
-	// Precision and Until say when a run ends that has no number of blocks of its own; Plan and Blocks are then as far as it has come, and
-	// Stopped, which is empty while it runs and after it was interrupted, why it ended.
+	// Precision and Until say when a run ends that has no number of blocks of its own; Plan and Blocks are then as far
+	// as it has come, and Stopped, which is empty while it runs and after it was interrupted, why it ended.
 	Precision *Precision `json:"precision,omitempty"`
 	Until     float64    `json:"until_seconds,omitempty"`
 	Stopped   string     `json:"stopped,omitempty"`
@@ -97,8 +97,8 @@ type Precision struct {
 // Open reports whether the run ends by its precision or by the clock.
 func (r *Run) Open() bool { return r.Precision != nil || r.Until > 0 }
 
-// Partial reports whether there is less than was to be done: some planned trial was never run, or the run was ended before it had come to
-// an end of its own.
+// Partial reports whether there is less than was to be done: some planned trial was never run, or the run was ended
+// before it had come to an end of its own.
 func (r *Run) Partial(trials []Trial) bool {
 	ran := map[int]bool{}
 	for _, t := range trials {
@@ -153,17 +153,19 @@ type Trial struct {
 	Clocks   map[string]time.Duration   `json:"clocks_ns"`        // set-up, before, warm-up, measured, drain, tear-down
 	Metrics  map[string]float64         `json:"metrics"`          // single values of this trial, by metric name
 	Counts   map[string]Count           `json:"counts,omitempty"` // counts of this trial, by metric name: to be pooled over trials
-	// Components are values of each component of a subject that has several, by component and metric: a part of the same
-	// metric in Metrics, or what only components have. They are void where the metric is.
+	// Components are values of each component of a subject that has several, by component and metric: a part of the
+	// same metric in Metrics, or what only components have. They are void where the metric is.
 	Components map[string]map[string]float64 `json:"components,omitempty"`
 
 	Validity Validity `json:"validity"`
-	// Nodes are what came of it at each node, where it ran on nodes: metrics and loads are of all of them together then.
+	// Nodes are what came of it at each node, where it ran on nodes: metrics and loads are of all of them together
+	// then.
 	Nodes []NodeTrial `json:"nodes,omitempty"`
 }
 
-// Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them independently of each other; what the
-// tracer says it lost is a fourth number, and never the truth. The pointers are null where there is no tracer.
+// Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them
+// independently of each other; what the tracer says it lost is a fourth number, and never the truth. The pointers are
+// null where there is no tracer.
 type Events struct {
 	Generated int64  `json:"generated"`           // by the load: execs that succeeded, from its first to its last
 	Failed    int64  `json:"failed"`              // by the load: execs that did not
@@ -180,19 +182,22 @@ type Events struct {
 	Offset    Offset `json:"offset"`
 }
 
-// Offset is what was counted before the load had made any event, when all was set up: the harness's own. It is taken off all counts above.
+// Offset is what was counted before the load had made any event, when all was set up: the harness's own. It is taken
+// off all counts above.
 type Offset struct {
 	Counted   int64  `json:"counted"` // by the kernel, in the load's control group
 	Delivered *int64 `json:"delivered,omitempty"`
 }
 
-// Count is how many samples were in a part, of how many. One trial may hold too few to say anything; all of them together may not.
+// Count is how many samples were in a part, of how many. One trial may hold too few to say anything; all of them
+// together may not.
 type Count struct {
 	In int `json:"in"`
 	Of int `json:"of"`
 }
 
-// Interrupted is Validity.Failed of the trial that was under way when the run was interrupted: it says nothing about the machine.
+// Interrupted is Validity.Failed of the trial that was under way when the run was interrupted: it says nothing about
+// the machine.
 const Interrupted = "interrupted"
 
 // OtherRun is the code of the ledger's warning that another run of tare was under way during the trial.
@@ -217,12 +222,13 @@ type Reason struct {
 	Allowed float64 `json:"allowed"`
 	Message string  `json:"message"`
 
-	// Voids are the metrics that this trial cannot tell, for this reason. Null, in records of Tare before 0.2, means all of them; an
-	// empty list means none: what was seen is a result.
+	// Voids are the metrics that this trial cannot tell, for this reason. Null, in records of Tare before 0.2, means
+	// all of them; an empty list means none: what was seen is a result.
 	Voids []string     `json:"voids"`
 	Cause ledger.Cause `json:"cause,omitempty"` // who tripped the gate, as far as the witness can tell
 
-	// CauseShare is the part of the machine's CPU time that a cause outside the trial took, and Culprits who that was, the largest first.
+	// CauseShare is the part of the machine's CPU time that a cause outside the trial took, and Culprits who that was,
+	// the largest first.
 	CauseShare *float64 `json:"cause_share,omitempty"`
 	Culprits   []string `json:"culprits,omitempty"`
 }

@@ -2,8 +2,8 @@ package record
 
 import "slices"
 
-// Stands reports whether the trial can tell a metric: it did not fail, and no gate that it tripped voids the metric. Whether the trial has
-// the metric at all is another question.
+// Stands reports whether the trial can tell a metric: it did not fail, and no gate that it tripped voids the metric.
+// Whether the trial has the metric at all is another question.
 func (v Validity) Stands(metric string) bool {
 	switch {
 	case v.Failed != "":
@@ -24,7 +24,8 @@ func (v Validity) VoidedBy(metric string) (Reason, bool) {
 	return v.Reasons[i], true
 }
 
-// VoidsMetric reports whether a trial cannot tell a metric for this reason. One without a list, of an old record, voids all.
+// VoidsMetric reports whether a trial cannot tell a metric for this reason. One without a list, of an old record, voids
+// all.
 func (r Reason) VoidsMetric(metric string) bool {
 	return r.Voids == nil || slices.Contains(r.Voids, metric)
 }

@@ -20,8 +20,8 @@ type Writer struct {
 	size   int64 // of the whole lines in trials
 }
 
-// Create makes the run directory dir, which must not exist or be empty, and writes run.json. Its errors are faults: Usage when
-// dir is in use, Machine when it cannot be written.
+// Create makes the run directory dir, which must not exist or be empty, and writes run.json. Its errors are faults:
+// Usage when dir is in use, Machine when it cannot be written.
 func Create(dir string, run Run) (*Writer, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, cannotWrite(err, dir)
@@ -60,8 +60,8 @@ func (w *Writer) UpdateRun(run Run) error { return w.writeJSON(RunFile, run) }
 // Dir is the run directory.
 func (w *Writer) Dir() string { return w.dir }
 
-// Append adds one trial and waits until the disk has it. When it fails, what was half written is taken back, so the trials before
-// it stay readable.
+// Append adds one trial and waits until the disk has it. When it fails, what was half written is taken back, so the
+// trials before it stay readable.
 func (w *Writer) Append(t Trial) error {
 	line, err := json.Marshal(t)
 	if err != nil {
@@ -103,8 +103,8 @@ func (w *Writer) writeJSON(name string, v any) error {
 	return nil
 }
 
-// ReplaceFile writes a file whole or not at all, through a new file beside it: a link that somebody else left at its place is replaced and
-// not followed.
+// ReplaceFile writes a file whole or not at all, through a new file beside it: a link that somebody else left at its
+// place is replaced and not followed.
 func ReplaceFile(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {

@@ -17,9 +17,10 @@ import (
 	"tare/internal/record"
 )
 
-// Bench writes what stands of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format), one line for each attempt, so that
-// benchstat can do statistics of its own: "benchstat -col /arm FILE" compares the arms. Trials of one arm and level share a name,
-// as repetitions of one benchmark do; benchstat then takes the arms as unpaired.
+// Bench writes what stands of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format), one
+// line for each attempt, so that benchstat can do statistics of its own: "benchstat -col /arm FILE" compares the arms.
+// Trials of one arm and level share a name, as repetitions of one benchmark do; benchstat then takes the arms as
+// unpaired.
 func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	trials = slices.Clone(trials)
 	// The baseline goes first: what benchstat meets first is what it compares with.
@@ -80,7 +81,8 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	return nil
 }
 
-// benchName ends in the number of CPUs, as Go's do; without it the end of an arm's name such as v-2 would be taken for that.
+// benchName ends in the number of CPUs, as Go's do; without it the end of an arm's name such as v-2 would be taken for
+// that.
 func benchName(run record.Run, t record.Trial) string {
 	var b strings.Builder
 	b.WriteString("Benchmark")

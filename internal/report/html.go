@@ -48,11 +48,11 @@ type HTMLOptions struct {
 	NoCharts bool   // as from a binary that was built without them
 }
 
-// HTML writes the report as one page that needs no network and no other file. Everything that the charts show stands in tables as
-// well, which are written here, so the page can be read without its script.
+// HTML writes the report as one page that needs no network and no other file. Everything that the charts show stands in
+// tables as well, which are written here, so the page can be read without its script.
 //
-// Names in a record can come from anywhere: the template escapes them, the data of the charts is JSON without <, > and &, and the
-// page's own policy lets no script run but the one whose hash it names, and nothing be fetched.
+// Names in a record can come from anywhere: the template escapes them, the data of the charts is JSON without <, > and
+// &, and the page's own policy lets no script run but the one whose hash it names, and nothing be fetched.
 func HTML(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) error {
 	p := newPage(s, run, trials, o)
 	var b bytes.Buffer

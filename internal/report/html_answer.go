@@ -9,8 +9,9 @@ import (
 	"tare/internal/quantity"
 )
 
-// The charts that draw what some experiments ask, before all estimates: what a CPU limit holds, where the programs ran, how long others
-// waited for a CPU. They hang on the metrics that a run has and not on its name, so that an experiment of one's own has them too.
+// The charts that draw what some experiments ask, before all estimates: what a CPU limit holds, where the programs ran,
+// how long others waited for a CPU. They hang on the metrics that a run has and not on its name, so that an experiment
+// of one's own has them too.
 
 // chartLimit is what the groups with a CPU limit used of it, in CPUs. What is not known is null, never 0.
 type chartLimit struct {
@@ -78,8 +79,9 @@ func (m *dataMaker) shownArms() []int {
 	return all
 }
 
-// limits draws on medians: the parts are what eBPF took by samples, split as its pooled samples are, and what that leaves of what the
-// kernel charged. Samples and charges are counted apart, so what is left can come out below 0; it then takes no room.
+// limits draws on medians: the parts are what eBPF took by samples, split as its pooled samples are, and what that
+// leaves of what the kernel charged. Samples and charges are counted apart, so what is left can come out below 0; it
+// then takes no room.
 func (m *dataMaker) limits() {
 	for level := range m.Levels {
 		for _, arm := range m.shownArms() {
@@ -204,8 +206,8 @@ func (m *dataMaker) waitTables() []waitTable {
 	return all
 }
 
-// stairs are the metrics of a data plane that goes up to its services and down again, in the order of what happens; a kind of memory
-// that is not read at one of the steps has no name there.
+// stairs are the metrics of a data plane that goes up to its services and down again, in the order of what happens; a
+// kind of memory that is not read at one of the steps has no name there.
 var stairs = []struct {
 	Name, Before, Under, After string
 }{

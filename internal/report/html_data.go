@@ -17,8 +17,8 @@ import (
 	"tare/internal/record"
 )
 
-// chartData is what the charts are drawn from, embedded in the page as JSON. Values are in seconds, bytes and parts of one; each
-// carries its text as well, so that what hovers over a chart reads as the tables do.
+// chartData is what the charts are drawn from, embedded in the page as JSON. Values are in seconds, bytes and parts of
+// one; each carries its text as well, so that what hovers over a chart reads as the tables do.
 type chartData struct {
 	Arms      []chartArm      `json:"arms"`
 	Levels    []chartLevel    `json:"levels"`
@@ -95,7 +95,8 @@ type chartCurve struct {
 	Points []curvePoint `json:"points"`
 }
 
-// curvePoint is one percentile: the median over blocks of the trials' quantiles, and its paired difference to the baseline.
+// curvePoint is one percentile: the median over blocks of the trials' quantiles, and its paired difference to the
+// baseline.
 type curvePoint struct {
 	Q       float64  `json:"q"`
 	Value   float64  `json:"value"`
@@ -199,7 +200,8 @@ func levelKey(f map[string]string) string {
 	return string(b)
 }
 
-// names collects arms, levels and metrics: first those of the estimates, in their order, then those of trials that have none.
+// names collects arms, levels and metrics: first those of the estimates, in their order, then those of trials that have
+// none.
 func (m *dataMaker) names() {
 	arms := map[string]bool{}
 	level := func(f map[string]string) {

@@ -143,8 +143,8 @@ func dataOf(page string) string {
 	return data
 }
 
-// The parts of the CPU budget and idle sum to the capacity, also where single windows could not be split and the samples of all
-// trials together say where eBPF time ran.
+// The parts of the CPU budget and idle sum to the capacity, also where single windows could not be split and the
+// samples of all trials together say where eBPF time ran.
 func TestHTMLBudgetCloses(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
 	client := "/trial/client"

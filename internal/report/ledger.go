@@ -14,8 +14,8 @@ import (
 // heaviest is how many programs, groups and maps the account for people names; the JSON form has all.
 const heaviest = 10
 
-// Ledger writes the account for people: the budget, the heaviest programs with where they ran, the heaviest groups with their eBPF part,
-// memory, warnings, and what the scale itself cost.
+// Ledger writes the account for people: the budget, the heaviest programs with where they ran, the heaviest groups with
+// their eBPF part, memory, warnings, and what the scale itself cost.
 func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	t := newText(w, o)
 	t.line(t.bold("Weighed for "+quantity.Value(l.Window.Seconds, quantity.Seconds)) + fmt.Sprintf(": %s, Linux %s, %d CPUs, cgroup %s, samples by %s",
@@ -123,11 +123,13 @@ func (t *text) workloads(l *ledger.Ledger) {
 
 const (
 	namedOccupants = 3
-	// heldLong is from when on it is worth saying that one task held a CPU, in seconds: several times what a time-sharing scheduler gives.
+	// heldLong is from when on it is worth saying that one task held a CPU, in seconds: several times what a
+	// time-sharing scheduler gives.
 	heldLong = 0.010
 )
 
-// noise says what disturbed the machine: what was stolen in every ledger, and who held CPUs where somebody did for long.
+// noise says what disturbed the machine: what was stolen in every ledger, and who held CPUs where somebody did for
+// long.
 func (t *text) noise(l *ledger.Ledger) {
 	n := l.Noise
 	if n == nil {

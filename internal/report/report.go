@@ -1,6 +1,6 @@
-// Package report writes a summary for its readers: people at a terminal, people reading Markdown, benchstat, and programs that take
-// JSON. All forms say the same; none computes anything that the summary does not hold, save for the values of single trials that
-// benchstat wants.
+// Package report writes a summary for its readers: people at a terminal, people reading Markdown, benchstat, and
+// programs that take JSON. All forms say the same; none computes anything that the summary does not hold, save for the
+// values of single trials that benchstat wants.
 package report
 
 import (
@@ -51,8 +51,8 @@ func baseline(s *analysis.Summary) string { return cmp.Or(s.Baseline, record.Dir
 
 func (r row) cells() []string { return []string{r.metric, r.arm, r.value, r.difference, r.visible} }
 
-// sections are the tables in order of level. The twin has no row of its own where there are other arms: it shows as the smallest
-// visible difference.
+// sections are the tables in order of level. The twin has no row of its own where there are other arms: it shows as the
+// smallest visible difference.
 func sections(s *analysis.Summary) []section {
 	estimates := slices.Clone(s.Estimates)
 	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return cmp.Compare(a.Rank, b.Rank) })

@@ -19,8 +19,8 @@ const (
 	stopTimeout  = 3 * time.Second  // from the end of its input to its exit
 )
 
-// Child is a process that speaks the protocol, as the one that started it sees it. One goroutine reads what it says and then
-// waits for it; Stop waits for that goroutine.
+// Child is a process that speaks the protocol, as the one that started it sees it. One goroutine reads what it says and
+// then waits for it; Stop waits for that goroutine.
 type Child struct {
 	name     string
 	cmd      *exec.Cmd

@@ -6,8 +6,9 @@ import (
 	"io"
 )
 
-// Play runs serve until it ends, the context does, or the parent closes its end of conn: an application's part in the protocol, which is told nothing
-// but that. The parent's closing is no error, and neither is the end of the context; what else went wrong in reading is.
+// Play runs serve until it ends, the context does, or the parent closes its end of conn: an application's part in the
+// protocol, which is told nothing but that. The parent's closing is no error, and neither is the end of the context;
+// what else went wrong in reading is.
 func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -30,8 +31,9 @@ func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) er
 	return nil
 }
 
-// Work says ready, waits for the start, runs, sends the result, and stays until the parent closes its end of conn: the part in the protocol of a load, and
-// of a subject that works. If the parent closes earlier, that ends the run, and is no error.
+// Work says ready, waits for the start, runs, sends the result, and stays until the parent closes its end of conn: the
+// part in the protocol of a load, and of a subject that works. If the parent closes earlier, that ends the run, and is
+// no error.
 func Work[R any](ctx context.Context, conn *Conn, ready any, run func(context.Context, Schedule) (R, error)) error {
 	return WorkThenStalls(ctx, conn, ready, run, nil)
 }

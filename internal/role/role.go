@@ -1,6 +1,6 @@
-// Package role is how Tare talks with the processes that it starts: applications, load generators and subjects, each a process
-// of its own in a cgroup of its own ("nothing that is weighed runs inside the scale"). The binary starts itself again in such a
-// role; any other program can take one by speaking the same few lines.
+// Package role is how Tare talks with the processes that it starts: applications, load generators and subjects, each a
+// process of its own in a cgroup of its own ("nothing that is weighed runs inside the scale"). The binary starts itself
+// again in such a role; any other program can take one by speaking the same few lines.
 //
 // The protocol is JSON lines. The child writes to standard output, the parent to the child's standard input:
 //
@@ -50,8 +50,8 @@ type Schedule struct {
 	Warmup   int64 `json:"warmup_ns"`
 	Duration int64 `json:"duration_ns"`
 
-	// Stalls says that a stalls message follows when the window has closed. Only loads that asked for it in their ready message are
-	// told so; they give no result before it has come.
+	// Stalls says that a stalls message follows when the window has closed. Only loads that asked for it in their ready
+	// message are told so; they give no result before it has come.
 	Stalls bool `json:"stalls,omitempty"`
 }
 
@@ -121,8 +121,8 @@ func (c *Conn) Receive() (Message, error) {
 	return m, nil
 }
 
-// Expect reads until a message of the given event comes. An error message becomes an error with its code; log lines go to log
-// (which may be nil); anything else is an error.
+// Expect reads until a message of the given event comes. An error message becomes an error with its code; log lines go
+// to log (which may be nil); anything else is an error.
 func (c *Conn) Expect(event string, data any, log func(string)) error {
 	for {
 		m, err := c.Receive()

@@ -77,7 +77,8 @@ type broken struct{}
 
 func (broken) Error() string { return "it broke" }
 
-// TestWork: a load says ready, runs by the schedule, and stays with its result until the parent goes; the parent may go at any time.
+// TestWork: a load says ready, runs by the schedule, and stays with its result until the parent goes; the parent may go
+// at any time.
 func TestWork(t *testing.T) {
 	broken := errors.New("broken")
 	for name, c := range map[string]struct {

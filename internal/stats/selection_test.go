@@ -87,7 +87,8 @@ func machineNoise(r *rand.Rand) float64 {
 	return 0
 }
 
-// ownStalls is a trial of 10 in which a subject stalls by itself, with a chance: three stalls in ten trip a gate, the longest.
+// ownStalls is a trial of 10 in which a subject stalls by itself, with a chance: three stalls in ten trip a gate, the
+// longest.
 func ownStalls(r *rand.Rand, chance float64) (value float64, lost bool) {
 	value = 10 + 0.2*r.NormFloat64()
 	if r.Float64() >= chance {

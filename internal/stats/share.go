@@ -27,10 +27,10 @@ type Share struct {
 // trials instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015).
 // Where few trials had any, they alone say how unequal trials are: t then has one degree of freedom more than they are.
 //
-// Where no trial had any, the samples say nothing of how many would have come together: that is what bursts, the design effect seen where
-// there were some, is for. The bound is that of as many samples as are left after division by it, and never of fewer than there are
-// trials: an infinite design effect assumes nothing, and bounds how many trials may have any at all. The same from above where
-// everything was in the part.
+// Where no trial had any, the samples say nothing of how many would have come together: that is what bursts, the design
+// effect seen where there were some, is for. The bound is that of as many samples as are left after division by it, and
+// never of fewer than there are trials: an infinite design effect assumes nothing, and bounds how many trials may have
+// any at all. The same from above where everything was in the part.
 func ClusteredShare(counts []Count, bursts float64) Share {
 	s := Share{DesignEffect: math.NaN()}
 	for _, c := range counts {
@@ -81,8 +81,8 @@ func NoneBound(trials int) float64 { return noneBound(float64(trials)) }
 // noneBound is the largest probability at which none of n is seen in 5 % of cases.
 func noneBound(n float64) float64 { return 1 - math.Pow(1-Confidence, 1/n) }
 
-// Bursts is the largest design effect of shares of one metric that had any in at least three trials: how many of what the metric counts
-// may come together. It is infinite where no share did, for nothing is known then.
+// Bursts is the largest design effect of shares of one metric that had any in at least three trials: how many of what
+// the metric counts may come together. It is infinite where no share did, for nothing is known then.
 func Bursts(shares ...Share) float64 {
 	largest := 0.0
 	for _, s := range shares {

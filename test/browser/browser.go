@@ -1,6 +1,6 @@
-// Package browser drives a real Chromium without a window, for the tests of the report: it opens a page from a file, moves the
-// pointer, presses keys, and says what the page logged and fetched. It speaks the DevTools protocol over the two pipes that
-// --remote-debugging-pipe asks for, so neither a driver nor a package of Node is needed.
+// Package browser drives a real Chromium without a window, for the tests of the report: it opens a page from a file,
+// moves the pointer, presses keys, and says what the page logged and fetched. It speaks the DevTools protocol over the
+// two pipes that --remote-debugging-pipe asks for, so neither a driver nor a package of Node is needed.
 package browser
 
 import (
@@ -68,8 +68,8 @@ func Path() string {
 	return ""
 }
 
-// NeedCharts skips a test where reports have no charts for want of Node, with which they are built. Where there is Node they
-// must be built.
+// NeedCharts skips a test where reports have no charts for want of Node, with which they are built. Where there is Node
+// they must be built.
 func NeedCharts(t *testing.T) {
 	t.Helper()
 	if _, _, ok := web.Bundle(); ok {

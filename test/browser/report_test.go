@@ -334,8 +334,8 @@ func TestPolicyHolds(t *testing.T) {
 	}
 }
 
-// keep saves a screenshot where TARE_SHOTS says, for people to look at. Without that it takes none: a long page without a graphics
-// processor takes seconds.
+// keep saves a screenshot where TARE_SHOTS says, for people to look at. Without that it takes none: a long page without
+// a graphics processor takes seconds.
 func keep(t *testing.T, b *browser.Browser, name string) {
 	t.Helper()
 	if os.Getenv("TARE_SHOTS") == "" {
@@ -357,8 +357,8 @@ func keepFile(t *testing.T, name string, data []byte) {
 	}
 }
 
-// ask makes the made run one of another experiment: it has the factor of the given name at the levels of the made rates, and metrics of
-// its own for each trial.
+// ask makes the made run one of another experiment: it has the factor of the given name at the levels of the made
+// rates, and metrics of its own for each trial.
 func ask(experiment, factor string, metrics func(t *record.Trial, level float64)) func(*record.Run, []record.Trial) {
 	return func(run *record.Run, trials []record.Trial) {
 		run.Experiment = experiment
@@ -476,7 +476,8 @@ func TestAnswersAreDrawn(t *testing.T) {
 	}
 }
 
-// A level without a value is a gap in the line of its arm, in the sweep too: nobody measured what a line through it would show.
+// A level without a value is a gap in the line of its arm, in the sweep too: nobody measured what a line through it
+// would show.
 func TestGaps(t *testing.T) {
 	sweep := truth
 	sweep.Rates = []string{"100", "1000", "2000", "10000"}

@@ -29,7 +29,8 @@ func calibration(t *testing.T, fault string, args ...string) (calibrate.Report, 
 	return r, out
 }
 
-// The scale weighs what is known, here. What the machine's other work spoils is not held against it, but everything else is.
+// The scale weighs what is known, here. What the machine's other work spoils is not held against it, but everything
+// else is.
 func TestCalibrate(t *testing.T) {
 	needsTime(t)
 	leavesNothing(t)
@@ -52,7 +53,8 @@ func TestCalibrate(t *testing.T) {
 			judged[w.Section]++
 		}
 	}
-	// Whatever else the machine does, there is no noise in a second, in counts and bytes, and in a process's own CPU time.
+	// Whatever else the machine does, there is no noise in a second, in counts and bytes, and in a process's own CPU
+	// time.
 	for section, least := range map[string]int{"clock": 1, "bpf": 8, "maps": 2, "cpu": 3, "memory": 5} {
 		if judged[section] < least {
 			t.Errorf("%s: only %d weights were judged, want %d", section, judged[section], least)

@@ -7,8 +7,8 @@ import (
 	"tare/internal/record"
 )
 
-// TestConsistency: while configuration is replaced as fast as it goes, no connection goes astray in the data plane's own store, and in the store that
-// takes records away one by one it shows.
+// TestConsistency: while configuration is replaced as fast as it goes, no connection goes astray in the data plane's
+// own store, and in the store that takes records away one by one it shows.
 func TestConsistency(t *testing.T) {
 	needsTime(t)
 	needsRoot(t)
@@ -44,7 +44,8 @@ func TestConsistency(t *testing.T) {
 	}
 }
 
-// TestPath: the time of the programs in a connection is what the store's look-up costs, and does not grow beyond that of the baseline with the services.
+// TestPath: the time of the programs in a connection is what the store's look-up costs, and does not grow beyond that
+// of the baseline with the services.
 func TestPath(t *testing.T) {
 	needsTime(t)
 	needsRoot(t)

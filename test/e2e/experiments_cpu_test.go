@@ -78,9 +78,9 @@ func quick(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	return c, s
 }
 
-// runCounts holds the runs of the connect program, by the kernel's statistics, against the connections that the loads say they opened. The
-// edges of the two windows are some milliseconds apart, and more on a machine that is full: hence rates, and their ratio over all trials. It may
-// be 5 % off one, and by as much more as the trials leave open.
+// runCounts holds the runs of the connect program, by the kernel's statistics, against the connections that the loads
+// say they opened. The edges of the two windows are some milliseconds apart, and more on a machine that is full: hence
+// rates, and their ratio over all trials. It may be 5 % off one, and by as much more as the trials leave open.
 func runCounts(t *testing.T, c *record.Contents) {
 	t.Helper()
 	var ratios []float64
@@ -117,8 +117,8 @@ func runCounts(t *testing.T, c *record.Contents) {
 	}
 }
 
-// TestLimitedUsage: what a trial says that the groups with a limit used is what their own files say, in the smallest form
-// of the experiment.
+// TestLimitedUsage: what a trial says that the groups with a limit used is what their own files say, in the smallest
+// form of the experiment.
 func TestLimitedUsage(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -138,9 +138,10 @@ func TestLimitedUsage(t *testing.T) {
 	compareUsage(t, c, files())
 }
 
-// TestCPULimit holds on any machine that has the time for it: what the experiment says that the limited groups used is what their own files say; of each heavy program
-// it either resolves what the groups are charged for a connection, or says how many trials were lost and why; and it says that the limit is
-// shared wherever it has what that rests on. What a noisy machine may withhold is a part of this, never all of it.
+// TestCPULimit holds on any machine that has the time for it: what the experiment says that the limited groups used is
+// what their own files say; of each heavy program it either resolves what the groups are charged for a connection, or
+// says how many trials were lost and why; and it says that the limit is shared wherever it has what that rests on. What
+// a noisy machine may withhold is a part of this, never all of it.
 func TestCPULimit(t *testing.T) {
 	needsRoot(t)
 	needsTime(t)
@@ -167,8 +168,9 @@ func TestCPULimit(t *testing.T) {
 	}
 }
 
-// chargeResolved reports whether what an arm adds to the CPU time of a connection is resolved. It is tens of times what the noise of any machine
-// comes to, so if it is not, trials must have been lost, and the summary must say how many and why.
+// chargeResolved reports whether what an arm adds to the CPU time of a connection is resolved. It is tens of times what
+// the noise of any machine comes to, so if it is not, trials must have been lost, and the summary must say how many and
+// why.
 func chargeResolved(t *testing.T, s *analysis.Summary, arm string, at map[string]string) bool {
 	t.Helper()
 	const metric = "limited_cpu_seconds_per_connection"
@@ -219,7 +221,8 @@ func sharesLimit(t *testing.T, s *analysis.Summary, arm string, at map[string]st
 	if e := s.Find("limited_cpu_seconds_per_connection", arm, at); e.Difference == nil || !e.Difference.Resolved {
 		return // chargeResolved has judged that
 	}
-	// The gate held voids what the groups used of their limit where they were not throttled, and not how often they were.
+	// The gate held voids what the groups used of their limit where they were not throttled, and not how often they
+	// were.
 	if e := s.Find("limited_throttled_share", arm, at); *e.Lo < 0.5 {
 		t.Logf("%s at %v: something else kept the groups from their limit: %+v", arm, at, e)
 		return
@@ -232,8 +235,8 @@ func sharesLimit(t *testing.T, s *analysis.Summary, arm string, at map[string]st
 	}
 }
 
-// compareUsage holds what the ledgers say that the limited groups used against their files. A reading before an edge of the window and one after it
-// bound what was charged at the edge, however far apart they are.
+// compareUsage holds what the ledgers say that the limited groups used against their files. A reading before an edge of
+// the window and one after it bound what was charged at the edge, however far apart they are.
 func compareUsage(t *testing.T, c *record.Contents, seen map[int]usage) {
 	t.Helper()
 	first, compared, tight, outside := 0, 0, 0, 0
@@ -306,16 +309,16 @@ func (u usage) within(start, end time.Time) (lo, hi float64, ok bool) {
 	return last - most, end2 - least, a && b && c && d
 }
 
-// watchUsage follows the CPU time of the groups of a part, by their own files, until the function that it returns is called. That gives what
-// was read, by trial.
+// watchUsage follows the CPU time of the groups of a part, by their own files, until the function that it returns is
+// called. That gives what was read, by trial.
 func watchUsage(t *testing.T, part string) func() map[int]usage {
 	t.Helper()
 	points, most := map[int]usage{}, map[int]int{}
 	stop, done := make(chan struct{}), make(chan struct{})
 	trial := regexp.MustCompile(`/tare-trial-([0-9]+)-p`)
 	look := func() {
-		// A group that is not there yet, or no longer, would make a sum smaller, which none that is used up does: only the files of as many
-		// groups as at the last reading, or more, are taken.
+		// A group that is not there yet, or no longer, would make a sum smaller, which none that is used up does: only
+		// the files of as many groups as at the last reading, or more, are taken.
 		sum, groups := map[int]float64{}, map[int]int{}
 		from := time.Now()
 		for _, pattern := range []string{"/sys/fs/cgroup/cpuacct/tare-trial-*/work/" + part + "*/cpuacct.usage", "/sys/fs/cgroup/tare-trial-*/work/" + part + "*/cpu.stat"} {
@@ -410,11 +413,13 @@ func TestSaturation(t *testing.T) {
 	}
 }
 
-// TestUsageBounds: readings of the files bound what was charged between two edges, the further apart the looser, and never beside the truth.
+// TestUsageBounds: readings of the files bound what was charged between two edges, the further apart the looser, and
+// never beside the truth.
 func TestUsageBounds(t *testing.T) {
 	zero := time.Unix(1000, 0)
 	at := func(ms int) time.Time { return zero.Add(time.Duration(ms) * time.Millisecond) }
-	// The group uses 1 ms of CPU time in each 4 ms, and a reading takes 1 ms, in which the counter stands where it stood at its start.
+	// The group uses 1 ms of CPU time in each 4 ms, and a reading takes 1 ms, in which the counter stands where it
+	// stood at its start.
 	read := func(every, until int) (u usage) {
 		for ms := 0; ms <= until; ms += every {
 			u = append(u, usagePoint{at(ms), at(ms + 1), float64(ms) / 4000})

@@ -16,7 +16,8 @@ import (
 	"tare/internal/host/cgroup"
 )
 
-// TestStress: at the verifier's limit the programs take most of a machine that stays usable, and a waiting task is held up by about one run.
+// TestStress: at the verifier's limit the programs take most of a machine that stays usable, and a waiting task is held
+// up by about one run.
 func TestStress(t *testing.T) {
 	needsTime(t)
 	needsRoot(t)
@@ -48,7 +49,8 @@ func TestStress(t *testing.T) {
 	}
 }
 
-// TestMemory holds the model of ebpf-memory against what bpftool says of the same maps, of a data plane that the test starts by itself.
+// TestMemory holds the model of ebpf-memory against what bpftool says of the same maps, of a data plane that the test
+// starts by itself.
 func TestMemory(t *testing.T) {
 	needsTime(t)
 	needsRoot(t)
@@ -97,8 +99,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// bpftoolMaps starts a data plane with maps like those of the arm "fixed" and so many services, and adds up what bpftool says of its maps,
-// each once. It also says whether any map has more than one program.
+// bpftoolMaps starts a data plane with maps like those of the arm "fixed" and so many services, and adds up what
+// bpftool says of its maps, each once. It also says whether any map has more than one program.
 func bpftoolMaps(t *testing.T, services int) (bytes float64, shared bool) {
 	t.Helper()
 	if _, err := exec.LookPath("bpftool"); err != nil {

@@ -7,7 +7,8 @@ import (
 	"tare/internal/record"
 )
 
-// TestPush: changes come from the control plane to connections in the order in which they can, whole in a store that promises it, and soonest there.
+// TestPush: changes come from the control plane to connections in the order in which they can, whole in a store that
+// promises it, and soonest there.
 func TestPush(t *testing.T) {
 	needsTime(t)
 	needsRoot(t)

@@ -7,7 +7,8 @@ import (
 	"tare/internal/analysis"
 )
 
-// TestTraceExec: the reference tracer delivers every exec of storms on all CPUs, and costs at most a third of what bpftrace does with the same fields.
+// TestTraceExec: the reference tracer delivers every exec of storms on all CPUs, and costs at most a third of what
+// bpftrace does with the same fields.
 func TestTraceExec(t *testing.T) {
 	needsTime(t)
 	needsRoot(t)
@@ -54,7 +55,8 @@ func TestTraceExec(t *testing.T) {
 	if ours > theirs/3 {
 		t.Errorf("1,000 events take %.2g s of CPU time with exectrace and %.2g s with bpftrace", ours, theirs)
 	}
-	// A storm of half a second is not the same twice: what is held against a third of the other is the least that the interval holds.
+	// A storm of half a second is not the same twice: what is held against a third of the other is the least that the
+	// interval holds.
 	ratio := func(arm string) *analysis.Ratio {
 		e := s.Find("throughput_per_second", arm, storm)
 		if e == nil || e.Ratio == nil || e.Ratio.Hi == nil {

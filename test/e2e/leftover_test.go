@@ -31,8 +31,8 @@ func leavesNothing(t *testing.T) {
 	})
 }
 
-// left is what has been left behind since. The kernel frees programs a while after their last holder has gone, so it looks again
-// for some seconds while there is something.
+// left is what has been left behind since. The kernel frees programs a while after their last holder has gone, so it
+// looks again for some seconds while there is something.
 func (before footprint) left(t *testing.T) []string {
 	t.Helper()
 	var left []string
@@ -52,8 +52,8 @@ func (before footprint) left(t *testing.T) []string {
 	return left
 }
 
-// look finds everything that has lost its owner: control groups of runs, processes of runs, programs that no process holds.
-// What a living tare has on the machine is its own affair.
+// look finds everything that has lost its owner: control groups of runs, processes of runs, programs that no process
+// holds. What a living tare has on the machine is its own affair.
 func look(t *testing.T) footprint {
 	t.Helper()
 	f := footprint{}
@@ -125,7 +125,8 @@ func findProcesses(f footprint) error {
 
 var runName = regexp.MustCompile(`^tare-.+-p([0-9]+)-t([0-9]+)$`)
 
-// ownerDead reads the name of a run, tare-<id>-p<pid>-t<start time> of its owner, and says whether that process has gone.
+// ownerDead reads the name of a run, tare-<id>-p<pid>-t<start time> of its owner, and says whether that process has
+// gone.
 func ownerDead(name string) (dead, isRun bool) {
 	part := runName.FindStringSubmatch(name)
 	if part == nil {
@@ -170,8 +171,8 @@ func findPrograms(f footprint) error {
 	return nil
 }
 
-// heldPrograms are the ids of the programs to which a process has a descriptor, of the program or of a link. (bpftool would tell
-// this too, but Debian's is built without.)
+// heldPrograms are the ids of the programs to which a process has a descriptor, of the program or of a link. (bpftool
+// would tell this too, but Debian's is built without.)
 func heldPrograms() (map[string]bool, error) {
 	infos, err := filepath.Glob("/proc/[0-9]*/fdinfo/*")
 	if err != nil {

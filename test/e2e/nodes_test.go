@@ -87,7 +87,8 @@ func noLinks(t *testing.T, coordinator int) {
 	}
 }
 
-// TestLocalNodes: three nodes of one machine, each with its own load and its own tracer, count every event, and their sum is the trial's.
+// TestLocalNodes: three nodes of one machine, each with its own load and its own tracer, count every event, and their
+// sum is the trial's.
 func TestLocalNodes(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -248,7 +249,8 @@ func TestNodeFailures(t *testing.T) {
 	}
 }
 
-// TestNodesKilled: a run on nodes that is killed leaves no process, namespace or interface, and tare clean takes away the rest.
+// TestNodesKilled: a run on nodes that is killed leaves no process, namespace or interface, and tare clean takes away
+// the rest.
 func TestNodesKilled(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

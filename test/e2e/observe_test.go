@@ -29,7 +29,8 @@ arms:
   process: {subject: command, observe: "pid:%d"}
 `
 
-// TestObserved: what runs already is found, by its group and by its process, charged to the subject, and left as it was.
+// TestObserved: what runs already is found, by its group and by its process, charged to the subject, and left as it
+// was.
 func TestObserved(t *testing.T) {
 	leavesNothing(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})

@@ -197,8 +197,9 @@ func whileItRuns(t *testing.T, p *process, so func() bool) {
 	}
 }
 
-// TestRunKilled kills a run at random moments. tare clean then leaves nothing of it, and the trials that had ended can be read; what is
-// not of the run stays as it was: another group with a name like those of runs, a process in it, a program.
+// TestRunKilled kills a run at random moments. tare clean then leaves nothing of it, and the trials that had ended can
+// be read; what is not of the run stays as it was: another group with a name like those of runs, a process in it, a
+// program.
 func TestRunKilled(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

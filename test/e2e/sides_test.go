@@ -25,9 +25,9 @@ const sideBlocks = 6
 // same value do in less than 1 %, where the machine is as noisy in both runs; that it is not quite is the rest.
 const mostApart = 0.05
 
-// TestSides runs every built-in experiment in its smallest form, with blocks enough for intervals, by this tree's binary
-// and by another, TARE_BEFORE, one after the other, and compares every estimate that both have. It says how many there
-// are and which lie apart: make sides BEFORE=path.
+// TestSides runs every built-in experiment in its smallest form, with blocks enough for intervals, by this tree's
+// binary and by another, TARE_BEFORE, one after the other, and compares every estimate that both have. It says how many
+// there are and which lie apart: make sides BEFORE=path.
 func TestSides(t *testing.T) {
 	needsRoot(t)
 	before := os.Getenv("TARE_BEFORE")

@@ -15,7 +15,8 @@ import (
 	"tare/internal/record"
 )
 
-// traced is what a spec of tracers begins with. The gates about time are off: what is counted does not depend on how busy the machine is.
+// traced is what a spec of tracers begins with. The gates about time are off: what is counted does not depend on how
+// busy the machine is.
 const traced = `name: traced
 question: What becomes of events?
 blocks: 1
@@ -67,7 +68,8 @@ func shown(e *record.Events) string {
 	return string(text)
 }
 
-// TestFaultyTracers: whatever a tracer does wrong shows in the counts, each fault in another way, and what it does right does not.
+// TestFaultyTracers: whatever a tracer does wrong shows in the counts, each fault in another way, and what it does
+// right does not.
 func TestFaultyTracers(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -141,7 +143,8 @@ func TestFaultyTracers(t *testing.T) {
 	}
 }
 
-// TestHeldTracer: a tracer that cannot run for 2 s in a storm loses events, and its own count of them is right to the event.
+// TestHeldTracer: a tracer that cannot run for 2 s in a storm loses events, and its own count of them is right to the
+// event.
 func TestHeldTracer(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -160,7 +163,8 @@ func TestHeldTracer(t *testing.T) {
 	}
 }
 
-// TestAbsentTracers: an arm whose tracer is not installed is left out, and every form of the report says so; where it may not be missing, the run does not begin.
+// TestAbsentTracers: an arm whose tracer is not installed is left out, and every form of the report says so; where it
+// may not be missing, the run does not begin.
 func TestAbsentTracers(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

@@ -27,7 +27,8 @@ func deaf(t *testing.T) *os.File {
 	return w
 }
 
-// A run whose words nobody hears any more ('tare run ... | head') goes on to its end, and leaves nothing but its directory.
+// A run whose words nobody hears any more ('tare run ... | head') goes on to its end, and leaves nothing but its
+// directory.
 func TestRunUnheard(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -68,8 +69,8 @@ func TestUnheard(t *testing.T) {
 	}
 }
 
-// A signal at any moment of the beginning ends a run in order or before it has begun, and leaves nothing. The first signal of one that was
-// started to outlive its terminal is not that of the terminal.
+// A signal at any moment of the beginning ends a run in order or before it has begun, and leaves nothing. The first
+// signal of one that was started to outlive its terminal is not that of the terminal.
 func TestSignalledAtTheBeginning(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -84,8 +85,8 @@ func TestSignalledAtTheBeginning(t *testing.T) {
 		time.Sleep(moment)
 		p.signal(t, s)
 		o := p.wait(t)
-		// Until it listens to signals they end it at once. It takes less CPU time than this until then; how long that is on the clock
-		// depends on what else the machine does.
+		// Until it listens to signals they end it at once. It takes less CPU time than this until then; how long that
+		// is on the clock depends on what else the machine does.
 		state := p.cmd.ProcessState
 		listens := state.UserTime()+state.SystemTime() > 40*time.Millisecond
 		_, err := os.Stat(dir)

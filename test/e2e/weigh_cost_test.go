@@ -87,8 +87,8 @@ func TestWeighSaysItsOwnCost(t *testing.T) {
 	leavesNothing(t)
 	crowd(t)
 	p := command{args: []string{"weigh", "--for", "3s", "--json"}}.start(t)
-	// Its CPU time until it printed the ledger: what comes after the account, leaving above all, is not in that, and takes any time on a busy
-	// machine.
+	// Its CPU time until it printed the ledger: what comes after the account, leaving above all, is not in that, and
+	// takes any time on a busy machine.
 	var before time.Duration
 	for {
 		now, err := proc.Runtime(p.pid)
@@ -139,7 +139,8 @@ func BenchmarkWeigh(b *testing.B) {
 	}
 }
 
-// Every map on the machine has the bytes that bpftool prints, and a map that several programs use stands in the ledger once.
+// Every map on the machine has the bytes that bpftool prints, and a map that several programs use stands in the ledger
+// once.
 func TestMapBytesAreThoseOfBpftool(t *testing.T) {
 	crowd(t)
 	shared, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shared", Type: ebpf.Array, KeySize: 4, ValueSize: 4096, MaxEntries: 256})

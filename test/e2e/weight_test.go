@@ -26,8 +26,8 @@ import (
 	"tare/test/binary"
 )
 
-// The planted weight: a program that bpftool loads and attaches, two groups that make connections 3:1, and a window around them. Tare must
-// count every run, give the kernel's own time per run, and split it 3:1.
+// The planted weight: a program that bpftool loads and attaches, two groups that make connections 3:1, and a window
+// around them. Tare must count every run, give the kernel's own time per run, and split it 3:1.
 const (
 	weightWindows = 10 // of which the interval must hold the truth in at least mustHold
 	mustHold      = 8  // a 95 % interval misses 3 or more of 10 in 1.2 % of tests; its nominal mean is a half
@@ -78,8 +78,8 @@ func TestPlantedWeight(t *testing.T) {
 		}
 	}
 
-	// A run of the program in which something else had the CPU is longer by that, in whichever of the groups it was. What the runs of a window
-	// took beyond those of the quickest window may so be of either.
+	// A run of the program in which something else had the CPU is longer by that, in whichever of the groups it was.
+	// What the runs of a window took beyond those of the quickest window may so be of either.
 	quickest := math.Inf(1)
 	for _, p := range windows {
 		quickest = min(quickest, p.seconds/float64(p.runs))
@@ -185,8 +185,9 @@ func sumsToTotal(t *testing.T, p ledger.Program) {
 	}
 }
 
-// On a loaded machine the CPU budget closes: exactly by its arithmetic, and with at most 2 % of the capacity left to explain. The load is HTTP
-// through the data plane's own kind of traffic, new connections as fast as they go, with a process for each CPU in between that never sleeps.
+// On a loaded machine the CPU budget closes: exactly by its arithmetic, and with at most 2 % of the capacity left to
+// explain. The load is HTTP through the data plane's own kind of traffic, new connections as fast as they go, with a
+// process for each CPU in between that never sleeps.
 func TestBudgetClosesUnderLoad(t *testing.T) {
 	leavesNothing(t)
 	server := command{args: []string{"app", "http", "--listen", "127.0.0.1:0"}}.start(t)
@@ -306,7 +307,8 @@ func plantWeight(t *testing.T) *weight {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A step takes 2 ns on one machine and 10 ns on another: a pilot tells how many make a run of the length that is wanted.
+	// A step takes 2 ns on one machine and 10 ns on another: a pilot tells how many make a run of the length that is
+	// wanted.
 	const few = 1000
 	pilot := filepath.Join(fs, "pilot")
 	w.load(t, object, few, pilot)

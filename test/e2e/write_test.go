@@ -18,8 +18,8 @@ duration: 1m
 loads: {files: {kind: write, rate: 100}}
 `
 
-// TestWriteLeavesNoFiles: the files of a load go with a run that is interrupted, and with the next 'tare clean' after one
-// that was killed.
+// TestWriteLeavesNoFiles: the files of a load go with a run that is interrupted, and with the next 'tare clean' after
+// one that was killed.
 func TestWriteLeavesNoFiles(t *testing.T) {
 	needsRoot(t)
 	for name, end := range map[string]syscall.Signal{"interrupted": syscall.SIGINT, "killed": syscall.SIGKILL} {

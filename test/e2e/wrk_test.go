@@ -15,8 +15,9 @@ import (
 	"tare/internal/stats"
 )
 
-// TestThroughputAgreesWithWrk has Tare's load generator and wrk take turns on one server, which has one CPU and is the bottleneck; they have
-// another. What the server can do, both must find: the interval of their ratio over the rounds must meet 0.9 to 1.1.
+// TestThroughputAgreesWithWrk has Tare's load generator and wrk take turns on one server, which has one CPU and is the
+// bottleneck; they have another. What the server can do, both must find: the interval of their ratio over the rounds
+// must meet 0.9 to 1.1.
 func TestThroughputAgreesWithWrk(t *testing.T) {
 	needsTime(t)
 	if runtime.NumCPU() < 2 {

@@ -1,7 +1,9 @@
-// Package quiet tells tests how much their machine was disturbed, and waits for quiet where a test can do nothing without it.
+// Package quiet tells tests how much their machine was disturbed, and waits for quiet where a test can do nothing
+// without it.
 //
-// Most tests hold on a noisy machine as they are, or by a tolerance: what was stolen or used by others while they ran, read from the
-// kernel around them. A constant that is large enough for the worst machine would find nothing on a good one.
+// Most tests hold on a noisy machine as they are, or by a tolerance: what was stolen or used by others while they ran,
+// read from the kernel around them. A constant that is large enough for the worst machine would find nothing on a good
+// one.
 package quiet
 
 import (
@@ -20,8 +22,8 @@ const Reason = "needs a quiet machine"
 
 var errNoisy = errors.New(Reason)
 
-// A machine is quiet as long as the hypervisor takes less than maxStolen of its CPU time, and other processes use less than maxUsed: far
-// below the bursts that spoil a measurement, and above what a machine does that nobody uses.
+// A machine is quiet as long as the hypervisor takes less than maxStolen of its CPU time, and other processes use less
+// than maxUsed: far below the bursts that spoil a measurement, and above what a machine does that nobody uses.
 const (
 	maxStolen = 0.01
 	maxUsed   = 0.10
@@ -113,8 +115,8 @@ func ownTime() (seconds float64, err error) {
 	return seconds, nil
 }
 
-// Wait returns as soon as the machine has been quiet for a stretch, and skips the test if that does not come about in time. It is called
-// before the test starts anything of its own.
+// Wait returns as soon as the machine has been quiet for a stretch, and skips the test if that does not come about in
+// time. It is called before the test starts anything of its own.
 func Wait(t testing.TB, stretch, atMost time.Duration) {
 	t.Helper()
 	err := wait(stretch, atMost, func() (func() (Noise, error), error) {

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// generated makes all generated files again in a copy of the tree, and compares. It neither touches the tree nor asks git, so it
-// works on one with changes; and a file that depends on where the tree lies is found too.
+// generated makes all generated files again in a copy of the tree, and compares. It neither touches the tree nor asks
+// git, so it works on one with changes; and a file that depends on where the tree lies is found too.
 func generated(ctx context.Context) error {
 	if _, err := exec.LookPath("clang"); err != nil {
 		return fmt.Errorf("%w: needs clang (Debian package clang)", errSkip)

@@ -22,7 +22,8 @@ func TestTooLong(t *testing.T) {
 		{"a short address does not excuse", "a.md", "https://example.com " + long, []int{1}},
 		{"YAML", "a.yaml", "a: " + long, []int{1}},
 		{"a row is none in YAML", "a.yaml", "| " + long, []int{1}},
-		{"Go", "a.go", long, []int{1}},
+		{"a comment in Go", "a.go", "// " + long + "\n\t// " + long, []int{1, 2}},
+		{"Go, and a table in a comment", "a.go", long + "\n//\t" + long + "\n//go:generate " + long, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := tooLong(c.text, ruleOf(c.path)); !slices.Equal(got, c.want) {

@@ -1,5 +1,6 @@
-// Runner runs every check and test of the project, one after the other, and ends with three lists that cannot be overlooked: what
-// failed, what was skipped and why, and the totals. A check that cannot run here is on the second list; nothing passes in silence.
+// Runner runs every check and test of the project, one after the other, and ends with three lists that cannot be
+// overlooked: what failed, what was skipped and why, and the totals. A check that cannot run here is on the second
+// list; nothing passes in silence.
 //
 //	go run ./test/runner              everything
 //	go run ./test/runner vet unit     these steps alone
@@ -56,7 +57,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	// Everything is compiled in the one way of `make build`, so that each step finds in Go's cache what the one before has compiled.
+	// Everything is compiled in the one way of `make build`, so that each step finds in Go's cache what the one before
+	// has compiled.
 	if err := errors.Join(os.Setenv("CGO_ENABLED", "0"), os.Setenv("GOFLAGS", "-trimpath")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -167,9 +169,9 @@ func packages(in func(importPath string) bool, flags ...string) func(context.Con
 
 // gotest runs tests, of which packages are the arguments (flags first), and adds them to the tally as they end.
 func gotest(ctx context.Context, t *tally, packages []string) error {
-	// Many tests measure the machine or count what is left on it, so no two packages run at once (-p 1), and no result is
-	// taken from an earlier run (-count=1). Vet is a step of its own. The time limit is for a test that hangs; no test passes or fails by it
-	// otherwise.
+	// Many tests measure the machine or count what is left on it, so no two packages run at once (-p 1), and no result
+	// is taken from an earlier run (-count=1). Vet is a step of its own. The time limit is for a test that hangs; no
+	// test passes or fails by it otherwise.
 	args := append([]string{"test", "-json", "-p", "1", "-count=1", "-vet=off", "-timeout", "20m"}, packages...)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	// At an interrupt go test ends its tests, reports what they came to, and exits; only then is it killed.

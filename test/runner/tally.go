@@ -149,8 +149,8 @@ func (t *tally) event(p *run, e event) {
 	}
 }
 
-// count adds the tests of a package that has ended. A test with subtests counts by these alone, unless its own verdict is not
-// explained by any of theirs.
+// count adds the tests of a package that has ended. A test with subtests counts by these alone, unless its own verdict
+// is not explained by any of theirs.
 func (t *tally) count(p *run, end event) {
 	name := strings.TrimPrefix(end.Package, "tare/")
 	passed, failed, skipped := t.passed, len(t.failed), len(t.skipped)

@@ -10,7 +10,8 @@ import (
 	"tare/test/quiet"
 )
 
-// The events are those that go test really prints for a package of each kind, so the tests write such packages and run them.
+// The events are those that go test really prints for a package of each kind, so the tests write such packages and run
+// them.
 func TestGotest(t *testing.T) {
 	for _, c := range []struct {
 		name, file string

@@ -1,5 +1,5 @@
-// Tracers is a tracer that is not to be trusted, for tests of Tare: it runs a good one (the words after its own) and does something to what that
-// delivers. What each fault is must show in the counts, and no other.
+// Tracers is a tracer that is not to be trusted, for tests of Tare: it runs a good one (the words after its own) and
+// does something to what that delivers. What each fault is must show in the counts, and no other.
 //
 //	drop     leaves out every 1,000th event, and says nothing
 //	more     delivers every 1,000th event twice

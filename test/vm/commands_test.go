@@ -65,8 +65,8 @@ func checkFeatures(t *testing.T, doctor string, mode CgroupMode) {
 	}
 }
 
-// In each layout of control groups, which is as it should be, doctor and weigh work. One machine does all three, for it takes longer to boot
-// than any of them.
+// In each layout of control groups, which is as it should be, doctor and weigh work. One machine does all three, for it
+// takes longer to boot than any of them.
 func TestCgroupModes(t *testing.T) {
 	for mode, want := range map[CgroupMode]string{V2: "cgroup:cgroup2 +cpu +memory +pids", V1: mountedV1, Hybrid: mountedV1 + " unified:cgroup2"} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -95,7 +95,8 @@ func TestCgroupModes(t *testing.T) {
 	}
 }
 
-// The data plane serves a connection that is made inside its group, and none outside. (timeout, because busybox wget -T crashes.)
+// The data plane serves a connection that is made inside its group, and none outside. (timeout, because busybox wget -T
+// crashes.)
 func TestKernelmesh(t *testing.T) {
 	t.Parallel()
 	const services = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080}\n"
@@ -114,8 +115,8 @@ wait`)
 	}
 }
 
-// On cgroup v2 a program on a group without groups in it can run nowhere else: its time is not sampled, it is known. Of one on a group with
-// two in it, which make connections 3:1, the split is sampled.
+// On cgroup v2 a program on a group without groups in it can run nowhere else: its time is not sampled, it is known. Of
+// one on a group with two in it, which make connections 3:1, the split is sampled.
 func TestShares(t *testing.T) {
 	t.Parallel()
 	const services = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080}\n"
@@ -175,8 +176,8 @@ wait`)
 	}
 }
 
-// The quickstart finds that the data plane costs something. The rate is one that an emulated processor holds, and the gates are open
-// wide, for such a processor is late in everything; how large the cost comes out means nothing.
+// The quickstart finds that the data plane costs something. The rate is one that an emulated processor holds, and the
+// gates are open wide, for such a processor is late in everything; how large the cost comes out means nothing.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
 	r := Run(t, Options{Timeout: 5 * time.Minute}, `

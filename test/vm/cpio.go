@@ -7,9 +7,9 @@ import (
 	"path"
 )
 
-// archive builds a cpio archive in the "newc" form that the kernel unpacks as its first file system; the fields are those of
-// Documentation/driver-api/early-userspace/buffer-format.rst. The kernel also takes several archives one after the other, the
-// later ones adding to the earlier.
+// archive builds a cpio archive in the "newc" form that the kernel unpacks as its first file system; the fields are
+// those of Documentation/driver-api/early-userspace/buffer-format.rst. The kernel also takes several archives one after
+// the other, the later ones adding to the earlier.
 type archive struct {
 	buf  bytes.Buffer
 	ino  int

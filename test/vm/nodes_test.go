@@ -9,8 +9,9 @@ import (
 	"tare/internal/record"
 )
 
-// An agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and every event is counted there. Local nodes
-// need pairs of virtual interfaces, which this kernel has as a module that is not here: that is said with its mend.
+// An agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and every event
+// is counted there. Local nodes need pairs of virtual interfaces, which this kernel has as a module that is not here:
+// that is said with its mend.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	const spec = `name: nodes

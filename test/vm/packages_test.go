@@ -21,12 +21,13 @@ import (
 	"tare/test/vm/guest"
 )
 
-// kernelPackages are the packages that read or change the kernel, in parts, the longest first. Each part has one machine.
+// kernelPackages are the packages that read or change the kernel, in parts, the longest first. Each part has one
+// machine.
 //
-// Two emulated processors are worth little more than one, for they wait for each other: the kernel stops all to change its code, and where
-// the host takes one away that holds a lock, the other spins. (Beside a neighbour that took half of every CPU, machines of two took three
-// times as long as alone.) What counts by processor, is placed on one, or has programs stand still on one while another works, gets two all
-// the same.
+// Two emulated processors are worth little more than one, for they wait for each other: the kernel stops all to change
+// its code, and where the host takes one away that holds a lock, the other spins. (Beside a neighbour that took half of
+// every CPU, machines of two took three times as long as alone.) What counts by processor, is placed on one, or has
+// programs stand still on one while another works, gets two all the same.
 var kernelPackages = []struct {
 	name     string
 	cpus     int
@@ -42,10 +43,11 @@ var kernelPackages = []struct {
 	}},
 }
 
-// The tests of those packages run again inside, where the kernel is older and control groups are v2. They run as `go test -short`:
-// what only a real processor can show is skipped there, as is what depends on nothing of the kernel (guest.KernelFree), and what takes an
-// emulated one long is done less often. The packages of a part run one after the other: to compile each by itself and to boot takes longer
-// than most tests. TARE_VM_PACKAGES chooses some: a part of their paths, such as store/value.
+// The tests of those packages run again inside, where the kernel is older and control groups are v2. They run as `go
+// test -short`: what only a real processor can show is skipped there, as is what depends on nothing of the kernel
+// (guest.KernelFree), and what takes an emulated one long is done less often. The packages of a part run one after the
+// other: to compile each by itself and to boot takes longer than most tests. TARE_VM_PACKAGES chooses some: a part of
+// their paths, such as store/value.
 func TestPackages(t *testing.T) {
 	for _, part := range kernelPackages {
 		t.Run(part.name, func(t *testing.T) {

@@ -9,7 +9,8 @@ import (
 	"tare/internal/record"
 )
 
-// TestTrace: on an older kernel, with control groups v2 alone, every exec is counted by all three, and what a tracer costs is known.
+// TestTrace: on an older kernel, with control groups v2 alone, every exec is counted by all three, and what a tracer
+// costs is known.
 func TestTrace(t *testing.T) {
 	t.Parallel()
 	const spec = `name: traced

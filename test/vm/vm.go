@@ -1,10 +1,10 @@
-// Package vm boots a small virtual machine to test what the machine at hand cannot show: pure cgroup v2, cgroup v1 alone, an
-// older kernel, trampolines, an unprivileged user. The machine is Debian's cloud kernel (6.1, with BTF) on QEMU's own
-// processor (TCG: no hardware help is needed), with a file system in memory that holds busybox and the tare binary. It reaches
-// user space in about two seconds.
+// Package vm boots a small virtual machine to test what the machine at hand cannot show: pure cgroup v2, cgroup v1
+// alone, an older kernel, trampolines, an unprivileged user. The machine is Debian's cloud kernel (6.1, with BTF) on
+// QEMU's own processor (TCG: no hardware help is needed), with a file system in memory that holds busybox and the tare
+// binary. It reaches user space in about two seconds.
 //
-// TCG runs code ten to thirty times slower than the processor and its clocks are honest only to that degree: these machines
-// show that something works, never how fast it is.
+// TCG runs code ten to thirty times slower than the processor and its clocks are honest only to that degree: these
+// machines show that something works, never how fast it is.
 package vm
 
 import (
@@ -74,8 +74,8 @@ var initScript []byte
 // ErrMissing is matched by the errors of Boot that say that this machine lacks QEMU, busybox or a kernel.
 var ErrMissing = errors.New("'make test' fetches it")
 
-// Run boots a machine, runs script in its shell as root with tare in the PATH, and returns what came of it. It skips the test
-// when QEMU, busybox or a kernel is missing, and fails it when the machine does not come to its end.
+// Run boots a machine, runs script in its shell as root with tare in the PATH, and returns what came of it. It skips
+// the test when QEMU, busybox or a kernel is missing, and fails it when the machine does not come to its end.
 func Run(t testing.TB, o Options, script string) Result {
 	t.Helper()
 	o.Progress = t.Logf
@@ -125,21 +125,23 @@ func Boot(o Options, script string) (Result, error) {
 	return r, nil
 }
 
-// An emulated machine that shares its processors now and then hangs or panics (its timer seems not to work) in its first instructions, before
-// our script has begun. That says nothing about what is tested, so it is started again.
+// An emulated machine that shares its processors now and then hangs or panics (its timer seems not to work) in its
+// first instructions, before our script has begun. That says nothing about what is tested, so it is started again.
 const (
 	bootTries = 3
 	bootTime  = 60 * time.Second // a machine takes 2 to 3 seconds, and 10 were seen on a busy one
 )
 
-// Later, too, a machine was seen to stand still in the middle of a test that takes a second, where the same test passed before and after:
-// a processor waits for another that never answers, and the script prints nothing for minutes. The kernel may go on to complain about it on
-// the console, so what counts is what the script prints. Such a machine is started again once: what hangs for a reason of its own hangs
-// twice, and fails. Three run at a time, beside whatever else the processors do, so a test of a second may take many.
+// Later, too, a machine was seen to stand still in the middle of a test that takes a second, where the same test passed
+// before and after: a processor waits for another that never answers, and the script prints nothing for minutes. The
+// kernel may go on to complain about it on the console, so what counts is what the script prints. Such a machine is
+// started again once: what hangs for a reason of its own hangs twice, and fails. Three run at a time, beside whatever
+// else the processors do, so a test of a second may take many.
 const silence = 150 * time.Second
 
-// lockup is how long the guest's kernel may report a processor as stuck ("soft lockup - CPU#1 stuck for 279s!") before the machine counts as
-// hung. No test keeps a processor for so long; shorter ones are the host's, whose other work holds an emulated processor up.
+// lockup is how long the guest's kernel may report a processor as stuck ("soft lockup - CPU#1 stuck for 279s!") before
+// the machine counts as hung. No test keeps a processor for so long; shorter ones are the host's, whose other work
+// holds an emulated processor up.
 const lockup = 90
 
 var errHung = errors.New("the machine hung")
@@ -149,7 +151,8 @@ var ofKernel = regexp.MustCompile(`(?m)^\[ *\d+\.\d+\] .*\n?`)
 
 var stuck = regexp.MustCompile(`soft lockup - CPU#\d+ stuck for (\d+)s!`)
 
-// hang says why a machine counts as hung, by when its script last printed and what its kernel last said; empty while it does not.
+// hang says why a machine counts as hung, by when its script last printed and what its kernel last said; empty while it
+// does not.
 func hang(quiet time.Duration, console string) string {
 	for _, m := range stuck.FindAllStringSubmatch(console, -1) {
 		if seconds, err := strconv.Atoi(m[1]); err == nil && seconds >= lockup {
@@ -164,7 +167,8 @@ func hang(quiet time.Duration, console string) string {
 
 var errNoBoot = fmt.Errorf("the machine did not come up, %d times, each within %s", bootTries, bootTime)
 
-// complaint is what the guest's kernel said when it first found a processor stuck, with the stack; empty where it never did.
+// complaint is what the guest's kernel said when it first found a processor stuck, with the stack; empty where it never
+// did.
 func complaint(console string) string {
 	at := stuck.FindStringIndex(console)
 	if at == nil {
@@ -190,9 +194,9 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// cmdline is the kernel's. The last two leave out work that costs an emulated processor much and changes nothing that a test looks at:
-// the thunks of indirect calls, which an emulated processor does not need, and the clearing of memory that the kernel is about to fill,
-// which took a sixth of the kernel's time while programs were loaded.
+// cmdline is the kernel's. The last two leave out work that costs an emulated processor much and changes nothing that a
+// test looks at: the thunks of indirect calls, which an emulated processor does not need, and the clearing of memory
+// that the kernel is about to fill, which took a sixth of the kernel's time while programs were loaded.
 const cmdline = "console=ttyS0 panic=-1 loglevel=4 no_timer_check clocksource=hpet mitigations=off init_on_alloc=0"
 
 // boot runs QEMU until the machine powers itself off or its time is over.
@@ -233,8 +237,8 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 		}
 	}()
 	cmd := exec.CommandContext(ctx, k.qemu,
-		// q35 and not microvm: it has an HPET. The TSC is calibrated while the machine boots, and wrong by any factor when this
-		// machine is busy then; the HPET is right always.
+		// q35 and not microvm: it has an HPET. The TSC is calibrated while the machine boots, and wrong by any factor
+		// when this machine is busy then; the HPET is right always.
 		"-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-smp", strconv.Itoa(o.CPUs), "-m", strconv.Itoa(o.MemoryMiB),
 		"-kernel", k.kernel, "-initrd", initramfs,
@@ -264,8 +268,8 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	return nil
 }
 
-// The framing is that of init.sh. The end is taken from the back, for the output may hold the same words, and may not end its
-// last line.
+// The framing is that of init.sh. The end is taken from the back, for the output may hold the same words, and may not
+// end its last line.
 var frame = regexp.MustCompile(`(?s)^tare-vm: begin\n(.*)tare-vm: end (\d+)\n$`)
 
 func unframe(port string) (output string, exitCode int, err error) {
@@ -372,7 +376,8 @@ func findBusybox() (program []byte, applets []string, err error) {
 	return program, strings.Fields(string(list)), nil
 }
 
-// base is the part of the file system that all machines share. It is not compressed: under TCG, unpacking costs more than copying.
+// base is the part of the file system that all machines share. It is not compressed: under TCG, unpacking costs more
+// than copying.
 func base(busybox []byte, applets []string, tare []byte) []byte {
 	var a archive
 	for _, d := range []string{"dev", "proc", "sys", "run", "root"} {
@@ -403,8 +408,8 @@ func overlay(files map[string][]byte, script string) []byte {
 	return a.bytes()
 }
 
-// Program is the files of a dynamically linked program of this machine, to be put into another: the program in /bin, and its
-// libraries where its loader looks for them. The test is skipped when it is missing.
+// Program is the files of a dynamically linked program of this machine, to be put into another: the program in /bin,
+// and its libraries where its loader looks for them. The test is skipped when it is missing.
 func Program(t testing.TB, name string) map[string][]byte {
 	t.Helper()
 	path, err := exec.LookPath(name)

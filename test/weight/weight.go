@@ -1,4 +1,5 @@
-// Package weight holds weight.bpf.o, a BPF object with a known cost for tests of the ledger. bpftool loads it, not Tare:
+// Package weight holds weight.bpf.o, a BPF object with a known cost for tests of the ledger. bpftool loads it, not
+// Tare:
 //
 //	mount -t bpf none DIR
 //	bpftool prog load weight.bpf.o DIR/weight

@@ -1,5 +1,5 @@
-// Package burn is the application that keeps CPUs busy (tare app burn): a neighbour that wants all of the machine, beside which what is weighed
-// must get its turn. It uses CPU time and nothing else.
+// Package burn is the application that keeps CPUs busy (tare app burn): a neighbour that wants all of the machine,
+// beside which what is weighed must get its turn. It uses CPU time and nothing else.
 package burn
 
 import (
@@ -94,8 +94,8 @@ func threadTime() int64 {
 	return ts.Nano()
 }
 
-// Run plays the application's part in the role protocol on conn: says ready when it burns, and ends when the parent closes its end or the
-// context ends.
+// Run plays the application's part in the role protocol on conn: says ready when it burns, and ends when the parent
+// closes its end or the context ends.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	return role.Play(ctx, conn, func(ctx context.Context) error {
 		return Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })

@@ -15,8 +15,8 @@ import (
 	"tare/internal/pace"
 )
 
-// Distribution is a delay whose quantiles are known beforehand. Its text is its parameters: "constant:5ms", "uniform:2ms:10ms", and
-// "two-point:2ms:20ms:0.05", where 5 % of requests wait 20 ms.
+// Distribution is a delay whose quantiles are known beforehand. Its text is its parameters: "constant:5ms",
+// "uniform:2ms:10ms", and "two-point:2ms:20ms:0.05", where 5 % of requests wait 20 ms.
 type Distribution struct {
 	kind   string
 	lo, hi time.Duration
@@ -69,8 +69,8 @@ func (d *Distribution) Quantile(q float64) time.Duration {
 	return d.lo
 }
 
-// Stall is a server that stands still at intervals: whatever should be answered in a stall is answered at its end. Stall k = 0, 1, ...
-// begins at Ready.StallsFrom + k x Every and lasts For.
+// Stall is a server that stands still at intervals: whatever should be answered in a stall is answered at its end.
+// Stall k = 0, 1, ... begins at Ready.StallsFrom + k x Every and lasts For.
 type Stall struct {
 	For, Every time.Duration
 }

@@ -1,6 +1,6 @@
-// Package http is the application that experiments put behind a mesh: an HTTP echo server with a known delay, in a process of its own
-// (tare app http). It is plain net/http, as an application would be; a faster server would make whatever is weighed look dearer
-// than it is to anybody's real one.
+// Package http is the application that experiments put behind a mesh: an HTTP echo server with a known delay, in a
+// process of its own (tare app http). It is plain net/http, as an application would be; a faster server would make
+// whatever is weighed look dearer than it is to anybody's real one.
 package http
 
 import (
@@ -42,15 +42,15 @@ type Ready struct {
 	StallsFrom int64  `json:"stalls_from_ns,omitempty"` // CLOCK_MONOTONIC: see Stall
 }
 
-// Served is what a server with a distribution or with stalls says at its end, when its parent has closed its input: how long requests
-// really waited in its handler. On a busy machine that is longer than was asked for.
+// Served is what a server with a distribution or with stalls says at its end, when its parent has closed its input: how
+// long requests really waited in its handler. On a busy machine that is longer than was asked for.
 type Served struct {
 	Requests int64  `json:"requests"`
 	Waits    string `json:"waits"` // HDR histogram of nanoseconds, 3 significant digits, V2 compressed and base64 encoded
 }
 
-// Serve listens, calls ready, and serves until the context ends. Not being able to listen is an error of code Machine (the port
-// is taken, the address is not this machine's) or Usage (the address makes no sense).
+// Serve listens, calls ready, and serves until the context ends. Not being able to listen is an error of code Machine
+// (the port is taken, the address is not this machine's) or Usage (the address makes no sense).
 func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	_, err := serveAndRecord(ctx, o, ready)
 	return err
@@ -137,7 +137,8 @@ func handler(o Options, waits *waits) http.Handler {
 
 var contentType = []string{"application/octet-stream"}
 
-// waitUntil waits for time at (ns by pace.Now). Go's timers are up to 1 ms late, so the last of it is slept on a thread.
+// waitUntil waits for time at (ns by pace.Now). Go's timers are up to 1 ms late, so the last of it is slept on a
+// thread.
 func waitUntil(ctx context.Context, at int64) error {
 	const last = 2 * time.Millisecond
 	if coarse := time.Duration(at-pace.Now()) - last; coarse > 0 {
@@ -157,8 +158,8 @@ func waitUntil(ctx context.Context, at int64) error {
 	return errors.Join(err, thread.Close())
 }
 
-// Run plays the application's part in the role protocol on conn: says ready with the address, and serves until the parent closes
-// its end or the context ends. A server with a distribution or stalls then says what it served.
+// Run plays the application's part in the role protocol on conn: says ready with the address, and serves until the
+// parent closes its end or the context ends. A server with a distribution or stalls then says what it served.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	var served any
 	err := role.Play(ctx, conn, func(ctx context.Context) error {

@@ -1,6 +1,6 @@
-// Package mesh is the application that is a whole mesh to a data plane: a control plane (package xds/controlplane) with services made up, which
-// changes their endpoints when a load asks for it. Each endpoint's address tells by which change it came, so that a connection shows
-// whether the data plane has made the change.
+// Package mesh is the application that is a whole mesh to a data plane: a control plane (package xds/controlplane) with
+// services made up, which changes their endpoints when a load asks for it. Each endpoint's address tells by which
+// change it came, so that a connection shows whether the data plane has made the change.
 package mesh
 
 import (
@@ -50,8 +50,8 @@ type Change struct {
 // All asks for a change of every service at once.
 const All = -1
 
-// The events between Client and mesh: "ready" with a Ready comes first; "change" with an ask as data is answered by "changed" with a Change, or by an
-// error.
+// The events between Client and mesh: "ready" with a Ready comes first; "change" with an ask as data is answered by
+// "changed" with a Change, or by an error.
 const (
 	changeEvent  = "change"
 	changedEvent = "changed"
@@ -83,7 +83,8 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 	if err := values.Check(Settings); err != nil {
 		return err
 	}
-	// Garbage is collected before changes alone (collect): while one is under way, that would take the data plane's CPU.
+	// Garbage is collected before changes alone (collect): while one is under way, that would take the data plane's
+	// CPU.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // of data planes that come and go without any change
 	p := &plane{o: o, number: 1, sent: make(chan int64, 64)}
@@ -241,8 +242,8 @@ func (p *plane) collect(enough uint64) {
 	p.live = m.HeapAlloc
 }
 
-// Run plays the application's part in the role protocol on conn: says ready with its addresses, and serves until the parent closes its end or
-// the context ends.
+// Run plays the application's part in the role protocol on conn: says ready with its addresses, and serves until the
+// parent closes its end or the context ends.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	return role.Play(ctx, conn, func(ctx context.Context) error {
 		return Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })

@@ -28,7 +28,8 @@ import (
 	"tare/internal/subject/mesh/xds/controlplane"
 )
 
-// TestMain lets the test binary be the mesh of BenchmarkChange, so that what one process collects does not stop the other.
+// TestMain lets the test binary be the mesh of BenchmarkChange, so that what one process collects does not stop the
+// other.
 func TestMain(m *testing.M) {
 	n, err := strconv.Atoi(os.Getenv("TARE_APP_MESH"))
 	if err != nil {
@@ -188,7 +189,8 @@ func ascending(times []int64) bool {
 	return true
 }
 
-// TestAddresses: what an address tells is what it was made of, up to the bounds, and it can be connected to: it is none that is for all hosts.
+// TestAddresses: what an address tells is what it was made of, up to the bounds, and it can be connected to: it is none
+// that is for all hosts.
 func TestAddresses(t *testing.T) {
 	services := map[netip.AddrPort]bool{}
 	for _, service := range []int{0, 1, 255, 256, 5000, MaxServices - 1} {
@@ -236,8 +238,9 @@ func TestAssignment(t *testing.T) {
 	}
 }
 
-// BenchmarkChange is one change of a mesh that is a process of its own, from when its response was about to be handed to the transport until the
-// client has it, has read it, programs find it in the store, and its acknowledgement is on its way.
+// BenchmarkChange is one change of a mesh that is a process of its own, from when its response was about to be handed
+// to the transport until the client has it, has read it, programs find it in the store, and its acknowledgement is on
+// its way.
 func BenchmarkChange(b *testing.B) {
 	for _, x := range []struct {
 		services, what int

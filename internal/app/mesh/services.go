@@ -33,7 +33,8 @@ func Service(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(96 + i>>16), byte(i >> 8), byte(i)}), 80)
 }
 
-// endpoint is an endpoint of a service, as it is after a change: the port tells the service, the address on this machine the change.
+// endpoint is an endpoint of a service, as it is after a change: the port tells the service, the address on this
+// machine the change.
 func endpoint(service, change, i int) netip.AddrPort {
 	v := change<<endpointBits | i
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(v >> 16), byte(v >> 8), byte(v)}), uint16(1+service))
@@ -53,8 +54,8 @@ func nameOf(i int) string {
 	return fmt.Sprintf("outbound|80||service-%05d.default.svc.cluster.local", i)
 }
 
-// resources are all services, as the first change has them. They are served over UDP, whose connect() sends no packet: a connection is made, and
-// its endpoint known, without anybody at the other end.
+// resources are all services, as the first change has them. They are served over UDP, whose connect() sends no packet:
+// a connection is made, and its endpoint known, without anybody at the other end.
 func resources(services, endpoints int) (r controlplane.Resources, err error) {
 	ads := &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3, ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
 	for i := range services {
@@ -76,8 +77,8 @@ func resources(services, endpoints int) (r controlplane.Resources, err error) {
 	return r, nil
 }
 
-// assignment is the endpoints of a service after a change, encoded already: to make 100,000 messages out of them for every change of a large mesh
-// would leave the control plane little else to do.
+// assignment is the endpoints of a service after a change, encoded already: to make 100,000 messages out of them for
+// every change of a large mesh would leave the control plane little else to do.
 func assignment(service, change, endpoints int) *endpointv3.ClusterLoadAssignment {
 	const text, number = protowire.BytesType, protowire.VarintType
 	locality := protowire.AppendString(protowire.AppendTag(nil, 1, text), "region")

@@ -112,7 +112,8 @@ func ConfigureInside(address netip.Prefix) error {
 	return configure(Inside, "", address)
 }
 
-// The addresses for links: of the range for measurements between networks (RFC 2544), which nothing on the internet has.
+// The addresses for links: of the range for measurements between networks (RFC 2544), which nothing on the internet
+// has.
 var (
 	linkRange    = netip.MustParsePrefix("198.18.0.0/15")
 	linkNetBits  = 24                      // of all links of a run
@@ -122,7 +123,8 @@ var (
 // MostNodes is how many local nodes there can be: a /30 each.
 const MostNodes = 64
 
-// freeNet finds a network that neither an address nor a route of this machine overlaps. It begins to look at a place of this process's own.
+// freeNet finds a network that neither an address nor a route of this machine overlaps. It begins to look at a place of
+// this process's own.
 func freeNet() (netip.Prefix, error) {
 	taken, err := takenNets()
 	if err != nil {

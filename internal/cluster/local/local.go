@@ -1,6 +1,7 @@
-// Package local has one machine be many nodes. Each is an agent, the same process as on a machine of its own, in a network namespace of its own that a
-// pair of virtual interfaces joins to the coordinator, and in a control group of its own beside those that its trials make. Agents die with the
-// coordinator, however that ends, and namespaces and interfaces with their agents.
+// Package local has one machine be many nodes. Each is an agent, the same process as on a machine of its own, in a
+// network namespace of its own that a pair of virtual interfaces joins to the coordinator, and in a control group of
+// its own beside those that its trials make. Agents die with the coordinator, however that ends, and namespaces and
+// interfaces with their agents.
 package local
 
 import (
@@ -37,7 +38,8 @@ type Options struct {
 	Version string
 }
 
-// Handed is what an agent needs to know, as the coordinator hands it over: through a pipe, for keys belong neither on a disk nor on a command line.
+// Handed is what an agent needs to know, as the coordinator hands it over: through a pipe, for keys belong neither on a
+// disk nor on a command line.
 type Handed struct {
 	Name        string              `json:"name"`
 	Join        string              `json:"join"` // address of the coordinator
@@ -81,7 +83,8 @@ type agent struct {
 	why    error
 }
 
-// Start starts a coordinator and count nodes, and waits until they have joined; joined is called whenever their number changes.
+// Start starts a coordinator and count nodes, and waits until they have joined; joined is called whenever their number
+// changes.
 func Start(ctx context.Context, o Options, joined func(int)) (n *Nodes, err error) {
 	if o.Count < 1 || o.Count > MostNodes {
 		return nil, fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", MostNodes), "one machine cannot have %d nodes", o.Count)
@@ -127,8 +130,8 @@ func (n *Nodes) Names() []string {
 	return names
 }
 
-// Ensure starts those of the nodes again that are not there, and waits until they have joined. A node that does not come is no error: it will be
-// missing from the trial, which says so.
+// Ensure starts those of the nodes again that are not there, and waits until they have joined. A node that does not
+// come is no error: it will be missing from the trial, which says so.
 func (n *Nodes) Ensure(ctx context.Context, names []string, joined func(int)) error {
 	missing := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return n.Gone(name) == nil })
 	if len(missing) == 0 {
@@ -247,9 +250,9 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 	return n.WaitFor(ctx, name, joinTimeout)
 }
 
-// reach does something with a process that may be becoming its program at this moment. A thread that is not the first of its process ends the first one for that
-// and takes on its number; in between the kernel finds a dead task there, without namespaces (de_thread in fs/exec.c, get_net_ns_by_pid in
-// net/core/net_namespace.c).
+// reach does something with a process that may be becoming its program at this moment. A thread that is not the first
+// of its process ends the first one for that and takes on its number; in between the kernel finds a dead task there,
+// without namespaces (de_thread in fs/exec.c, get_net_ns_by_pid in net/core/net_namespace.c).
 func reach(ended <-chan struct{}, do func() error) error {
 	for {
 		err := do()

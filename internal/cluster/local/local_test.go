@@ -41,8 +41,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// execAgain is the variable with which this binary becomes itself again and again, from a thread that is not its first: meanwhile its process
-// has moments in which the kernel finds nobody behind its number.
+// execAgain is the variable with which this binary becomes itself again and again, from a thread that is not its first:
+// meanwhile its process has moments in which the kernel finds nobody behind its number.
 const execAgain = "TARE_TEST_EXEC_AGAIN"
 
 func becomeAgain() {
@@ -142,7 +142,8 @@ func try(t *testing.T, n *Nodes, want map[string]string) {
 	}
 }
 
-// TestNodes: every node has a network of its own; one whose agent is killed, or whose link goes down, is missing alone, and comes again.
+// TestNodes: every node has a network of its own; one whose agent is killed, or whose link goes down, is missing alone,
+// and comes again.
 func TestNodes(t *testing.T) {
 	n := start(t, 3)
 	pids := n.PIDs()
@@ -195,7 +196,8 @@ func setDown(name string) error {
 	return netlink.LinkSetDown(link)
 }
 
-// TestClean: what a run that has ended left is removed though a process keeps its namespace; what a run has, or somebody else, is not.
+// TestClean: what a run that has ended left is removed though a process keeps its namespace; what a run has, or
+// somebody else, is not.
 func TestClean(t *testing.T) {
 	n := start(t, 1)
 	running := n.tree.Name()

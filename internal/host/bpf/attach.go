@@ -13,8 +13,9 @@ import (
 	"tare/internal/host/cgroup"
 )
 
-// Attachments that are no links: programs attached to control groups by BPF_PROG_ATTACH, to perf events by ioctl, to interfaces by
-// rtnetlink. Each is looked for only while the machine has a program that needs it: of that type, and on no link.
+// Attachments that are no links: programs attached to control groups by BPF_PROG_ATTACH, to perf events by ioctl, to
+// interfaces by rtnetlink. Each is looked for only while the machine has a program that needs it: of that type, and on
+// no link.
 
 // programsOn lists what is attached to a target (a cgroup's descriptor, an interface's index) at one hook.
 func programsOn(target int, attachType uint32, ids []uint32) ([]uint32, error) {
@@ -34,8 +35,8 @@ func programsOn(target int, attachType uint32, ids []uint32) ([]uint32, error) {
 	return ids[:min(int(attr.count), len(ids))], nil
 }
 
-// cgroupAttachments finds programs that were attached to control groups without a link (systemd does so). It asks every group of the
-// v2 hierarchy, at the hooks that programs of these types can have: 1 us a question.
+// cgroupAttachments finds programs that were attached to control groups without a link (systemd does so). It asks every
+// group of the v2 hierarchy, at the hooks that programs of these types can have: 1 us a question.
 func (v *Inventory) cgroupAttachments(types map[uint32]bool, found func(program uint32, target string)) error {
 	var hooks []uint32
 	for typ := range types {
@@ -68,7 +69,8 @@ func (v *Inventory) cgroupAttachments(types map[uint32]bool, found func(program 
 	return nil
 }
 
-// perfAttachment asks what hangs on a perf event of some process. Of programs on hardware and software counters the kernel does not tell.
+// perfAttachment asks what hangs on a perf event of some process. Of programs on hardware and software counters the
+// kernel does not tell.
 func (v *Inventory) perfAttachment(pid int, fd uint32) (program uint32, target string, ok bool) {
 	if v.name == nil {
 		v.name = make([]byte, nameSize)
@@ -151,8 +153,8 @@ func relative(mount, path string) string {
 	return "/" + strings.TrimPrefix(rest, "/")
 }
 
-// cgroupNames turns ids of control groups into paths. An id is the kernfs node's, which is also the handle of its directory
-// (fs/kernfs/mount.c), so that one system call finds it: no walk.
+// cgroupNames turns ids of control groups into paths. An id is the kernfs node's, which is also the handle of its
+// directory (fs/kernfs/mount.c), so that one system call finds it: no walk.
 type cgroupNames struct {
 	mount string
 	fd    int

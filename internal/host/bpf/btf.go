@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's own type information (BTF) is needed for two things: the id of an iterator's function, which the kernel asks for when
-// an iterator program is loaded, and the offsets of the few struct fields that the iterators follow.
+// The kernel's own type information (BTF) is needed for two things: the id of an iterator's function, which the kernel
+// asks for when an iterator program is loaded, and the offsets of the few struct fields that the iterators follow.
 //
-// This scanner exists because of what the alternative costs. cilium/ebpf indexes every named type of vmlinux: 17 ms of CPU and 5 MB
-// on a kernel with 5.5 MB of BTF, which is most of what one weighing may spend here. Looking up twenty names costs 3 ms and leaves
-// nothing behind. Format: Documentation/bpf/btf.rst.
+// This scanner exists because of what the alternative costs. cilium/ebpf indexes every named type of vmlinux: 17 ms of
+// CPU and 5 MB on a kernel with 5.5 MB of BTF, which is most of what one weighing may spend here. Looking up twenty
+// names costs 3 ms and leaves nothing behind. Format: Documentation/bpf/btf.rst.
 
 const vmlinuxBTF = "/sys/kernel/btf/vmlinux"
 
@@ -74,8 +74,8 @@ func readKernelTypes(path string, functions []string, fields []field) (*kernelTy
 	return types, nil
 }
 
-// mapFile gives the content of a file in memory that is not the garbage collector's: it is large and wanted once. Kernels before 6.16
-// refuse to map BTF, so that it is read there.
+// mapFile gives the content of a file in memory that is not the garbage collector's: it is large and wanted once.
+// Kernels before 6.16 refuse to map BTF, so that it is read there.
 func mapFile(path string) (data []byte, release func(), err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -128,8 +128,8 @@ func scanBTF(raw []byte, functions []string, fields []field) (*kernelTypes, erro
 		return nil, fmt.Errorf("%w: strings out of bounds", errBTF)
 	}
 
-	// A name stands once in the string section, so types are compared by the offset of their name and the strings, which are half of
-	// the file, are read for the wanted names alone.
+	// A name stands once in the string section, so types are compared by the offset of their name and the strings,
+	// which are half of the file, are read for the wanted names alone.
 	wantFunction := make(map[uint32]string, len(functions))
 	for _, name := range functions {
 		if off, ok := s.stringOffset(name); ok {

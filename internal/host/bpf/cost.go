@@ -18,8 +18,9 @@ const (
 	smallestEthernetHdr = 14   // bpf_prog_test_run_skb refuses less
 )
 
-// MeasureStatsCost measures what the kernel's run statistics add to one run of a program, on this machine: an empty program is run many times
-// without and with them, by BPF_PROG_TEST_RUN. It takes about 1 ms of CPU, and fails where somebody else has statistics on already.
+// MeasureStatsCost measures what the kernel's run statistics add to one run of a program, on this machine: an empty
+// program is run many times without and with them, by BPF_PROG_TEST_RUN. It takes about 1 ms of CPU, and fails where
+// somebody else has statistics on already.
 func MeasureStatsCost() (time.Duration, error) {
 	prog, err := loadEmpty()
 	if err != nil {

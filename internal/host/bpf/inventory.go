@@ -1,12 +1,12 @@
-// Package bpf reads the eBPF programs, maps and links of the whole machine: what they are, what they have run, what memory they take, who
-// holds them, what they hang on, and to whom the kernel charges them. It interprets nothing.
+// Package bpf reads the eBPF programs, maps and links of the whole machine: what they are, what they have run, what
+// memory they take, who holds them, what they hang on, and to whom the kernel charges them. It interprets nothing.
 //
-// Objects are read by id, one descriptor at a time that is closed at once, so that reading never changes how long an object lives. Two
-// small BPF iterators tell what nothing else does (see bpf/iterators.bpf.c); nothing is ever pinned.
+// Objects are read by id, one descriptor at a time that is closed at once, so that reading never changes how long an
+// object lives. Two small BPF iterators tell what nothing else does (see bpf/iterators.bpf.c); nothing is ever pinned.
 //
-// Measured with 50 programs and 100 maps: opening takes 4.7 ms of CPU, half of it for the kernel's type information; a snapshot 3 ms;
-// reading all counters again 0.3 ms. That is why counters are read by id: one system call instead of two hundred would not pay for loading
-// a third iterator, 0.6 ms.
+// Measured with 50 programs and 100 maps: opening takes 4.7 ms of CPU, half of it for the kernel's type information; a
+// snapshot 3 ms; reading all counters again 0.3 ms. That is why counters are read by id: one system call instead of two
+// hundred would not pay for loading a third iterator, 0.6 ms.
 package bpf
 
 import (
@@ -115,8 +115,8 @@ func (v *Inventory) warn(code, format string, args ...any) {
 	v.warnings = append(v.warnings, Warning{code, fmt.Sprintf(format, args...)})
 }
 
-// Snapshot reads everything, and is what later calls of ReadCounters start from. An object that goes away meanwhile is not in it, and is
-// no error.
+// Snapshot reads everything, and is what later calls of ReadCounters start from. An object that goes away meanwhile is
+// not in it, and is no error.
 func (v *Inventory) Snapshot() (*Snapshot, error) {
 	v.warnings = nil
 	programs, err := v.readPrograms()
@@ -174,9 +174,9 @@ func (v *Inventory) readPrograms() ([]Program, error) {
 	return out, err
 }
 
-// ReadCounters reads the counters of every program again: of those known, of those that are new, and as they were last read of those that
-// have gone since the last Snapshot (Vanished). Owners and Attached stay as that Snapshot found them, so that a new program has none. A
-// program that came and went between two calls was never seen.
+// ReadCounters reads the counters of every program again: of those known, of those that are new, and as they were last
+// read of those that have gone since the last Snapshot (Vanished). Owners and Attached stay as that Snapshot found
+// them, so that a new program has none. A program that came and went between two calls was never seen.
 func (v *Inventory) ReadCounters() ([]Program, error) {
 	boot, err := bootTime()
 	if err != nil {
@@ -221,9 +221,10 @@ func (v *Inventory) ReadCounters() ([]Program, error) {
 	return out, nil
 }
 
-// readMaps opens every map once. The kernel has a flaw here that no reader by id escapes, bpftool neither: a program array that is opened in the
-// instant between its maker's last close and the work that clears it (prog_array_map_clear) is never freed. Seen on 6.1 and 6.18, only
-// where program arrays are made and closed in a loop; a descriptor is the only way to a map's size.
+// readMaps opens every map once. The kernel has a flaw here that no reader by id escapes, bpftool neither: a program
+// array that is opened in the instant between its maker's last close and the work that clears it (prog_array_map_clear)
+// is never freed. Seen on 6.1 and 6.18, only where program arrays are made and closed in a loop; a descriptor is the
+// only way to a map's size.
 func (v *Inventory) readMaps() ([]Map, error) {
 	var out []Map
 	err := eachObject("map", cmdMapGetNextID, cmdMapGetFDByID, openReadOnly, func(_ uint32, fd int) error {
@@ -316,8 +317,8 @@ func (v *Inventory) nameTargets(s *Snapshot) error {
 	return errors.Join(failed, v.cgroupAttachments(unlinked, attached))
 }
 
-// interfaceOf names the interface of a link. A link does not tell the network namespace of its index, so the name is given only where the
-// interface of that index here does carry the link's program.
+// interfaceOf names the interface of a link. A link does not tell the network namespace of its index, so the name is
+// given only where the interface of that index here does carry the link's program.
 func interfaceOf(l *Link, ifaces map[uint32]device) string {
 	d, ok := ifaces[l.ifindex]
 	if ok && l.typ == linkXDP {
@@ -342,8 +343,8 @@ func isAttached(p *Program, target string) bool {
 	return false
 }
 
-// addHolders finds the processes behind programs, maps and links. Whoever holds a link, or a perf event that a program hangs on, keeps
-// the program alive and is an owner of it.
+// addHolders finds the processes behind programs, maps and links. Whoever holds a link, or a perf event that a program
+// hangs on, keeps the program alive and is an owner of it.
 func (v *Inventory) addHolders(s *Snapshot) error {
 	held, err := v.descriptors()
 	if err != nil {
@@ -392,7 +393,8 @@ func (v *Inventory) addHolders(s *Snapshot) error {
 	return nil
 }
 
-// attachPerf writes down what a perf event says of a program. Before Linux 6.6 the event's link does not say it: then it completes one.
+// attachPerf writes down what a perf event says of a program. Before Linux 6.6 the event's link does not say it: then
+// it completes one.
 func attachPerf(p *Program, target string) {
 	for i, have := range p.Attached {
 		if rest, ok := strings.CutPrefix(have, "perf_event (link "); ok {
@@ -439,8 +441,8 @@ func (v *Inventory) addCharges(s *Snapshot) error {
 	return nil
 }
 
-// chargesBPF is false where the kernel was started with control groups not paying for BPF or kernel memory. A map without a charged group
-// is then nobody's, and not the root's.
+// chargesBPF is false where the kernel was started with control groups not paying for BPF or kernel memory. A map
+// without a charged group is then nobody's, and not the root's.
 func chargesBPF(proc string) bool {
 	cmdline, _ := os.ReadFile(proc + "/cmdline")
 	for _, word := range strings.Fields(string(cmdline)) {
@@ -478,8 +480,8 @@ func addUsers(s *Snapshot) {
 	}
 }
 
-// markOwn marks what belongs to the scale: what this process alone holds. Programs that Tare loads elsewhere, such as its reference
-// subjects, are held by processes of their own and are weighed like any other.
+// markOwn marks what belongs to the scale: what this process alone holds. Programs that Tare loads elsewhere, such as
+// its reference subjects, are held by processes of their own and are weighed like any other.
 func (v *Inventory) markOwn(s *Snapshot) {
 	self := os.Getpid()
 	mine := func(holders []Holder) bool { return len(holders) == 1 && holders[0].PID == self }
@@ -495,8 +497,9 @@ func (v *Inventory) markOwn(s *Snapshot) {
 	}
 }
 
-// EnableStats makes the kernel count runs and run time of every program until the result is closed, or this process ends: by
-// BPF_ENABLE_STATS, never by the sysctl, which would stay on. It costs the machine about 20 to 50 ns for each run of each program.
+// EnableStats makes the kernel count runs and run time of every program until the result is closed, or this process
+// ends: by BPF_ENABLE_STATS, never by the sysctl, which would stay on. It costs the machine about 20 to 50 ns for each
+// run of each program.
 func EnableStats() (io.Closer, error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -505,8 +508,8 @@ func EnableStats() (io.Closer, error) {
 	return stats, nil
 }
 
-// StatsAlwaysOn reports whether somebody has turned run statistics on by the sysctl kernel.bpf_stats_enabled. Others that hold them on by
-// descriptor cannot be seen: the sysctl does not show them.
+// StatsAlwaysOn reports whether somebody has turned run statistics on by the sysctl kernel.bpf_stats_enabled. Others
+// that hold them on by descriptor cannot be seen: the sysctl does not show them.
 func StatsAlwaysOn() (bool, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/bpf_stats_enabled")
 	if err != nil {

@@ -198,8 +198,8 @@ func runBpftool(t *testing.T, kind string) map[uint32]bpftool {
 	return out
 }
 
-// Every object of the machine is as bpftool prints it. Others may come and go on a shared machine: what both see must agree,
-// and both must see the zoo.
+// Every object of the machine is as bpftool prints it. Others may come and go on a shared machine: what both see must
+// agree, and both must see the zoo.
 func TestLikeBpftool(t *testing.T) {
 	z := newZoo(t)
 	s := snapshot(t, open(t, Options{}))
@@ -521,7 +521,8 @@ func cgroup2(t *testing.T, v *Inventory, name string) (dir, path string) {
 
 func TestAttachments(t *testing.T) {
 	root(t)
-	// Namespaces of this thread's own, so that nothing is hung on the machine's lo, nor mounted: the thread ends with the test.
+	// Namespaces of this thread's own, so that nothing is hung on the machine's lo, nor mounted: the thread ends with
+	// the test.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
 		t.Skipf("needs namespaces: %v", err)
@@ -640,8 +641,8 @@ func tracepointEvent(name string) (int, error) {
 	return unix.PerfEventOpen(&attr, -1, 0, -1, unix.PERF_FLAG_FD_CLOEXEC)
 }
 
-// attachClsact hangs a program on the egress of lo by tc(8), which takes it from a pin: in a bpffs of this test's own. Both go away with
-// the network namespace and the mount.
+// attachClsact hangs a program on the egress of lo by tc(8), which takes it from a pin: in a bpffs of this test's own.
+// Both go away with the network namespace and the mount.
 func attachClsact(t *testing.T, p *ebpf.Program) error {
 	t.Helper()
 	tc, err := exec.LookPath("tc")

@@ -27,7 +27,8 @@ const sharedSection = ".data.shared"
 // none marks a field that this kernel lacks; the BPF programs know it as NONE.
 const none = 0xffffffff
 
-// An iterator is one loaded BPF iterator program with the link that makes it readable. It costs nothing until it is read.
+// An iterator is one loaded BPF iterator program with the link that makes it readable. It costs nothing until it is
+// read.
 type iterator struct{ prog, link int }
 
 // iterators are this package's own BPF programs and the one map they share.
@@ -39,7 +40,8 @@ type iterators struct {
 	shared   *ebpf.Map // offsets, samples, operations
 }
 
-// The fields of kernel structs that the iterators follow: what each cannot do without, and the two ways from a map to its control group.
+// The fields of kernel structs that the iterators follow: what each cannot do without, and the two ways from a map to
+// its control group.
 var (
 	chargeFields = []field{
 		{"bpf_map", "id"}, {"mem_cgroup", "css"}, {"cgroup_subsys_state", "cgroup"}, {"cgroup", "kn"}, {"kernfs_node", "id"},
@@ -78,7 +80,8 @@ func (t *kernelTypes) needs(function string, fields []field) error {
 	return nil
 }
 
-// canCharge reports whether a map of this kernel knows its control group: through an object cgroup since 5.18, directly from 5.11.
+// canCharge reports whether a map of this kernel knows its control group: through an object cgroup since 5.18, directly
+// from 5.11.
 func (t *kernelTypes) canCharge() error {
 	if err := t.needs(iterMaps, chargeFields); err != nil {
 		return err
@@ -90,7 +93,8 @@ func (t *kernelTypes) canCharge() error {
 	return nil
 }
 
-// loadIteratorPrograms loads whatever of the two works here. An iterator that does not load is no error: its field says why.
+// loadIteratorPrograms loads whatever of the two works here. An iterator that does not load is no error: its field says
+// why.
 func loadIteratorPrograms() *iterators {
 	it := &iterators{}
 	if err := it.load(); err != nil {
@@ -151,7 +155,8 @@ func (it *iterators) load() error {
 	return nil
 }
 
-// start loads one program and links it. cilium/ebpf would load it too, but reads all of vmlinux's BTF to find the one id that it attaches to.
+// start loads one program and links it. cilium/ebpf would load it too, but reads all of vmlinux's BTF to find the one
+// id that it attaches to.
 func (it *iterators) start(spec *ebpf.ProgramSpec, function uint32) (*iterator, error) {
 	if err := spec.Instructions.AssociateMap(sharedSection, it.shared); err != nil {
 		return nil, fmt.Errorf("binding the map of iterator %s: %w", spec.Name, err)

@@ -24,7 +24,8 @@ type Link struct {
 // nameSize is room for the name of a tracepoint, function or file; a longer one is cut.
 const nameSize = 256
 
-// readLink reads all that one descriptor tells. Targets that need another reader's help (control groups, interfaces) are named later.
+// readLink reads all that one descriptor tells. Targets that need another reader's help (control groups, interfaces)
+// are named later.
 func (v *Inventory) readLink(fd int) (Link, error) {
 	if v.link == nil {
 		v.link, v.name = new(linkInfo), make([]byte, nameSize)

@@ -23,8 +23,8 @@ type Map struct {
 	Flags      uint32
 	BTFID      uint32
 
-	// Bytes is memlock of the map's fdinfo, which is what bpftool prints; nil where it could not be read. BytesMethod says what the
-	// kernel means by it. Values of inner maps are not in it: those are maps of their own.
+	// Bytes is memlock of the map's fdinfo, which is what bpftool prints; nil where it could not be read. BytesMethod
+	// says what the kernel means by it. Values of inner maps are not in it: those are maps of their own.
 	Bytes       *uint64
 	BytesMethod BytesMethod
 
@@ -47,12 +47,12 @@ const (
 	BytesChargedPages BytesMethod = "charged-pages" // before 5.11: the pages charged to the locked-memory limit of the maker
 )
 
-// maxInner is how many entries of one map of maps are looked at. A service mesh has thousands of inner maps at most; a map of a million
-// entries would cost a second to walk.
+// maxInner is how many entries of one map of maps are looked at. A service mesh has thousands of inner maps at most; a
+// map of a million entries would cost a second to walk.
 const maxInner = 16384
 
-// maxInnerTime bounds the same by time: before Linux 6.8 each look-up in a map of maps waits for an RCU grace period of some milliseconds
-// (maybe_wait_bpf_programs in kernel/bpf/syscall.c), and a ledger must not.
+// maxInnerTime bounds the same by time: before Linux 6.8 each look-up in a map of maps waits for an RCU grace period of
+// some milliseconds (maybe_wait_bpf_programs in kernel/bpf/syscall.c), and a ledger must not.
 const maxInnerTime = 200 * time.Millisecond
 
 // errSlow is that the time was up before the end of the map.
@@ -138,8 +138,8 @@ func fdinfoField(text []byte, name string) (uint64, bool) {
 	return 0, false
 }
 
-// innerMaps lists the maps inside a map of maps. Looking an entry up from user space gives the inner map's id. There is one level: the
-// kernel refuses maps of maps of maps.
+// innerMaps lists the maps inside a map of maps. Looking an entry up from user space gives the inner map's id. There is
+// one level: the kernel refuses maps of maps of maps.
 func innerMaps(fd int, m *Map) ([]uint32, error) {
 	if m.ValueSize != 4 {
 		return nil, fmt.Errorf("its values are %d bytes, not ids", m.ValueSize)
@@ -200,9 +200,9 @@ func mapElement(cmd, fd int, key, out []byte) error {
 	return err
 }
 
-// probeBytesMethod finds out what memlock means here, from two small maps. A kernel whose maps count their own memory gives an array a
-// size that is no multiple of a page, since its header is in it; one that estimates gives a ring buffer, which has neither keys nor
-// values, nothing.
+// probeBytesMethod finds out what memlock means here, from two small maps. A kernel whose maps count their own memory
+// gives an array a size that is no multiple of a page, since its header is in it; one that estimates gives a ring
+// buffer, which has neither keys nor values, nothing.
 func (v *Inventory) probeBytesMethod() (BytesMethod, error) {
 	array, err := v.probeMap(mapTypeArray, 4, 8, 1)
 	if err != nil {

@@ -56,7 +56,8 @@ var attachTypes = []string{
 	"kprobe_session", "uprobe_session",
 }
 
-// cgroupAttachTypes are the hooks that programs of a type can have in a cgroup, by number of the program type and of the hook.
+// cgroupAttachTypes are the hooks that programs of a type can have in a cgroup, by number of the program type and of
+// the hook.
 var cgroupAttachTypes = map[uint32][]uint32{
 	8:  {0, 1},                                                             // cgroup_skb
 	9:  {2, 12, 13, 34},                                                    // cgroup_sock

@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Key tells programs apart for good: the kernel gives ids out again after 2^31 of them, and two loads never share the nanosecond.
+// Key tells programs apart for good: the kernel gives ids out again after 2^31 of them, and two loads never share the
+// nanosecond.
 type Key struct {
 	ID       uint32
 	LoadTime time.Duration // since boot, as CLOCK_BOOTTIME counts
 }
 
-// Counters are what the kernel counts of a program since it was loaded, on all CPUs. RunCount and RunNs stand still while nobody has
-// enabled the kernel's run statistics.
+// Counters are what the kernel counts of a program since it was loaded, on all CPUs. RunCount and RunNs stand still
+// while nobody has enabled the kernel's run statistics.
 type Counters struct {
 	RunCount        uint64
 	RunNs           uint64  // wall-clock nanoseconds inside the program, interrupts included
@@ -37,12 +38,13 @@ type Program struct {
 	Type     string // as bpftool prints it
 	Tag      string // hash of the instructions, hexadecimal
 	LoadTime time.Duration
-	// LoadedAt is LoadTime on the wall clock: the difference of CLOCK_REALTIME and CLOCK_BOOTTIME now, plus LoadTime. Setting the
-	// clock moves it; LoadTime never moves.
+	// LoadedAt is LoadTime on the wall clock: the difference of CLOCK_REALTIME and CLOCK_BOOTTIME now, plus LoadTime.
+	// Setting the clock moves it; LoadTime never moves.
 	LoadedAt time.Time
 	Counters
 
-	// JITed are the ranges of machine code, one for each subprogram. Empty where the program is interpreted or addresses are hidden.
+	// JITed are the ranges of machine code, one for each subprogram. Empty where the program is interpreted or
+	// addresses are hidden.
 	JITed         []Range
 	JITedBytes    uint64 // machine code
 	XlatedBytes   uint64 // verified instructions, which the kernel keeps beside the machine code
@@ -63,11 +65,12 @@ type Program struct {
 // Key tells the program from an earlier or later one with the same id.
 func (p *Program) Key() Key { return Key{p.ID, p.LoadTime} }
 
-// MemoryBytes is machine code and instructions together. The verifier's records, BTF and the padding of pages are not in it: no
-// counter has them.
+// MemoryBytes is machine code and instructions together. The verifier's records, BTF and the padding of pages are not
+// in it: no counter has them.
 func (p *Program) MemoryBytes() uint64 { return p.JITedBytes + p.XlatedBytes }
 
-// infoWithMisses is the size of struct bpf_prog_info from Linux 5.12 on: where the kernel's ends tells which counters it has.
+// infoWithMisses is the size of struct bpf_prog_info from Linux 5.12 on: where the kernel's ends tells which counters
+// it has.
 const infoWithMisses = unsafe.Offsetof(progInfo{}.RecursionMisses) + 8
 
 func countersOf(info *progInfo, known uintptr) Counters {
@@ -86,7 +89,8 @@ type programScratch struct {
 	lens   []uint32
 }
 
-// readProgram reads all that one descriptor tells. hidden is true where the kernel keeps the addresses of machine code to itself.
+// readProgram reads all that one descriptor tells. hidden is true where the kernel keeps the addresses of machine code
+// to itself.
 func (s *programScratch) readProgram(fd int, boot time.Time) (p Program, hidden bool, err error) {
 	if s.mapIDs == nil {
 		s.mapIDs, s.ksyms, s.lens = make([]uint32, 64), make([]uint64, 64), make([]uint32, 64)
@@ -151,7 +155,8 @@ func eachObject(what string, nextCmd, openCmd int, flags uint32, visit func(id u
 	}
 }
 
-// withObject opens an object for as long as visit runs. One that is gone, or not quite there yet (EAGAIN, of a link), is not visited.
+// withObject opens an object for as long as visit runs. One that is gone, or not quite there yet (EAGAIN, of a link),
+// is not visited.
 func withObject(openCmd int, id, flags uint32, visit func(fd int) error) error {
 	fd, err := fdByID(openCmd, id, flags)
 	if isGone(err) || errors.Is(err, unix.EAGAIN) {

@@ -8,9 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The bpf(2) calls that this package makes itself. cilium/ebpf has all of them, but its Info reads every instruction, line and
-// function record of a program and scans fdinfo by reflection: right for a loader, and 15 times dearer than the counters that are
-// wanted here. Layouts: include/uapi/linux/bpf.h; attributes and infos only ever grow at their end.
+// The bpf(2) calls that this package makes itself. cilium/ebpf has all of them, but its Info reads every instruction,
+// line and function record of a program and scans fdinfo by reflection: right for a loader, and 15 times dearer than
+// the counters that are wanted here. Layouts: include/uapi/linux/bpf.h; attributes and infos only ever grow at their
+// end.
 
 // Commands of bpf(2).
 const (
@@ -31,8 +32,8 @@ const (
 	cmdIterCreate    = 33
 )
 
-// bpf makes the call again after a signal, which EAGAIN can mean too. Addresses inside attr are unsafe.Pointer and never integers: a
-// stack can move.
+// bpf makes the call again after a signal, which EAGAIN can mean too. Addresses inside attr are unsafe.Pointer and
+// never integers: a stack can move.
 func bpf(cmd int, attr unsafe.Pointer, size uintptr) (int, error) {
 	for tries := 0; ; tries++ {
 		r, _, errno := unix.Syscall(unix.SYS_BPF, uintptr(cmd), uintptr(attr), size)

@@ -1,9 +1,9 @@
-// Package cgroup reads control groups: where this machine keeps them (v1, v2 or both), which group a thread runs in, and what
-// each group has used. It reads raw counters and interprets nothing. Where the hierarchies are is always taken from mountinfo
-// and /proc/self/cgroup, never assumed.
+// Package cgroup reads control groups: where this machine keeps them (v1, v2 or both), which group a thread runs in,
+// and what each group has used. It reads raw counters and interprets nothing. Where the hierarchies are is always taken
+// from mountinfo and /proc/self/cgroup, never assumed.
 //
-// A group's identity is its path below the root of its hierarchy ("/system.slice/cron.service"). On v1 and hybrid machines the
-// same path in several hierarchies is the same group.
+// A group's identity is its path below the root of its hierarchy ("/system.slice/cron.service"). On v1 and hybrid
+// machines the same path in several hierarchies is the same group.
 package cgroup
 
 import (
@@ -129,8 +129,8 @@ func (l *Layout) V2() (*Hierarchy, bool) {
 	return nil, false
 }
 
-// CPU finds the hierarchy that gives groups their identity and their CPU time: v1 cpuacct where it is mounted, else v2, which counts
-// CPU time without any controller (cgroup_base_stat_cputime_show in kernel/cgroup/rstat.c).
+// CPU finds the hierarchy that gives groups their identity and their CPU time: v1 cpuacct where it is mounted, else v2,
+// which counts CPU time without any controller (cgroup_base_stat_cputime_show in kernel/cgroup/rstat.c).
 func (l *Layout) CPU() (*Hierarchy, bool) {
 	if h, ok := l.Controller("cpuacct"); ok {
 		return h, true
@@ -138,11 +138,12 @@ func (l *Layout) CPU() (*Hierarchy, bool) {
 	return l.V2()
 }
 
-// initialNamespace is the inode number of the control group namespace that the machine starts with (include/linux/proc_ns.h).
+// initialNamespace is the inode number of the control group namespace that the machine starts with
+// (include/linux/proc_ns.h).
 const initialNamespace = 0xEFFFFFFB
 
-// Whole is false where the hierarchy that counts CPU time shows only a part of the machine's groups: a part of it is mounted, or it was
-// mounted from within a namespace.
+// Whole is false where the hierarchy that counts CPU time shows only a part of the machine's groups: a part of it is
+// mounted, or it was mounted from within a namespace.
 func (l *Layout) Whole() bool {
 	h, ok := l.CPU()
 	if !ok || h.base != "" {
@@ -267,7 +268,8 @@ func pick(m membership, mounts []mount, r Roots) (Hierarchy, bool) {
 		}
 		h := Hierarchy{Controllers: m.controllers, Name: m.name, Mount: mt.point, Root: mt.root, V2: mt.v2}
 		if n := mt.up(); n > 0 {
-			// The names between the mount's root and our namespace are hidden, so the namespace is found by the process in it.
+			// The names between the mount's root and our namespace are hidden, so the namespace is found by the process
+			// in it.
 			base, ok := locate(r, mt, n, m.path)
 			if !ok {
 				continue
@@ -279,7 +281,8 @@ func pick(m membership, mounts []mount, r Roots) (Hierarchy, bool) {
 	return best, from != nil
 }
 
-// locate finds the group, depth levels below the mount, that is the root of our cgroup namespace; own is our path in it.
+// locate finds the group, depth levels below the mount, that is the root of our cgroup namespace; own is our path in
+// it.
 func locate(r Roots, m *mount, depth int, own string) (string, bool) {
 	if strings.Trim(m.root, "./") != "" {
 		return "", false // a mount of some group beside ours
@@ -310,8 +313,8 @@ func locate(r Roots, m *mount, depth int, own string) (string, bool) {
 	return "", false
 }
 
-// parseMountinfo picks the mounts of control groups out of /proc/<pid>/mountinfo (format: proc_pid_mountinfo(5)). Lines that are not
-// of that form are passed over.
+// parseMountinfo picks the mounts of control groups out of /proc/<pid>/mountinfo (format: proc_pid_mountinfo(5)). Lines
+// that are not of that form are passed over.
 func parseMountinfo(b []byte) []mount {
 	var mounts []mount
 	for line := range bytes.Lines(b) {

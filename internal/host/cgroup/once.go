@@ -5,14 +5,16 @@ import (
 	"path/filepath"
 )
 
-// CPUTime is the CPU time in nanoseconds that the group of that directory, with those below it, has used since it was made (cpuacct.usage of v1, cpu.stat of
-// v2). It is not OK where the kernel does not tell, or the group has gone. It is for few groups, and few readings: a Reader is for many.
+// CPUTime is the CPU time in nanoseconds that the group of that directory, with those below it, has used since it was
+// made (cpuacct.usage of v1, cpu.stat of v2). It is not OK where the kernel does not tell, or the group has gone. It is
+// for few groups, and few readings: a Reader is for many.
 func CPUTime(dir string) Value {
 	return once(dir, func(g *Group) Value { return g.CPU.UsageNs }, source{"cpuacct.usage", parseUsage}, source{"cpu.stat", parseCPUStat})
 }
 
-// MemoryPeak is the most memory in bytes that the kernel has charged to the group of that directory, and those below it, at any time (memory.peak of v2, since
-// Linux 5.19; memory.max_usage_in_bytes of v1). It is not OK where the kernel does not tell, or the group has gone.
+// MemoryPeak is the most memory in bytes that the kernel has charged to the group of that directory, and those below
+// it, at any time (memory.peak of v2, since Linux 5.19; memory.max_usage_in_bytes of v1). It is not OK where the kernel
+// does not tell, or the group has gone.
 func MemoryPeak(dir string) Value {
 	return once(dir, func(g *Group) Value { return g.Memory.Peak }, source{"memory.peak", parsePeak}, source{"memory.max_usage_in_bytes", parsePeak})
 }

@@ -25,8 +25,8 @@ type CPU struct {
 	ThrottledPeriods Value // those of them in which it used up its quota
 }
 
-// Memory is what a group, with all its descendants, holds, in bytes. On v1 there is no SlabReclaimable, and Sock is TCP only and not a
-// part of Current.
+// Memory is what a group, with all its descendants, holds, in bytes. On v1 there is no SlabReclaimable, and Sock is TCP
+// only and not a part of Current.
 type Memory struct {
 	Current         Value // memory.current, memory.usage_in_bytes
 	Peak            Value // memory.peak (Linux 5.19), memory.max_usage_in_bytes
@@ -113,7 +113,8 @@ func parsePeak(g *Group, b []byte)    { g.Memory.Peak = parseUint(b) }
 func parseKernel(g *Group, b []byte)  { g.Memory.Kernel = parseUint(b) }
 func parseSock(g *Group, b []byte)    { g.Memory.Sock = parseUint(b) }
 
-// parseMemoryStat1 reads memory.stat of v1, whose hierarchical numbers are called total_* (memcg1_stat_format in mm/memcontrol-v1.c).
+// parseMemoryStat1 reads memory.stat of v1, whose hierarchical numbers are called total_* (memcg1_stat_format in
+// mm/memcontrol-v1.c).
 func parseMemoryStat1(g *Group, b []byte) {
 	for len(b) > 0 {
 		var key, value []byte

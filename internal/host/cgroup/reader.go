@@ -50,9 +50,10 @@ type file struct {
 	absent bool // this kernel has no such file, or its controller is not enabled here
 }
 
-// Reader reads the counters of all groups of a machine. It finds them once and opens what it reads often once, so that the two edges
-// of a window cost little. Files of CPU time stay open, as long as the limit on descriptors allows; those of memory are opened
-// for each reading, for every open one holds a page of kernel memory. A Reader is for one goroutine.
+// Reader reads the counters of all groups of a machine. It finds them once and opens what it reads often once, so that
+// the two edges of a window cost little. Files of CPU time stay open, as long as the limit on descriptors allows; those
+// of memory are opened for each reading, for every open one holds a page of kernel memory. A Reader is for one
+// goroutine.
 type Reader struct {
 	trees  []*tree
 	groups []*Group
@@ -67,7 +68,8 @@ type Reader struct {
 // NewReader finds all groups. Close it after use.
 func NewReader(l *Layout) (*Reader, error) { return newReader(l, []string{""}) }
 
-// NewReaderOf finds the groups of those names at the top of the hierarchies, and those in them. All other groups are none of its concern.
+// NewReaderOf finds the groups of those names at the top of the hierarchies, and those in them. All other groups are
+// none of its concern.
 func NewReaderOf(l *Layout, names []string) (*Reader, error) {
 	var tops []string
 	for _, n := range names {
@@ -88,7 +90,8 @@ func newReader(l *Layout, tops []string) (*Reader, error) {
 	cpu, _ := l.Controller("cpu")
 	memory, _ := l.Controller("memory")
 	v2, _ := l.V2()
-	// The order matters where one group is in several hierarchies: cpuacct comes before v2, which is asked for usage only without it.
+	// The order matters where one group is in several hierarchies: cpuacct comes before v2, which is asked for usage
+	// only without it.
 	for _, h := range []*Hierarchy{cpuacct, cpu, memory, v2} {
 		if h == nil || r.has(h) {
 			continue
@@ -142,8 +145,8 @@ func (r *Reader) release(files []file, of *node) {
 	}
 }
 
-// Groups lists every group that was ever seen, vanished ones as well; a group keeps its index. A group that was removed and made again
-// is two groups.
+// Groups lists every group that was ever seen, vanished ones as well; a group keeps its index. A group that was removed
+// and made again is two groups.
 func (r *Reader) Groups() []*Group { return r.groups }
 
 // Refresh finds groups that are new and marks those that have vanished.
@@ -240,7 +243,8 @@ func (r *Reader) equip(g *Group, n *node) {
 	}
 }
 
-// lose takes note that a directory is gone. A group has vanished with the last directory that there is something to read in.
+// lose takes note that a directory is gone. A group has vanished with the last directory that there is something to
+// read in.
 func (r *Reader) lose(n *node) {
 	if n.gone {
 		return
@@ -258,8 +262,8 @@ func (r *Reader) lose(n *node) {
 	n.group.Vanished = true
 }
 
-// ReadCPU reads the CPU time of all groups. A group that has vanished is no error. One that cannot be read does not keep the others from
-// being read; the first such error is returned.
+// ReadCPU reads the CPU time of all groups. A group that has vanished is no error. One that cannot be read does not
+// keep the others from being read; the first such error is returned.
 func (r *Reader) ReadCPU() error {
 	var first error
 	for _, g := range r.groups {

@@ -148,7 +148,8 @@ func spin(d time.Duration) {
 	}
 }
 
-// inside runs f on a thread that is in the group; hs must have room for threads apart (v1), so it is for v1 cpuacct only.
+// inside runs f on a thread that is in the group; hs must have room for threads apart (v1), so it is for v1 cpuacct
+// only.
 func inside(t *testing.T, h *Hierarchy, path string, f func()) {
 	t.Helper()
 	done := make(chan error)
@@ -383,8 +384,8 @@ func FuzzParsers(f *testing.F) {
 	})
 }
 
-// BenchmarkReader300 is the budget: with 300 groups more than the machine has, finding them, both edges of a window and one reading of
-// memory. cpu-ms/op is user and system time of the process.
+// BenchmarkReader300 is the budget: with 300 groups more than the machine has, finding them, both edges of a window and
+// one reading of memory. cpu-ms/op is user and system time of the process.
 func BenchmarkReader300(b *testing.B) {
 	l := machine(b)
 	hs := groupsOf(b, l)

@@ -12,8 +12,8 @@ import (
 	"tare/internal/host/proc"
 )
 
-// Resolver answers which group a thread runs in. It is made for being asked often: it reuses its buffer and its strings, and
-// allocates only for a group that it has not seen. It is for one goroutine.
+// Resolver answers which group a thread runs in. It is made for being asked often: it reuses its buffer and its
+// strings, and allocates only for a group that it has not seen. It is for one goroutine.
 type Resolver struct {
 	proc    string
 	cpuacct string     // the controller that gives the identity on v1; empty where it is not mounted
@@ -37,9 +37,9 @@ func (l *Layout) NewResolver() *Resolver {
 	return r
 }
 
-// Path is the identity of the group to which the kernel charges the CPU time of a thread (or of a process: its first thread): its
-// cpuacct group; where that is the root and its v2 group is not, its v2 group. It is empty on a machine without control groups.
-// The error is proc.ErrGone when the thread does not exist any more.
+// Path is the identity of the group to which the kernel charges the CPU time of a thread (or of a process: its first
+// thread): its cpuacct group; where that is the root and its v2 group is not, its v2 group. It is empty on a machine
+// without control groups. The error is proc.ErrGone when the thread does not exist any more.
 func (r *Resolver) Path(tid int) (string, error) {
 	// /proc/<tid> exists for every thread, though only processes are listed.
 	r.name = append(append(r.name[:0], r.proc...), '/')
@@ -153,8 +153,9 @@ func intern(seen map[string]string, h *Hierarchy, path []byte) string {
 	return id
 }
 
-// IDs lists the v2 groups by cgroup id, the number that eBPF programs get from bpf_get_current_cgroup_id. It is empty where v2 is not
-// mounted. The id is the group's inode number on a 64-bit machine (kernfs_id in include/linux/kernfs.h).
+// IDs lists the v2 groups by cgroup id, the number that eBPF programs get from bpf_get_current_cgroup_id. It is empty
+// where v2 is not mounted. The id is the group's inode number on a 64-bit machine (kernfs_id in
+// include/linux/kernfs.h).
 func (l *Layout) IDs() (map[uint64]string, error) {
 	ids := map[uint64]string{}
 	h, ok := l.V2()

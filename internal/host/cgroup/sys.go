@@ -42,12 +42,12 @@ func pread(fd int, buf *[]byte) ([]byte, error) {
 	}
 }
 
-// gone says whether err means that the group does not exist any more: its directory is not there (ENOENT), or it was removed while a
-// file in it was open (ENODEV, from kernfs).
+// gone says whether err means that the group does not exist any more: its directory is not there (ENOENT), or it was
+// removed while a file in it was open (ENODEV, from kernfs).
 func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
-// Walk visits every group below the directory mount, itself first, by its path below it: "" for itself, else "/a/b". It reads the
-// names of directories only, where it can tell that there are any: a tenth of what walking all files costs.
+// Walk visits every group below the directory mount, itself first, by its path below it: "" for itself, else "/a/b". It
+// reads the names of directories only, where it can tell that there are any: a tenth of what walking all files costs.
 func Walk(mount string, visit func(rel string)) error {
 	fd, err := unix.Open(mount, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -72,8 +72,9 @@ func walk(dir int, rel string, buf []byte, visit func(rel string, ino uint64)) e
 		return fmt.Errorf("looking at control group %s: %w", name, err)
 	}
 	visit(rel, st.Ino)
-	// A directory has one link from its parent, one from itself and one from each directory in it (kernfs keeps to that:
-	// kernfs_refresh_inode in fs/kernfs/inode.c; a file system that does not says 1). So most groups, the leaves, need no listing.
+	// A directory has one link from its parent, one from itself and one from each directory in it (kernfs keeps to
+	// that: kernfs_refresh_inode in fs/kernfs/inode.c; a file system that does not says 1). So most groups, the leaves,
+	// need no listing.
 	if st.Nlink == 2 {
 		return nil
 	}
@@ -92,8 +93,8 @@ func walk(dir int, rel string, buf []byte, visit func(rel string, ino uint64)) e
 	return nil
 }
 
-// subdirs lists the directories in a directory. It reads the kernel's records itself since a v1 group holds some thirty files for each
-// directory, and their names are not wanted.
+// subdirs lists the directories in a directory. It reads the kernel's records itself since a v1 group holds some thirty
+// files for each directory, and their names are not wanted.
 func subdirs(dir int, name string, buf []byte) ([]string, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

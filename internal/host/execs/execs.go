@@ -1,5 +1,6 @@
-// Package execs counts, in the kernel, the execs of tasks by the v2 control group they are in: a count that does not depend on who made them nor on who
-// reports them, and that nothing can be dropped from. One small BPF program adds to a counter of the CPU it runs on; there is no buffer and no reader.
+// Package execs counts, in the kernel, the execs of tasks by the v2 control group they are in: a count that does not
+// depend on who made them nor on who reports them, and that nothing can be dropped from. One small BPF program adds to
+// a counter of the CPU it runs on; there is no buffer and no reader.
 //
 // An exec is one that succeeded (tracepoint sched_process_exec). It belongs to the group that the task is in then.
 package execs
@@ -79,8 +80,8 @@ func (c *Counter) Close() error {
 	return errors.Join(append(errs, c.objects.Close())...)
 }
 
-// Watch counts the execs in a group apart from now on. The group need not exist yet, nor any longer. An error of code Usage is of a group that is
-// watched, or of one too many.
+// Watch counts the execs in a group apart from now on. The group need not exist yet, nor any longer. An error of code
+// Usage is of a group that is watched, or of one too many.
 func (c *Counter) Watch(cgroupID uint64) error {
 	where := "control group " + strconv.FormatUint(cgroupID, 10)
 	switch {
@@ -96,8 +97,8 @@ func (c *Counter) Watch(cgroupID uint64) error {
 	return nil
 }
 
-// Unwatch ends that. What was counted is forgotten. It waits until no run of the program holds the group's counter any more, some tens of
-// milliseconds, for the next group may get the same.
+// Unwatch ends that. What was counted is forgotten. It waits until no run of the program holds the group's counter any
+// more, some tens of milliseconds, for the next group may get the same.
 func (c *Counter) Unwatch(cgroupID uint64) error {
 	if !c.watched[cgroupID] {
 		return fault.New(fault.Usage, "control group "+strconv.FormatUint(cgroupID, 10), "", "its execs are not counted")
@@ -106,7 +107,8 @@ func (c *Counter) Unwatch(cgroupID uint64) error {
 		return fmt.Errorf("no longer watching the execs of control group %d: %w", cgroupID, err)
 	}
 	delete(c.watched, cgroupID)
-	// Programs of tracepoints run inside an RCU read-side section, and this waits for all of those (sys_membarrier in kernel/sched/membarrier.c).
+	// Programs of tracepoints run inside an RCU read-side section, and this waits for all of those (sys_membarrier in
+	// kernel/sched/membarrier.c).
 	const global = 1
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno != 0 {
 		return fmt.Errorf("waiting for running programs: %w", errno)
@@ -114,7 +116,8 @@ func (c *Counter) Unwatch(cgroupID uint64) error {
 	return nil
 }
 
-// Read reads all counters. The groups are read first: their sum is never more than All, which may hold a few later ones.
+// Read reads all counters. The groups are read first: their sum is never more than All, which may hold a few later
+// ones.
 func (c *Counter) Read() (Counts, error) {
 	n := Counts{Groups: make(map[uint64]uint64, len(c.watched))}
 	values := make([]uint64, len(c.zeros))
@@ -142,8 +145,8 @@ func (c *Counter) Read() (Counts, error) {
 // Program is the id of the program that counts.
 func (c *Counter) Program() uint32 { return c.id }
 
-// Missed is how often the kernel left the program out, on all CPUs since Open: execs that are in no count. While it is 0 the counts are exact. The error
-// has code fault.Machine before Linux 5.12, which does not tell.
+// Missed is how often the kernel left the program out, on all CPUs since Open: execs that are in no count. While it is
+// 0 the counts are exact. The error has code fault.Machine before Linux 5.12, which does not tell.
 func (c *Counter) Missed() (uint64, error) {
 	info, err := c.program()
 	if err != nil {
@@ -161,7 +164,8 @@ type info struct {
 	misses *uint64 // nil where the kernel does not tell
 }
 
-// program asks the kernel about the program. cilium/ebpf has the same, with every instruction and line of it, and gives 0 misses where there is no such count.
+// program asks the kernel about the program. cilium/ebpf has the same, with every instruction and line of it, and gives
+// 0 misses where there is no such count.
 func (c *Counter) program() (info, error) {
 	const getInfo, misses = 15, 208 / 8 // BPF_OBJ_GET_INFO_BY_FD, and where recursion_misses is (include/uapi/linux/bpf.h)
 	var words [misses + 1]uint64

@@ -258,7 +258,8 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// TestAgainstPerf: all execs of the machine, as perf counts the same tracepoint by itself. Others execute meanwhile, so each reading lies between two of perf.
+// TestAgainstPerf: all execs of the machine, as perf counts the same tracepoint by itself. Others execute meanwhile, so
+// each reading lies between two of perf.
 func TestAgainstPerf(t *testing.T) {
 	witness := openPerf(t, tracepointID(t))
 	c := open(t)
@@ -279,7 +280,8 @@ func TestAgainstPerf(t *testing.T) {
 	t.Logf("counted %d execs, perf %d to %d", ours, least, most)
 }
 
-// tracepointID is the number by which perf knows the tracepoint. Only tracefs tells; it is mounted where nobody else sees it.
+// tracepointID is the number by which perf knows the tracepoint. Only tracefs tells; it is mounted where nobody else
+// sees it.
 func tracepointID(t *testing.T) uint64 {
 	t.Helper()
 	dir := t.TempDir()
@@ -397,7 +399,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// BenchmarkCost is what the program costs an exec, in its own run time as the kernel counts it: half a second of storm each turn, in a watched group.
+// BenchmarkCost is what the program costs an exec, in its own run time as the kernel counts it: half a second of storm
+// each turn, in a watched group.
 func BenchmarkCost(b *testing.B) {
 	c := open(b)
 	id, err := ownGroup()

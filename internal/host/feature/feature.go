@@ -1,5 +1,6 @@
-// Package feature describes what this machine can measure. Every reader of the kernel probes what it needs once, caches the
-// answer, and says in the same breath what is lost without it and what would change that; `tare doctor` prints exactly these.
+// Package feature describes what this machine can measure. Every reader of the kernel probes what it needs once, caches
+// the answer, and says in the same breath what is lost without it and what would change that; `tare doctor` prints
+// exactly these.
 package feature
 
 import (

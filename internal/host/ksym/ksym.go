@@ -1,8 +1,9 @@
-// Package ksym gives kernel addresses their names. Samples of the machine hold a few thousand different addresses, each of which is asked
-// for once.
+// Package ksym gives kernel addresses their names. Samples of the machine hold a few thousand different addresses, each
+// of which is asked for once.
 //
-// Measured on a kernel with 122,000 symbols: 2,000 addresses take 2.6 ms of CPU by a BPF program that asks the kernel (Linux 5.14), loading
-// and unloading it included, and 47 ms by reading /proc/kallsyms, which is the way on older kernels.
+// Measured on a kernel with 122,000 symbols: 2,000 addresses take 2.6 ms of CPU by a BPF program that asks the kernel
+// (Linux 5.14), loading and unloading it included, and 47 ms by reading /proc/kallsyms, which is the way on older
+// kernels.
 package ksym
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" ksym bpf/ksym.bpf.c
@@ -69,8 +70,8 @@ func (t *Table) Close() error {
 	return t.objects.Close()
 }
 
-// Resolve names addresses, in their order. An address that the kernel does not know gives an empty Symbol. Addresses are
-// taken as they are: for a return address, pass the one before it.
+// Resolve names addresses, in their order. An address that the kernel does not know gives an empty Symbol. Addresses
+// are taken as they are: for a return address, pass the one before it.
 func (t *Table) Resolve(addrs []uint64) ([]Symbol, error) {
 	if !t.byKernel {
 		f, err := os.Open(t.kallsyms)
@@ -112,8 +113,8 @@ func (t *Table) ask(addrs []uint64, out []Symbol) error {
 	return nil
 }
 
-// parseSymbol reads "name+0x12/0x345 [module]"; the kernel writes an address that it does not know as "0xffff...". A name that did
-// not fit is kept as far as it goes.
+// parseSymbol reads "name+0x12/0x345 [module]"; the kernel writes an address that it does not know as "0xffff...". A
+// name that did not fit is kept as far as it goes.
 func parseSymbol(text string, addr uint64) Symbol {
 	if text == "" || strings.HasPrefix(text, "0x") {
 		return Symbol{}
@@ -138,8 +139,8 @@ func parseSymbol(text string, addr uint64) Symbol {
 	return s
 }
 
-// search names addresses from the text of /proc/kallsyms, in one pass and any order: each symbol is noted with its neighbours among the
-// addresses, and afterwards the nearest symbol below is carried up and the nearest above down.
+// search names addresses from the text of /proc/kallsyms, in one pass and any order: each symbol is noted with its
+// neighbours among the addresses, and afterwards the nearest symbol below is carried up and the nearest above down.
 func search(r io.Reader, addrs []uint64) ([]Symbol, error) {
 	sorted := slices.Clone(addrs)
 	slices.Sort(sorted)

@@ -1,9 +1,11 @@
-// Package perf samples what every CPU is doing in the kernel: a plain perf ring for each CPU, with call chains, threads and control
-// groups. User code is left out: no program runs there. It is not a BPF program on purpose: the kernel refuses to run one such program inside another of the tracing kind
-// (bpf_prog_active), so samples would vanish inside just the programs that are to be weighed.
+// Package perf samples what every CPU is doing in the kernel: a plain perf ring for each CPU, with call chains, threads
+// and control groups. User code is left out: no program runs there. It is not a BPF program on purpose: the kernel
+// refuses to run one such program inside another of the tracing kind (bpf_prog_active), so samples would vanish inside
+// just the programs that are to be weighed.
 //
-// With a hardware cycle counter samples come by NMI and see everything. Without one (most virtual machines) they come from an
-// hrtimer (cpu-clock), which cannot fire while interrupts are off: code there is seen late or not at all. Source tells which.
+// With a hardware cycle counter samples come by NMI and see everything. Without one (most virtual machines) they come
+// from an hrtimer (cpu-clock), which cannot fire while interrupts are off: code there is seen late or not at all.
+// Source tells which.
 package perf
 
 import (
@@ -31,8 +33,9 @@ const (
 	CPUClock Source = "cpu-clock"
 )
 
-// DefaultHz is prime, so that samples do not keep step with timers of round frequencies. It is also what an idle machine can bear: a
-// sample wakes an idle CPU, which costs it some 5 us, and 25 to 40 us were seen in a virtual machine.
+// DefaultHz is prime, so that samples do not keep step with timers of round frequencies. It is also what an idle
+// machine can bear: a sample wakes an idle CPU, which costs it some 5 us, and 25 to 40 us were seen in a virtual
+// machine.
 const DefaultHz = 499
 
 // Options of a sampler. The zero value has sensible defaults.
@@ -56,8 +59,8 @@ type Sampler struct {
 	slowed  uint64 // records of throttling: the kernel thought that sampling took too long
 }
 
-// Handler receives what a drain finds. Symbols, programs and tasks of a drain come first, then the samples, so that a sample is
-// never seen before the program that it hit. A nil field is skipped.
+// Handler receives what a drain finds. Symbols, programs and tasks of a drain come first, then the samples, so that a
+// sample is never seen before the program that it hit. A nil field is skipped.
 type Handler struct {
 	Symbol  func(Symbol)
 	Program func(ProgramEvent, []Symbol) // with the symbols that belong to it
@@ -136,8 +139,8 @@ func newAttr(source Source, hz int, cgroup bool) *unix.PerfEventAttr {
 	}
 	if source == Cycles {
 		a.Type, a.Config = unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_CPU_CYCLES
-		// A fixed number of cycles, so that every sample weighs the same. By frequency the kernel would adapt the period of each CPU
-		// to how busy it is, and a CPU with little to show would have as many samples as a full one.
+		// A fixed number of cycles, so that every sample weighs the same. By frequency the kernel would adapt the
+		// period of each CPU to how busy it is, and a CPU with little to show would have as many samples as a full one.
 		a.Sample = cyclesPerSecond / uint64(hz)
 	}
 	if cgroup {
@@ -149,7 +152,8 @@ func newAttr(source Source, hz int, cgroup bool) *unix.PerfEventAttr {
 // Source is the event that makes the samples.
 func (s *Sampler) Source() Source { return s.source }
 
-// Period is the time between two samples of one CPU: wall time for cpu-clock; for cycles about as much busy kernel time, and no measure.
+// Period is the time between two samples of one CPU: wall time for cpu-clock; for cycles about as much busy kernel
+// time, and no measure.
 func (s *Sampler) Period() time.Duration { return s.period }
 
 // HasCgroup says whether samples carry a cgroup id.
@@ -193,8 +197,9 @@ func (s *Sampler) Disable() error {
 	return nil
 }
 
-// Blind is the CPUs that were not sampled for all the time between the last Enable and Disable, which lay between these two calls. The kernel takes
-// the event of a CPU that goes offline away for good, without an error, and a CPU that comes online later has none.
+// Blind is the CPUs that were not sampled for all the time between the last Enable and Disable, which lay between these
+// two calls. The kernel takes the event of a CPU that goes offline away for good, without an error, and a CPU that
+// comes online later has none.
 func (s *Sampler) Blind() ([]int, error) {
 	online, err := OnlineCPUs()
 	if err != nil {
@@ -224,8 +229,9 @@ func (s *Sampler) Blind() ([]int, error) {
 
 // Drain hands everything in the rings to h and empties them. Call it several times a second.
 func (s *Sampler) Drain(h *Handler) error {
-	// Heads for the samples are taken before heads for the rest: whatever happened before a sample that is handed out, on
-	// whichever CPU, is then in the part of the rings that the first pass reads. Samples behind their head wait for the next drain.
+	// Heads for the samples are taken before heads for the rest: whatever happened before a sample that is handed out,
+	// on whichever CPU, is then in the part of the rings that the first pass reads. Samples behind their head wait for
+	// the next drain.
 	n := len(s.rings)
 	for i, r := range s.rings {
 		s.heads[i] = r.head()
@@ -317,8 +323,8 @@ func (s *Sampler) Close() error {
 // OnlineCPUs is the numbers of the CPUs that are online.
 func OnlineCPUs() ([]int, error) { return onlineCPUs("/sys/devices/system/cpu/online") }
 
-// Leaders are the descriptors of the sampler's events, by CPU: an event that is opened with one of them as its leader is switched on and off with
-// it. Close such events before the sampler.
+// Leaders are the descriptors of the sampler's events, by CPU: an event that is opened with one of them as its leader
+// is switched on and off with it. Close such events before the sampler.
 func (s *Sampler) Leaders() map[int]int {
 	fds := make(map[int]int, len(s.rings))
 	for _, r := range s.rings {

@@ -29,7 +29,8 @@ func sampler(t testing.TB, o Options) *Sampler {
 	return s
 }
 
-// A thread that burns one CPU in the kernel must be seen about as often as the rate says, and only with times inside the enabled span.
+// A thread that burns one CPU in the kernel must be seen about as often as the rate says, and only with times inside
+// the enabled span.
 func TestSamplerSeesABusyThread(t *testing.T) {
 	s := sampler(t, Options{})
 	runtime.LockOSThread()
@@ -89,7 +90,8 @@ func TestSamplerSeesABusyThread(t *testing.T) {
 	}
 }
 
-// A child process must be announced with its parent, so that its group is known even if it is gone when its samples are read.
+// A child process must be announced with its parent, so that its group is known even if it is gone when its samples are
+// read.
 func TestForksAreSeen(t *testing.T) {
 	s := sampler(t, Options{})
 	if err := s.Enable(); err != nil {

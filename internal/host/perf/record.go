@@ -119,7 +119,8 @@ func decodeTask(exit bool, b []byte) (Task, error) {
 	}, nil
 }
 
-// decodeSymbol decodes PERF_RECORD_KSYMBOL; ok is false for a symbol that is not BPF. The time stands in the sample_id trailer.
+// decodeSymbol decodes PERF_RECORD_KSYMBOL; ok is false for a symbol that is not BPF. The time stands in the sample_id
+// trailer.
 func decodeSymbol(b []byte, trailer int) (s Symbol, ok bool, err error) {
 	if len(b) < 16+trailer {
 		return s, false, errTruncated
@@ -158,7 +159,8 @@ func decodeProgram(b []byte, trailer int) (p ProgramEvent, ok bool, err error) {
 	return ProgramEvent{Time: trailerTime(b), ID: ne.Uint32(b[4:]), Unloaded: kind == bpfEventUnload}, true, nil
 }
 
-// sampleIDSize is the trailer that sample_id_all adds to every record that is not a sample: TID, TIME, CPU of the sample type.
+// sampleIDSize is the trailer that sample_id_all adds to every record that is not a sample: TID, TIME, CPU of the
+// sample type.
 const sampleIDSize = 8 + 8 + 8
 
 func trailerTime(b []byte) int64 {

@@ -14,8 +14,8 @@ type KernelThread struct {
 	Gone    bool          // it has ended; Runtime is what was last read
 }
 
-// KernelThreads reads the CPU time of the kernel's threads. They are found once, by looking at every process, and then read with one
-// system call each. It is for one goroutine.
+// KernelThreads reads the CPU time of the kernel's threads. They are found once, by looking at every process, and then
+// read with one system call each. It is for one goroutine.
 type KernelThreads struct {
 	fs      FS
 	known   map[int]bool // processes that were looked at

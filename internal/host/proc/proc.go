@@ -1,6 +1,6 @@
-// Package proc reads what the kernel tells of the machine and its processes under /proc and /sys: counters and names as they are,
-// nothing interpreted. Processes come and go while they are read: a process that has gone is ErrGone, to be told apart from a
-// failure.
+// Package proc reads what the kernel tells of the machine and its processes under /proc and /sys: counters and names as
+// they are, nothing interpreted. Processes come and go while they are read: a process that has gone is ErrGone, to be
+// told apart from a failure.
 package proc
 
 import (
@@ -40,7 +40,8 @@ func (f FS) has(name string) bool {
 	return err == nil
 }
 
-// ticksPerSecond is USER_HZ, the unit of times in /proc, as the kernel tells each process (AT_CLKTCK, type 17, in its auxiliary vector).
+// ticksPerSecond is USER_HZ, the unit of times in /proc, as the kernel tells each process (AT_CLKTCK, type 17, in its
+// auxiliary vector).
 func (f FS) ticksPerSecond() float64 {
 	const clktck, usual = 17, 100
 	b, err := os.ReadFile(f.path("proc/self/auxv"))

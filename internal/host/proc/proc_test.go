@@ -87,8 +87,8 @@ func TestStat(t *testing.T) {
 	if err := unix.Sysinfo(&up); err != nil {
 		t.Fatal(err)
 	}
-	// All modes together are the time that the CPUs were on: at most uptime x CPUs, give or take the grain. What was stolen from an idle CPU
-	// the kernel counts as idle and as stolen, so that much, at most, stands there twice.
+	// All modes together are the time that the CPUs were on: at most uptime x CPUs, give or take the grain. What was
+	// stolen from an idle CPU the kernel counts as idle and as stolen, so that much, at most, stands there twice.
 	sum := a.User + a.Nice + a.System + a.Idle + a.IOWait + a.IRQ + a.Softirq + a.Steal
 	twice := min(a.Steal, a.Idle+a.IOWait)
 	if limit := float64(up.Uptime+2) * float64(a.CPUs); sum <= 0 || sum-twice > limit {

@@ -18,8 +18,8 @@ type Process struct {
 	Comm  string
 	State byte // R, S, D, Z (dead, not yet waited for), ...
 	PPID  int
-	// Start is when it started, in ticks of USER_HZ since the machine did. With the PID it names a process for good, unless the
-	// PID comes round again within one tick.
+	// Start is when it started, in ticks of USER_HZ since the machine did. With the PID it names a process for good,
+	// unless the PID comes round again within one tick.
 	Start  uint64
 	Kernel bool // a kernel thread
 }
@@ -113,7 +113,8 @@ func (f FS) Comm(pid int) (string, error) {
 	return strings.TrimSuffix(string(b), "\n"), err
 }
 
-// Exe is the file that a process runs; with " (deleted)" behind it where that was replaced. A kernel thread has none: empty.
+// Exe is the file that a process runs; with " (deleted)" behind it where that was replaced. A kernel thread has none:
+// empty.
 func (f FS) Exe(pid int) (string, error) {
 	exe, err := os.Readlink(f.path("proc", strconv.Itoa(pid), "exe"))
 	if err == nil {
@@ -164,8 +165,8 @@ func (f FS) RSS(pid int) (uint64, error) {
 	return pages * uint64(os.Getpagesize()), nil
 }
 
-// Resident is the resident memory of a process in bytes, as RSS, and the most that it has had so far (VmRSS and VmHWM of proc_pid_status(5)). A process without
-// memory of its own (a kernel thread, a zombie) has 0.
+// Resident is the resident memory of a process in bytes, as RSS, and the most that it has had so far (VmRSS and VmHWM
+// of proc_pid_status(5)). A process without memory of its own (a kernel thread, a zombie) has 0.
 func (f FS) Resident(pid int) (now, peak uint64, err error) {
 	b, err := f.read(pid, "status")
 	if err != nil {
@@ -176,9 +177,9 @@ func (f FS) Resident(pid int) (now, peak uint64, err error) {
 	return now, peak, nil
 }
 
-// PSS is the resident memory of a process in bytes, each page divided by the number of processes that share it. The kernel walks the
-// page tables for it: that takes time in proportion to the memory, and holds the process up. A process without memory of its own
-// (a kernel thread, a zombie) has 0.
+// PSS is the resident memory of a process in bytes, each page divided by the number of processes that share it. The
+// kernel walks the page tables for it: that takes time in proportion to the memory, and holds the process up. A process
+// without memory of its own (a kernel thread, a zombie) has 0.
 func (f FS) PSS(pid int) (uint64, error) {
 	b, err := f.read(pid, "smaps_rollup")
 	if errors.Is(err, ErrGone) && f.exists(pid) {
@@ -207,11 +208,11 @@ func parseKB(b []byte, name string) (uint64, bool) {
 	return 0, false
 }
 
-// Runtime is the CPU time that a process of this machine has used, its ended threads included, to the nanosecond. What runs at this moment is
-// counted up to the last tick. It works for kernel threads as well.
+// Runtime is the CPU time that a process of this machine has used, its ended threads included, to the nanosecond. What
+// runs at this moment is counted up to the last tick. It works for kernel threads as well.
 //
-// It is the process's CPU clock (CPUCLOCK_SCHED in include/linux/posix-timers.h, which any process may read): the sum of what
-// /proc/<pid>/task/*/schedstat says, for one system call.
+// It is the process's CPU clock (CPUCLOCK_SCHED in include/linux/posix-timers.h, which any process may read): the sum
+// of what /proc/<pid>/task/*/schedstat says, for one system call.
 func Runtime(pid int) (time.Duration, error) {
 	const cpuclockSched = 2
 	var ts unix.Timespec

@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// Stat is the CPU time of the whole machine since it was started, in seconds, from the first line of /proc/stat. Each mode is summed over
-// the CPUs; the grain is one tick of USER_HZ (10 ms) per CPU. User contains Guest, Nice contains GuestNice.
+// Stat is the CPU time of the whole machine since it was started, in seconds, from the first line of /proc/stat. Each
+// mode is summed over the CPUs; the grain is one tick of USER_HZ (10 ms) per CPU. User contains Guest, Nice contains
+// GuestNice.
 type Stat struct {
 	User, Nice, System, Idle, IOWait, IRQ, Softirq, Steal, Guest, GuestNice float64
 

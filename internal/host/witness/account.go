@@ -10,7 +10,8 @@ import (
 	"tare/internal/ledger"
 )
 
-// Look is one interval between two looks at a CPU in which at least 0.1 ms was stolen. Times are CLOCK_MONOTONIC in nanoseconds.
+// Look is one interval between two looks at a CPU in which at least 0.1 ms was stolen. Times are CLOCK_MONOTONIC in
+// nanoseconds.
 type Look struct {
 	CPU       int
 	Last, Now int64 // the look before, and this one
@@ -19,8 +20,8 @@ type Look struct {
 	Late      int64 // how long after it was due the look at Now came
 }
 
-// AtEnd says whether the stall ended with the look: a look that was due while the CPU was away comes as soon as it is back. Looks are late for
-// other reasons too, but not often by as much.
+// AtEnd says whether the stall ended with the look: a look that was due while the CPU was away comes as soon as it is
+// back. Looks are late for other reasons too, but not often by as much.
 func (l Look) AtEnd() bool { return l.Late >= lateByStall || 2*l.Late >= l.Stolen }
 
 const lateByStall = 50_000 // ns; timers of an undisturbed virtual machine were seen to be late by up to 30 us
@@ -42,8 +43,8 @@ func (l Look) part(from, to int64) float64 {
 	return float64(max(min(b, to)-max(a, from), 0)) / float64(b-a)
 }
 
-// idleStolen bounds how much of the stolen time the kernel counts as idle time as well. Both lie in one interval: they overlap at least by what they
-// exceed it together, and at most by the shorter of the two.
+// idleStolen bounds how much of the stolen time the kernel counts as idle time as well. Both lie in one interval: they
+// overlap at least by what they exceed it together, and at most by the shorter of the two.
 func (l Look) idleStolen() (lo, hi int64) {
 	hi = min(l.Stolen, l.Idle)
 	lo = min(max(l.Stolen+l.Idle-(l.Now-l.Last), 0), hi)
@@ -75,8 +76,8 @@ const maxKept = 4 * ledger.MaxStalls
 type Account struct {
 	Noise  ledger.Noise
 	Stolen float64 // seconds, of all CPUs, exactly in the window
-	// IdleStolen is the part of Stolen that the kernel counts as idle time as well, in seconds: the middle of what is possible. It is off by at
-	// most IdleStolenError.
+	// IdleStolen is the part of Stolen that the kernel counts as idle time as well, in seconds: the middle of what is
+	// possible. It is off by at most IdleStolenError.
 	IdleStolen, IdleStolenError float64
 	Lost                        uint64 // records that found no room: their time is in the sums, and they are not in the lists
 	Looks                       uint64
@@ -88,8 +89,8 @@ func (w *Witness) Begin() (err error) {
 	return err
 }
 
-// Drain takes over what the program has recorded. Call it several times a second. Each interval is handed to seen, which may be nil, in the order
-// of time for each CPU.
+// Drain takes over what the program has recorded. Call it several times a second. Each interval is handed to seen,
+// which may be nil, in the order of time for each CPU.
 func (w *Witness) Drain(seen func(Look)) error {
 	err := w.drain(func(r *record) {
 		switch r.Kind {
@@ -119,7 +120,8 @@ func text(b []byte) string {
 	return string(b)
 }
 
-// compact forgets the shortest of too many intervals and spans, and none of the last second, in which a window may yet end.
+// compact forgets the shortest of too many intervals and spans, and none of the last second, in which a window may yet
+// end.
 func (w *Witness) compact() {
 	if len(w.looks) > maxKept {
 		recent := w.looks[len(w.looks)-1].Now - int64(time.Second)
@@ -160,7 +162,8 @@ func forget[T any](all []T, weight func(T) int64, forgotten func(T)) []T {
 	return kept
 }
 
-// held is for how long, in nanoseconds without what was stolen: from the middle between the looks around its begin to that around its end.
+// held is for how long, in nanoseconds without what was stolen: from the middle between the looks around its begin to
+// that around its end.
 func (s span) held() int64 { return max((s.last+s.after-s.first-s.before)/2-s.stolen, 0) }
 
 // End makes the account of a window, whose edges lie between Begin and now. Nothing is looked at any more.

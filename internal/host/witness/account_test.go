@@ -9,7 +9,8 @@ import (
 
 const ms = int64(1e6)
 
-// What of a stall is in idle time, for intervals as they were recorded: a machine that was idle, one that was busy, and both in one interval.
+// What of a stall is in idle time, for intervals as they were recorded: a machine that was idle, one that was busy, and
+// both in one interval.
 func TestIdleStolen(t *testing.T) {
 	for name, c := range map[string]struct {
 		look   Look
@@ -29,7 +30,8 @@ func TestIdleStolen(t *testing.T) {
 	}
 }
 
-// A stall that a window's edge cuts counts on both sides by where it was: before the look if that came late, else spread over the interval.
+// A stall that a window's edge cuts counts on both sides by where it was: before the look if that came late, else
+// spread over the interval.
 func TestAStallAcrossTheEdge(t *testing.T) {
 	late := Look{Last: 100 * ms, Now: 142 * ms, Stolen: 40 * ms, Late: 40 * ms} // from 102 to 142
 	short := Look{Last: 100 * ms, Now: 102 * ms, Stolen: ms, Late: 0}
@@ -47,7 +49,8 @@ func TestAStallAcrossTheEdge(t *testing.T) {
 	}
 }
 
-// The sums of an account: of intervals with a record, of those too small for one, of records that were lost, and of what lies outside.
+// The sums of an account: of intervals with a record, of those too small for one, of records that were lost, and of
+// what lies outside.
 func TestAccount(t *testing.T) {
 	w := &Witness{source: Clock, period: 2 * 1e6}
 	w.begin = []state{{Stolen: 1000, Small: 1000, SmallLo: 10, SmallHi: 20, Looks: 5}, {}}

@@ -17,9 +17,10 @@ const (
 	costGoes   = 24 // the fastest counts: what slows a go down is not the witness
 )
 
-// MeasureCost measures what one look costs a busy CPU: a fixed amount of work is done many times without and with a witness that looks at this
-// thread 50,000 times a second. Of a witness that has joined a sampler it is what a look adds to an interrupt that comes anyway, of one that stands
-// alone the interrupt is part of it. It takes about 25 ms of CPU. Call it while no look is taken; Reset forgets what it did.
+// MeasureCost measures what one look costs a busy CPU: a fixed amount of work is done many times without and with a
+// witness that looks at this thread 50,000 times a second. Of a witness that has joined a sampler it is what a look
+// adds to an interrupt that comes anyway, of one that stands alone the interrupt is part of it. It takes about 25 ms of
+// CPU. Call it while no look is taken; Reset forgets what it did.
 func (w *Witness) MeasureCost() (time.Duration, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -118,7 +119,8 @@ func spinUnder(fd, steps int) (time.Duration, error) {
 	return took, nil
 }
 
-// spin does a fixed amount of work and says how much CPU time that took: interrupts are in it, and time that was stolen or that others ran is not.
+// spin does a fixed amount of work and says how much CPU time that took: interrupts are in it, and time that was stolen
+// or that others ran is not.
 func spin(steps int) time.Duration {
 	start := threadTime()
 	x := uint64(steps)

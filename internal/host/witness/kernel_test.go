@@ -69,9 +69,10 @@ func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int
 	return held
 }
 
-// A task that holds a CPU for 20 ms at real-time priority is seen with its name. Three stretches in four are seen to within 3 ms of both true
-// edges, one and a half periods; none is taken for the one before or after it. What a stall of the CPU itself does to the looks at an edge
-// comes on top, and is known; a look that comes late because the CPU went idle costs an edge more.
+// A task that holds a CPU for 20 ms at real-time priority is seen with its name. Three stretches in four are seen to
+// within 3 ms of both true edges, one and a half periods; none is taken for the one before or after it. What a stall of
+// the CPU itself does to the looks at an edge comes on top, and is known; a look that comes late because the CPU went
+// idle costs an edge more.
 func TestAHogIsSeen(t *testing.T) {
 	const (
 		length, pause = 20 * time.Millisecond, 15 * time.Millisecond
@@ -91,8 +92,8 @@ func TestAHogIsSeen(t *testing.T) {
 			t.Error("nobody was seen running")
 		}
 		h.judge(t, n, cpu, held, pause)
-		// Which stretches are not checked is the witness's own word, so the kernel's counter must bear it out. It counts in ticks of 10 ms at
-		// most, on every CPU.
+		// Which stretches are not checked is the witness's own word, so the kernel's counter must bear it out. It
+		// counts in ticks of 10 ms at most, on every CPU.
 		if stolen := kernelSteal(t) - before; h.stolen > stolen+0.01*float64(runtime.NumCPU()) {
 			t.Errorf("the witness saw %.3f s stolen from CPU %d around the stretches, and the kernel counted %.3f s from all", h.stolen, cpu, stolen)
 		}
@@ -110,8 +111,8 @@ func TestAHogIsSeen(t *testing.T) {
 	}
 }
 
-// TestIdleGroupsHoldNobodyUp: what runs in a control group that is idle gives way to everybody at once, so it is no occupant, however long it runs;
-// the same process in an ordinary group is one.
+// TestIdleGroupsHoldNobodyUp: what runs in a control group that is idle gives way to everybody at once, so it is no
+// occupant, however long it runs; the same process in an ordinary group is one.
 func TestIdleGroupsHoldNobodyUp(t *testing.T) {
 	cpu := runtime.NumCPU() - 1
 	group := cpuGroup(t)
@@ -328,8 +329,8 @@ func keepBusy(t *testing.T, cpu int) {
 	t.Cleanup(func() { stop.Store(true); <-done })
 }
 
-// Interrupts that are off for long make looks late, and are not taken for stolen time. A spin that the hypervisor interrupts makes its look late for both
-// reasons, so the rounds go on until one did not.
+// Interrupts that are off for long make looks late, and are not taken for stolen time. A spin that the hypervisor
+// interrupts makes its look late for both reasons, so the rounds go on until one did not.
 func TestInterruptsOffAreNotStolen(t *testing.T) {
 	const length, every, rounds = 12 * time.Millisecond, 50 * time.Millisecond, 5
 	cpu := runtime.NumCPU() - 1
@@ -358,7 +359,8 @@ func TestInterruptsOffAreNotStolen(t *testing.T) {
 		if n.Late+disturbed < int(runs) {
 			t.Errorf("%d late looks and %d stalls, interrupts were off %d times", n.Late, disturbed, runs)
 		}
-		// The hypervisor's own count is the truth: what the witness calls stolen is in it, however long interrupts were off.
+		// The hypervisor's own count is the truth: what the witness calls stolen is in it, however long interrupts were
+		// off.
 		if stolen > off && stolen > n.StolenSeconds {
 			t.Errorf("%v s stolen of that CPU, %v s of all", stolen, n.StolenSeconds)
 		}

@@ -85,7 +85,8 @@ func (w *Witness) clearProcesses() error {
 	return nil
 }
 
-// busiest are the processes that were seen most. Those of one name in one group are one occupant: a build is a thousand short processes.
+// busiest are the processes that were seen most. Those of one name in one group are one occupant: a build is a thousand
+// short processes.
 func (w *Witness) busiest() ([]ledger.Occupant, error) {
 	type who struct{ comm, cgroup string }
 	sums := map[who]*ledger.Occupant{}

@@ -1,10 +1,12 @@
-// Package witness looks at every CPU, some 500 times a second, and says what disturbed the machine: when a CPU stood still because the hypervisor
-// ran somebody else, which tasks held a CPU for long, and which processes were seen running.
+// Package witness looks at every CPU, some 500 times a second, and says what disturbed the machine: when a CPU stood
+// still because the hypervisor ran somebody else, which tasks held a CPU for long, and which processes were seen
+// running.
 //
-// A look is a run of a small BPF program in a timer interrupt of its CPU. It reads the steal clock, which the hypervisor keeps to the nanosecond
-// (struct kvm_steal_time in arch/x86/include/uapi/asm/kvm_para.h), and the kernel's own account of idle time. After a stall the look comes late
-// and is the first thing that runs, so the stall ended there. A look that comes late although nothing was stolen is told apart: interrupts were off,
-// or a tracing program was running. That is never noise, for whoever is weighed may be the cause.
+// A look is a run of a small BPF program in a timer interrupt of its CPU. It reads the steal clock, which the
+// hypervisor keeps to the nanosecond (struct kvm_steal_time in arch/x86/include/uapi/asm/kvm_para.h), and the kernel's
+// own account of idle time. After a stall the look comes late and is the first thing that runs, so the stall ended
+// there. A look that comes late although nothing was stolen is told apart: interrupts were off, or a tracing program
+// was running. That is never noise, for whoever is weighed may be the cause.
 package witness
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" witness bpf/witness.bpf.c
@@ -45,10 +47,11 @@ const DefaultHz = perf.DefaultHz
 // Options of a witness. The zero value has sensible defaults.
 type Options struct {
 	Hz int // looks per second and CPU; 0 is DefaultHz
-	// Leaders are the events of a sampler, by CPU. The witness joins them: it is switched on and off with them, and its looks fall into the same
-	// interrupts, so that an idle CPU is woken once. Empty: the witness stands alone.
+	// Leaders are the events of a sampler, by CPU. The witness joins them: it is switched on and off with them, and its
+	// looks fall into the same interrupts, so that an idle CPU is woken once. Empty: the witness stands alone.
 	Leaders map[int]int
-	// LeaderPeriod is the time between two samples of the leaders. The witness looks at each, or at every second, third, ... of fast ones.
+	// LeaderPeriod is the time between two samples of the leaders. The witness looks at each, or at every second,
+	// third, ... of fast ones.
 	LeaderPeriod time.Duration
 	Ticks        bool // do not use the steal clock even where there is one
 }
@@ -122,8 +125,8 @@ const (
 	sourceTicks uint32 = 2
 )
 
-// Open loads the program and makes the events; no look is taken until Enable, or until the leaders are enabled. The error is a
-// *feature.MissingError where this machine has no witness.
+// Open loads the program and makes the events; no look is taken until Enable, or until the leaders are enabled. The
+// error is a *feature.MissingError where this machine has no witness.
 func Open(o Options) (*Witness, error) {
 	if err := Witnessing.Err(); err != nil {
 		return nil, err
@@ -172,7 +175,8 @@ func open(o Options) (w *Witness, err error) {
 	return w, nil
 }
 
-// load loads the program with what this kernel has: the steal clock where the hypervisor keeps one, else the kernel's counter.
+// load loads the program with what this kernel has: the steal clock where the hypervisor keeps one, else the kernel's
+// counter.
 func (w *Witness) load(clock bool) error {
 	kernel, err := kernelVariables()
 	if err != nil {
@@ -206,8 +210,9 @@ func (w *Witness) load(clock bool) error {
 	return w.loadWith(kernel, sourceTicks)
 }
 
-// findQueues shows the program the run queue of every CPU: a task that runs on a CPU is linked to its queue, while the idle task may be linked
-// to another's. Of a CPU that this process may not use, the first task that a look sees there shows it.
+// findQueues shows the program the run queue of every CPU: a task that runs on a CPU is linked to its queue, while the
+// idle task may be linked to another's. Of a CPU that this process may not use, the first task that a look sees there
+// shows it.
 func (w *Witness) findQueues(cpus []int) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -236,7 +241,8 @@ func (w *Witness) findQueues(cpus []int) (err error) {
 	return nil
 }
 
-// kernelVariables are the places of the variables in the section of per-CPU variables, by name: of those that this kernel has and tells.
+// kernelVariables are the places of the variables in the section of per-CPU variables, by name: of those that this
+// kernel has and tells.
 func kernelVariables() (map[string]int64, error) {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -294,8 +300,8 @@ func (w *Witness) loadWith(kernel map[string]int64, source uint32) error {
 	return nil
 }
 
-// ringBytes is the memory of the ring. A record takes 96 bytes with its header, a busy CPU changes hands some 250 times a second, and the ring is
-// emptied five times a second.
+// ringBytes is the memory of the ring. A record takes 96 bytes with its header, a busy CPU changes hands some 250 times
+// a second, and the ring is emptied five times a second.
 func ringBytes(cpus int) uint32 {
 	n := uint32(1 << 17)
 	for n < uint32(cpus)*(16<<10) && n < 1<<23 {
@@ -390,8 +396,8 @@ const (
 	settleEvery  = 500 * time.Microsecond
 )
 
-// Settle waits until every CPU was looked at after the time after (CLOCK_MONOTONIC, ns), so that a stall of that time is known in full. It gives up
-// after 0.3 s, for a CPU may have gone offline.
+// Settle waits until every CPU was looked at after the time after (CLOCK_MONOTONIC, ns), so that a stall of that time
+// is known in full. It gives up after 0.3 s, for a CPU may have gone offline.
 func (w *Witness) Settle(after int64) error {
 	if err := w.watchSilent(); err != nil {
 		return err
@@ -408,8 +414,9 @@ func (w *Witness) Settle(after int64) error {
 				continue
 			}
 			all = false
-			// The kernel reads the event on its CPU, by an interrupt that waits for the end of a stall and ends idle sleep: on virtual machines timers
-			// of a CPU in deep sleep were seen not to fire until something else woke it.
+			// The kernel reads the event on its CPU, by an interrupt that waits for the end of a stall and ends idle
+			// sleep: on virtual machines timers of a CPU in deep sleep were seen not to fire until something else woke
+			// it.
 			var count [8]byte
 			_, _ = unix.Read(e.fd, count[:]) // of an event whose CPU went offline there is nothing to read
 		}
@@ -426,7 +433,8 @@ func (w *Witness) Settle(after int64) error {
 // silentAfter is in how many periods a CPU whose timer fires is looked at.
 const silentAfter = 4
 
-// watchSilent attaches the look at CPUs that leave idle, if there is one that the timer does not look at. Finding out takes a few periods.
+// watchSilent attaches the look at CPUs that leave idle, if there is one that the timer does not look at. Finding out
+// takes a few periods.
 func (w *Witness) watchSilent() (err error) {
 	if w.wakes != nil {
 		return nil

@@ -1,8 +1,9 @@
-// Package connect is the load that makes connections and nothing else: UDP sockets that connect to services, as fast as they go, which sends no
-// packet and so is all data plane. It runs as a process of its own (tare load connect), in closed loop.
+// Package connect is the load that makes connections and nothing else: UDP sockets that connect to services, as fast as
+// they go, which sends no packet and so is all data plane. It runs as a process of its own (tare load connect), in
+// closed loop.
 //
-// Where a data plane replaces its configuration meanwhile (package generation), it also judges every connection: whether the endpoint
-// that it came to was one of those that there could be at that moment.
+// Where a data plane replaces its configuration meanwhile (package generation), it also judges every connection:
+// whether the endpoint that it came to was one of those that there could be at that moment.
 package connect
 
 import (
@@ -56,7 +57,8 @@ type Load struct {
 	peer unix.RawSockaddrInet4
 }
 
-// New makes the socket, and sees that the services are there. Its errors are of wrong use or of services that do not answer.
+// New makes the socket, and sees that the services are there. Its errors are of wrong use or of services that do not
+// answer.
 func New(o Options) (l *Load, err error) {
 	if o.Replacer == 0 {
 		switch {
@@ -128,8 +130,9 @@ func (l *Load) service(i int) (ip uint32, port uint16) {
 	return uint32(b[0])<<24 + uint32(b[1])<<16 + uint32(b[2])<<8 + uint32(b[3]) + uint32(i), l.o.First.Port()
 }
 
-// The two calls below go straight to the kernel. Neither can block, and telling the Go scheduler of them costs as much as some of them; worse, its
-// monitor takes a thread that stays in such calls for one that blocks, and interrupts it every 20 us.
+// The two calls below go straight to the kernel. Neither can block, and telling the Go scheduler of them costs as much
+// as some of them; worse, its monitor takes a thread that stays in such calls for one that blocks, and interrupts it
+// every 20 us.
 
 // connect connects the socket, which may be connected: a UDP socket can again and again.
 func (l *Load) connect(ip uint32, port uint16) unix.Errno {
@@ -267,7 +270,8 @@ func (t *tally) add(began, ended int64, errno unix.Errno) {
 
 func record(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) } // in range, so there is no error
 
-// sawOld notes that generation g was still found so long after the next had begun. Only the last of each generation counts.
+// sawOld notes that generation g was still found so long after the next had begun. Only the last of each generation
+// counts.
 func (t *tally) sawOld(g uint64, age int64) {
 	if t.oldAge > 0 && t.oldOf != g {
 		record(t.old, t.oldAge)
@@ -330,8 +334,8 @@ func errorName(errno unix.Errno) string {
 	return "connect-" + strconv.Itoa(int(errno))
 }
 
-// Run plays a load's part in the role protocol on conn: says ready, waits for the start, connects, sends the result, and stays until the parent
-// closes its end. If the parent does so earlier, that is the end, and no error.
+// Run plays a load's part in the role protocol on conn: says ready, waits for the start, connects, sends the result,
+// and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)
 	if err != nil {

@@ -55,7 +55,8 @@ func TestConnections(t *testing.T) {
 	if r.Generator != Generator || r.Mode != load.Closed || r.Seconds != 0.3 || r.CPUSeconds <= 0 || r.Counts != nil || r.Rate*r.Seconds < 0.999*float64(r.Done) {
 		t.Errorf("%+v", r)
 	}
-	// There is one thread, so only the connection under way at an edge can lie outside of the window, by as long as it was held up.
+	// There is one thread, so only the connection under way at an edge can lie outside of the window, by as long as it
+	// was held up.
 	if spent := float64(h.TotalCount()) * h.Mean() / 1e9; h.Min() < 50 || spent-float64(h.Max())/1e9 > r.Seconds {
 		t.Errorf("the shortest connect() took %d ns, all together %g s of %g s", h.Min(), spent, r.Seconds)
 	}
@@ -87,7 +88,8 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestJudges: without a data plane every connection comes to the service itself, which is past the mesh; it is judged, and no failure.
+// TestJudges: without a data plane every connection comes to the service itself, which is past the mesh; it is judged,
+// and no failure.
 func TestJudges(t *testing.T) {
 	page, err := generation.Create()
 	if err != nil {
@@ -100,7 +102,8 @@ func TestJudges(t *testing.T) {
 	}
 }
 
-// TestTally: an old endpoint counts once for each change, with the last time that it was seen; what goes back is told from what is stale.
+// TestTally: an old endpoint counts once for each change, with the last time that it was seen; what goes back is told
+// from what is stale.
 func TestTally(t *testing.T) {
 	page, err := generation.Create()
 	if err != nil {

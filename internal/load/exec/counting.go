@@ -280,8 +280,8 @@ func (c *Counting) drain(ctx context.Context, events *record.Events) (last readi
 	if err != nil {
 		return last, err
 	}
-	// Of others it can have delivered, since the offset, whatever they have made since the counter was opened and it had
-	// not delivered by then.
+	// Of others it can have delivered, since the offset, whatever they have made since the counter was opened and it
+	// had not delivered by then.
 	most := inside + outside - c.offset.said.Delivered
 	if c.deliverer.Scope() == ScopeGroup {
 		most = expected(ScopeGroup, c.offset, last)

@@ -38,8 +38,8 @@ type Deliverer interface {
 	// load's end from which on what comes is late.
 	Waits() (drain, late time.Duration)
 
-	// Stop tells it to deliver what it still has and to end, and waits until it has. used is its CPU time in seconds since
-	// the offset was read; nil where that is not known.
+	// Stop tells it to deliver what it still has and to end, and waits until it has. used is its CPU time in seconds
+	// since the offset was read; nil where that is not known.
 	Stop(ctx context.Context, used *float64) error
 
 	// Unknown is why nobody knows how many events it delivered, where Said has none to the end.

@@ -207,8 +207,8 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	w.cmd = &osexec.Cmd{
 		Path: "/proc/self/fd/" + strconv.Itoa(first), Args: []string{"tare-exec-worker", strconv.Itoa(w.part)},
 		ExtraFiles: []*os.File{file, memory, target},
-		// A group of its own: what ends a run from a terminal goes to this process alone, which ends the workers in good
-		// order.
+		// A group of its own: what ends a run from a terminal goes to this process alone, which ends the workers in
+		// good order.
 		SysProcAttr: &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true},
 	}
 	if w.start, err = w.cmd.StdinPipe(); err != nil {

@@ -56,7 +56,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// playTarget is what the load executes in some tests. It leaves a file of its name that says how it was executed, and ends as the file "end" wants.
+// playTarget is what the load executes in some tests. It leaves a file of its name that says how it was executed, and
+// ends as the file "end" wants.
 func playTarget() int {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -213,7 +214,8 @@ func (p *process) emptied(t *testing.T) {
 	}
 }
 
-// TestCounts: what the load says it made is what the kernel counted in its group, to the exec, from ready to result, storm after storm.
+// TestCounts: what the load says it made is what the kernel counted in its group, to the exec, from ready to result,
+// storm after storm.
 func TestCounts(t *testing.T) {
 	warmed := false
 	for name, c := range map[string]struct {
@@ -239,7 +241,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// countBoth returns whether execs were made outside of the window, as in the warm-up. Where the machine stands still for all of that, none are.
+// countBoth returns whether execs were made outside of the window, as in the warm-up. Where the machine stands still
+// for all of that, none are.
 func countBoth(t *testing.T, o Options) (warmed bool) {
 	p := startProcess(t, o)
 	counter, err := execs.Open()
@@ -298,14 +301,16 @@ func TestRate(t *testing.T) {
 		if r.Done == want && r.Rate == rate {
 			return
 		}
-		// A machine that does something else at the very end of the window is late for the last starts, which are then not sent.
+		// A machine that does something else at the very end of the window is late for the last starts, which are then
+		// not sent.
 		if try == 20 {
 			t.Fatalf("of %d execs %d were made", r.Intended, r.Done)
 		}
 	}
 }
 
-// TestThird: a rate whose gaps are no whole number of ns keeps to its schedule: the start at 3 times 10/3 ms is not in a window of 10 ms.
+// TestThird: a rate whose gaps are no whole number of ns keeps to its schedule: the start at 3 times 10/3 ms is not in
+// a window of 10 ms.
 func TestThird(t *testing.T) {
 	guest.KernelFree(t)
 	for _, workers := range []int{1, 2, 3} {
@@ -403,7 +408,8 @@ func inEmptyDirectory(t *testing.T) (target []byte) {
 	return target
 }
 
-// TestTarget: each exec has its own name, an empty environment, its worker's CPU, and signals as a program expects them.
+// TestTarget: each exec has its own name, an empty environment, its worker's CPU, and signals as a program expects
+// them.
 func TestTarget(t *testing.T) {
 	target := inEmptyDirectory(t)
 	signal.Ignore(unix.SIGHUP)
@@ -634,7 +640,8 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// TestNoexec: where files in memory cannot be executed the load says what would change it. The setting is that of a PID namespace of the test's own.
+// TestNoexec: where files in memory cannot be executed the load says what would change it. The setting is that of a PID
+// namespace of the test's own.
 func TestNoexec(t *testing.T) {
 	const setting = "/proc/sys/vm/memfd_noexec"
 	before, err := os.ReadFile(setting)
@@ -661,7 +668,8 @@ func TestNoexec(t *testing.T) {
 //go:embed *.elf
 var programs embed.FS
 
-// TestPrograms: the programs, for each machine, are one segment that is only read and executed, and want nothing: no interpreter, no library.
+// TestPrograms: the programs, for each machine, are one segment that is only read and executed, and want nothing: no
+// interpreter, no library.
 func TestPrograms(t *testing.T) {
 	for name, machine := range map[string]elf.Machine{
 		"worker_amd64.elf": elf.EM_X86_64, "target_amd64.elf": elf.EM_X86_64, "worker_arm64.elf": elf.EM_AARCH64, "target_arm64.elf": elf.EM_AARCH64,

@@ -1,23 +1,25 @@
-// Package http puts HTTP/1.1 servers to work and measures how they answer. It runs as a process of its own (tare load http).
+// Package http puts HTTP/1.1 servers to work and measures how they answer. It runs as a process of its own (tare load
+// http).
 //
-// Each of its threads drives its connections through epoll, with raw system calls and no goroutine per connection: the cost of
-// a request must be that of the kernel, or the generator is weighed along with the server. In open loop requests start on an
-// absolute schedule (package pace) and latency counts from the intended start, whether or not a connection was free then; in
-// closed loop each connection sends again as soon as it is answered.
+// Each of its threads drives its connections through epoll, with raw system calls and no goroutine per connection: the
+// cost of a request must be that of the kernel, or the generator is weighed along with the server. In open loop
+// requests start on an absolute schedule (package pace) and latency counts from the intended start, whether or not a
+// connection was free then; in closed loop each connection sends again as soon as it is answered.
 //
 // # Connections
 //
-// With keep-alive each connection lives as long as the server lets it. Without, each request opens one, says "Connection:
-// close", and its handshake is part of the latency. Connections are closed by reset (SO_LINGER of 0) once the answer is
-// complete: a close in good manners leaves the pair of ports in TIME_WAIT for a minute on the side that closes first, and the
-// 28,000 ephemeral ports of one pair of addresses then last a second or two. A server that has sent its whole answer does not
-// notice, one that reads again sees ECONNRESET. Against loopback addresses each connection also takes another source address
-// out of 127.0.0.0/8.
+// With keep-alive each connection lives as long as the server lets it. Without, each request opens one, says
+// "Connection: close", and its handshake is part of the latency. Connections are closed by reset (SO_LINGER of 0) once
+// the answer is complete: a close in good manners leaves the pair of ports in TIME_WAIT for a minute on the side that
+// closes first, and the 28,000 ephemeral ports of one pair of addresses then last a second or two. A server that has
+// sent its whole answer does not notice, one that reads again sees ECONNRESET. Against loopback addresses each
+// connection also takes another source address out of 127.0.0.0/8.
 //
-// With Recycle the socket outlives its connection: connect to AF_UNSPEC dissolves that, with the same reset, and the next connect uses
-// the socket again. It saves making, registering and freeing a socket, about a third of what a connection costs the client, but few real
-// clients do it: programs that watch sockets come and go (cgroup/sock_create, cgroup/sock_release) see none, and what they keep by
-// socket lives on. It is for loads that must leave the CPU to others, and never the default.
+// With Recycle the socket outlives its connection: connect to AF_UNSPEC dissolves that, with the same reset, and the
+// next connect uses the socket again. It saves making, registering and freeing a socket, about a third of what a
+// connection costs the client, but few real clients do it: programs that watch sockets come and go (cgroup/sock_create,
+// cgroup/sock_release) see none, and what they keep by socket lives on. It is for loads that must leave the CPU to
+// others, and never the default.
 package http
 
 import (
@@ -250,14 +252,15 @@ func (o *Options) request(u *url.URL) []byte {
 	return []byte(b.String())
 }
 
-// Generator is a load that is ready to run: names resolved, servers found to answer, and with keep-alive all connections open.
+// Generator is a load that is ready to run: names resolved, servers found to answer, and with keep-alive all
+// connections open.
 type Generator struct {
 	o       Options
 	workers []*worker
 }
 
-// Prepare makes a generator. It is an error of code Usage when the options make no sense, and of code Machine when no server
-// takes a connection. Close ends it.
+// Prepare makes a generator. It is an error of code Usage when the options make no sense, and of code Machine when no
+// server takes a connection. Close ends it.
 func Prepare(ctx context.Context, o Options) (*Generator, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -380,18 +383,20 @@ func (g *Generator) Ready() Ready {
 	return r
 }
 
-// Run makes the load by the schedule and returns what it measured. It ends early with the context's error. A generator runs once.
+// Run makes the load by the schedule and returns what it measured. It ends early with the context's error. A generator
+// runs once.
 func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
-	// Nothing is allocated during the run, so there is nothing to collect; a limit stands guard against hostile servers.
+	// Nothing is allocated during the run, so there is nothing to collect; a limit stands guard against hostile
+	// servers.
 	runtime.GC()
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 30))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 
-	// A worker coming out of a wait must find a scheduler slot (P) free at once. With one for each thread and no more, as on a machine
-	// with one CPU, it waits up to 20 ms for that of a goroutine that sleeps in the kernel.
+	// A worker coming out of a wait must find a scheduler slot (P) free at once. With one for each thread and no more,
+	// as on a machine with one CPU, it waits up to 20 ms for that of a goroutine that sleeps in the kernel.
 	if slots := len(g.workers) + 2; slots > runtime.GOMAXPROCS(0) {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(slots))
 	}
@@ -514,8 +519,8 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return r, nil
 }
 
-// Run plays the load's part in the role protocol on conn: prepares, says ready, waits for the start, runs, sends the result, and
-// stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+// Run plays the load's part in the role protocol on conn: prepares, says ready, waits for the start, runs, sends the
+// result, and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	g, err := Prepare(ctx, o)
 	if err != nil {

@@ -183,8 +183,8 @@ func TestPoissonCounts(t *testing.T) {
 	}
 }
 
-// A stall of the server must show at full length for every request that should have been sent in it, whether or not a connection
-// was free to send it.
+// A stall of the server must show at full length for every request that should have been sent in it, whether or not a
+// connection was free to send it.
 func TestStallShowsAtFullLength(t *testing.T) {
 	const rate, stall = 500, 200 * time.Millisecond
 	begin := pace.Now() + int64(50*time.Millisecond)
@@ -387,8 +387,8 @@ func TestHostileServers(t *testing.T) {
 					o.Timeout = 10 * time.Second // a busy machine must not turn slow into failed
 				}
 				r := run(t, o, 0, 150*time.Millisecond)
-				// On a busy machine what the server says unasked may cross the next request, which then has failed; and the generator may
-				// stand still for all of the window. That is by chance, and not so for ever.
+				// On a busy machine what the server says unasked may cross the next request, which then has failed; and
+				// the generator may stand still for all of the window. That is by chance, and not so for ever.
 				chance := func() bool {
 					return tt.name == "speaks unasked" && r.Errors["response"] > 0 || r.Done == 0 && len(r.Errors) == 0
 				}
@@ -519,8 +519,8 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// Recycled sockets make real connections: the server sees one for each request, from the same few sockets. A server that fails half
-// of them takes the others nothing.
+// Recycled sockets make real connections: the server sees one for each request, from the same few sockets. A server
+// that fails half of them takes the others nothing.
 func TestRecycle(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -557,7 +557,8 @@ func TestRecycle(t *testing.T) {
 	}
 }
 
-// A server that slows down shows in the slices of the window, in open and in closed loop: every request that is intended later waits.
+// A server that slows down shows in the slices of the window, in open and in closed loop: every request that is
+// intended later waits.
 func TestSlicesShowASlowerServer(t *testing.T) {
 	const slow = 300 * time.Millisecond
 	for _, rate := range []float64{0, 200} {
@@ -744,7 +745,8 @@ func TestNoAllocationWhileRunning(t *testing.T) {
 	}
 }
 
-// BenchmarkClosedLoop puts the server at $TARE_BENCH_URL under load from one thread and reports answers per CPU second of the generator.
+// BenchmarkClosedLoop puts the server at $TARE_BENCH_URL under load from one thread and reports answers per CPU second
+// of the generator.
 func BenchmarkClosedLoop(b *testing.B) {
 	url := os.Getenv("TARE_BENCH_URL")
 	if url == "" {
@@ -763,8 +765,8 @@ func BenchmarkClosedLoop(b *testing.B) {
 	}
 }
 
-// TestStallsAreToldApart: a server that stands still for 20 ms every 100 ms, the times of which the load is told, shows the latency of
-// one that never does. A request that is slow while no stall is told of stays.
+// TestStallsAreToldApart: a server that stands still for 20 ms every 100 ms, the times of which the load is told, shows
+// the latency of one that never does. A request that is slow while no stall is told of stays.
 func TestStallsAreToldApart(t *testing.T) {
 	const every, length, service = int64(100e6), int64(20e6), 300 * time.Microsecond
 	begin := pace.Now() + 50e6

@@ -5,15 +5,17 @@ import (
 	"errors"
 )
 
-// The response reader is Tare's own because the socket is: bytes come when epoll says so, in whatever pieces, and a reader that
-// pulls from a stream (fasthttp's, net/http's) would need a goroutine and a buffer for each connection. This one is fed, keeps
-// nothing but a torn line, allocates nothing on whole ones, and throws the body away as it passes.
+// The response reader is Tare's own because the socket is: bytes come when epoll says so, in whatever pieces, and a
+// reader that pulls from a stream (fasthttp's, net/http's) would need a goroutine and a buffer for each connection.
+// This one is fed, keeps nothing but a torn line, allocates nothing on whole ones, and throws the body away as it
+// passes.
 
-// maxHead bounds the status line, header and trailer of one response (interim ones included), in bytes. nginx and Go's client
-// draw the line at 8 KiB to 1 MiB.
+// maxHead bounds the status line, header and trailer of one response (interim ones included), in bytes. nginx and Go's
+// client draw the line at 8 KiB to 1 MiB.
 const maxHead = 64 << 10
 
-// errResponse is any breach of HTTP/1.1 by the server. One kind is enough for counting; which breach it was says the message.
+// errResponse is any breach of HTTP/1.1 by the server. One kind is enough for counting; which breach it was says the
+// message.
 var errResponse = errors.New("not a valid HTTP/1.1 response")
 
 var (
@@ -68,8 +70,9 @@ func (r *response) reset(bodyless bool) {
 	*r = response{bodyless: bodyless, partial: r.partial[:0]}
 }
 
-// reusable says whether the connection may carry another request after this (complete) response: RFC 9112, section 9.3. One
-// framed in two ways at once, by a coding and a length or by a coding that its version lacks, is not to be trusted further.
+// reusable says whether the connection may carry another request after this (complete) response: RFC 9112, section 9.3.
+// One framed in two ways at once, by a coding and a length or by a coding that its version lacks, is not to be trusted
+// further.
 func (r *response) reusable() bool {
 	return r.phase == complete && !r.closing && (!r.http10 || r.keep) && !(r.coded && (r.sized || r.http10))
 }
@@ -198,7 +201,8 @@ func (r *response) takeStatus(line []byte) error {
 // takeHeader reads one field; only those that frame the message matter.
 func (r *response) takeHeader(line []byte) error {
 	colon := bytes.IndexByte(line, ':')
-	// Space before the colon, and lines that continue the one before, are how messages get two readings: RFC 9112, 5.1 and 5.2.
+	// Space before the colon, and lines that continue the one before, are how messages get two readings: RFC 9112, 5.1
+	// and 5.2.
 	if colon <= 0 || line[0] == ' ' || line[0] == '\t' || line[colon-1] == ' ' || line[colon-1] == '\t' {
 		return errHeader
 	}

@@ -191,7 +191,8 @@ func BenchmarkResponse(b *testing.B) {
 	}
 }
 
-// BenchmarkFasthttp is the same by the parser that would have been the alternative; it needs the bytes behind a bufio.Reader.
+// BenchmarkFasthttp is the same by the parser that would have been the alternative; it needs the bytes behind a
+// bufio.Reader.
 func BenchmarkFasthttp(b *testing.B) {
 	var r fasthttp.Response
 	source := bytes.NewReader(typical)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls below go straight to the kernel. None of them can block (every socket is non-blocking), so telling the Go scheduler
-// of them, as the syscall package does, would buy nothing and cost about 50 ns each.
+// The calls below go straight to the kernel. None of them can block (every socket is non-blocking), so telling the Go
+// scheduler of them, as the syscall package does, would buy nothing and cost about 50 ns each.
 
 // address is a socket address as the kernel wants it.
 type address struct {
@@ -88,7 +88,8 @@ func sysPoll(epoll int, events []unix.EpollEvent) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// sysWait waits for events for at most ns nanoseconds: epoll_pwait2, Linux 5.11. This one blocks, and the scheduler is told.
+// sysWait waits for events for at most ns nanoseconds: epoll_pwait2, Linux 5.11. This one blocks, and the scheduler is
+// told.
 func sysWait(epoll int, events []unix.EpollEvent, ns int64) (int, unix.Errno) {
 	timeout := unix.NsecToTimespec(ns)
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)),

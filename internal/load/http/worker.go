@@ -18,8 +18,8 @@ import (
 	"tare/internal/role"
 )
 
-// A worker is one thread with an epoll set, its share of the connections and its share of the schedule. It allocates nothing
-// while it runs.
+// A worker is one thread with an epoll set, its share of the connections and its share of the schedule. It allocates
+// nothing while it runs.
 type worker struct {
 	o        *Options
 	schedule role.Schedule
@@ -260,8 +260,8 @@ func (w *worker) loop(drained int64) error {
 // owing says whether the schedule still holds a start.
 func (w *worker) owing() bool { return w.arrivals != nil && w.arrivals.Peek() < w.end }
 
-// startDue starts what is due, as far as connections are free, and returns the time. The schedule itself is the queue of those
-// that must wait: it keeps their intended starts, whole and in order.
+// startDue starts what is due, as far as connections are free, and returns the time. The schedule itself is the queue
+// of those that must wait: it keeps their intended starts, whole and in order.
 func (w *worker) startDue(now int64) int64 {
 	if w.arrivals == nil {
 		if now < w.schedule.Begin || now >= w.end {
@@ -379,8 +379,8 @@ var (
 	resetOnly       = unix.Linger{Onoff: 1, Linger: 0}
 )
 
-// dial begins a connection. Over loopback the handshake is done when it returns, although connect says EINPROGRESS: the kernel
-// handles the whole exchange before it lets go of the socket. The write that follows finds out.
+// dial begins a connection. Over loopback the handshake is done when it returns, although connect says EINPROGRESS: the
+// kernel handles the whole exchange before it lets go of the socket. The write that follows finds out.
 func (w *worker) dial(s *slot) unix.Errno {
 	if s.dissolved {
 		if errno := sysConnect(s.fd, s.target.address); errno != 0 && errno != unix.EINPROGRESS {
@@ -415,8 +415,8 @@ func (w *worker) dial(s *slot) unix.Errno {
 	return 0
 }
 
-// bind gives the socket the next source address of this worker, and leaves the port to connect, which can use one port for many
-// destinations.
+// bind gives the socket the next source address of this worker, and leaves the port to connect, which can use one port
+// for many destinations.
 func (w *worker) bind(fd int) unix.Errno {
 	const spread = 250 // addresses per worker; 28,000 ports each
 	w.ip[3] = w.ip[3]%spread + 1
@@ -428,7 +428,8 @@ func (w *worker) bind(fd int) unix.Errno {
 	return sysBind(fd, w.source)
 }
 
-// watch has epoll report the slot's connection: each arrival once (edge-triggered), and room to write where that is awaited.
+// watch has epoll report the slot's connection: each arrival once (edge-triggered), and room to write where that is
+// awaited.
 func (w *worker) watch(i int32, op int, writable bool) unix.Errno {
 	s := &w.slots[i]
 	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | edgeTriggered, Fd: i}
@@ -606,8 +607,8 @@ func (w *worker) tally(s *slot, now int64, kind failure) {
 	}
 }
 
-// keep logs a request that ends at now. One of the warm-up that ends in the window counts nowhere, but those after it may have waited
-// for it.
+// keep logs a request that ends at now. One of the warm-up that ends in the window counts nowhere, but those after it
+// may have waited for it.
 func (w *worker) keep(s *slot, now int64, answered bool) {
 	if w.log == nil || now < w.warm {
 		return
@@ -630,8 +631,9 @@ func (w *worker) expire(now int64) {
 	}
 }
 
-// hangUp closes the slot's connection, if it has one. SO_LINGER of 0 makes it a reset: neither side keeps the pair of ports in
-// TIME_WAIT. A server that has sent its whole answer loses nothing; one that reads again sees ECONNRESET instead of the end.
+// hangUp closes the slot's connection, if it has one. SO_LINGER of 0 makes it a reset: neither side keeps the pair of
+// ports in TIME_WAIT. A server that has sent its whole answer loses nothing; one that reads again sees ECONNRESET
+// instead of the end.
 func (w *worker) hangUp(s *slot) {
 	if s.fd < 0 {
 		return

@@ -1,9 +1,11 @@
-// Package probe measures how long a task that wants a CPU has to wait for one: the delay of scheduling, as any process of the machine would
-// feel it. It runs as a process of its own (tare load probe), in a control group of its own, and puts nothing to work.
+// Package probe measures how long a task that wants a CPU has to wait for one: the delay of scheduling, as any process
+// of the machine would feel it. It runs as a process of its own (tare load probe), in a control group of its own, and
+// puts nothing to work.
 //
-// One thread on each CPU asks to be woken at the times of an absolute schedule and records how late it was. A thread that is held up
-// for 80 ms has missed 80 wake-ups of 1 ms, and each of them counts with the delay that it would have had: what is measured is the wait of a
-// task that becomes ready at any moment, not of one that waits politely until the CPU is free again.
+// One thread on each CPU asks to be woken at the times of an absolute schedule and records how late it was. A thread
+// that is held up for 80 ms has missed 80 wake-ups of 1 ms, and each of them counts with the delay that it would have
+// had: what is measured is the wait of a task that becomes ready at any moment, not of one that waits politely until
+// the CPU is free again.
 package probe
 
 import (
@@ -30,7 +32,8 @@ const (
 	Mode      = "probe"
 )
 
-// Delay is the name of its histogram: from when a thread asked to be woken until it ran. It holds every wake-up of the window.
+// Delay is the name of its histogram: from when a thread asked to be woken until it ran. It holds every wake-up of the
+// window.
 const Delay = "delay"
 
 // Bounds of Options.Interval.
@@ -80,13 +83,14 @@ func New(o Options) (*Probe, error) {
 // Ready describes the probe.
 func (p *Probe) Ready() Ready { return Ready{CPUs: p.cpus, Interval: p.interval.Seconds()} }
 
-// Run probes by the schedule and returns the histogram of delays. Requests and connections of the result are 0: a probe makes none. It ends
-// early with the context's error.
+// Run probes by the schedule and returns the histogram of delays. Requests and connections of the result are 0: a probe
+// makes none. It ends early with the context's error.
 func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
-	// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a delay of the machine.
+	// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a delay of the
+	// machine.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	if slots := len(p.cpus) + 2; slots > runtime.GOMAXPROCS(0) {
@@ -170,8 +174,8 @@ func (p *Probe) watch(ctx context.Context, i int, s role.Schedule, delays *hdrhi
 	return nil
 }
 
-// Run plays a load's part in the role protocol on conn: says ready, waits for the start, probes, sends the result, and stays until the
-// parent closes its end. If the parent does so earlier, that is the end, and no error.
+// Run plays a load's part in the role protocol on conn: says ready, waits for the start, probes, sends the result, and
+// stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	p, err := New(o)
 	if err != nil {

@@ -51,8 +51,8 @@ func TestEveryWakeUpCounts(t *testing.T) {
 	}
 }
 
-// A process of a higher class holds a CPU: the wake-ups that it held up must show, each with what was left of the time. It is a process of one
-// thread and not a goroutine, which the runtime would interrupt.
+// A process of a higher class holds a CPU: the wake-ups that it held up must show, each with what was left of the time.
+// It is a process of one thread and not a goroutine, which the runtime would interrupt.
 func TestHeldUp(t *testing.T) {
 	p, err := New(Options{Interval: time.Millisecond})
 	if err != nil {

@@ -26,7 +26,8 @@ const (
 	Wrong   = "wrong"   // of these, that got what is no endpoint of their service
 )
 
-// The names of the data plane's histograms, all from when the response was about to be handed to the transport (work "push" of package kernelmesh).
+// The names of the data plane's histograms, all from when the response was about to be handed to the transport (work
+// "push" of package kernelmesh).
 const (
 	Received = "push_received" // the whole response had come, as a message
 	Decoded  = "push_decoded"  // it was read and checked

@@ -1,10 +1,11 @@
-// Package push is the load that changes a mesh's configuration and makes connections until they show it: how long it takes from a control
-// plane to the next connection. It runs as a process of its own (tare load push) in a control group that the data plane serves, and asks
-// an application of kind mesh (package app/mesh) for one change after the other, in closed loop.
+// Package push is the load that changes a mesh's configuration and makes connections until they show it: how long it
+// takes from a control plane to the next connection. It runs as a process of its own (tare load push) in a control
+// group that the data plane serves, and asks an application of kind mesh (package app/mesh) for one change after the
+// other, in closed loop.
 //
-// A connection here is a UDP socket's connect(), which sends nothing, and its peer is what the data plane has made of it: the endpoint, whose
-// address tells by which change it came. Between two tries the load sleeps, so as not to take the CPU that the data plane needs; a time is
-// thus too long by up to one such gap, which is measured too.
+// A connection here is a UDP socket's connect(), which sends nothing, and its peer is what the data plane has made of
+// it: the endpoint, whose address tells by which change it came. Between two tries the load sleeps, so as not to take
+// the CPU that the data plane needs; a time is thus too long by up to one such gap, which is measured too.
 package push
 
 import (
@@ -158,9 +159,9 @@ func connect(to netip.AddrPort) (peer netip.AddrPort, err error) {
 	return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port)), nil
 }
 
-// Run makes changes by the schedule, in closed loop, and says how long they took. A change that begins in the window counts, whenever it is
-// seen; one counts in any case, though it take longer than the window. When the window is over there is one change more, which counts for
-// nobody: by it a data plane knows that all before it have been.
+// Run makes changes by the schedule, in closed loop, and says how long they took. A change that begins in the window
+// counts, whenever it is seen; one counts in any case, though it take longer than the window. When the window is over
+// there is one change more, which counts for nobody: by it a data plane knows that all before it have been.
 func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
@@ -242,14 +243,14 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 	return nil
 }
 
-// notYet says whether a connection failed as it does where the data plane has no configuration, or no endpoint yet: it is refused, or goes on
-// untouched, and there may be no route to the service's address.
+// notYet says whether a connection failed as it does where the data plane has no configuration, or no endpoint yet: it
+// is refused, or goes on untouched, and there may be no route to the service's address.
 func notYet(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)
 }
 
-// lastFirst are all services in the order in which they are looked at: stores that make changes one by one go by name, so that the last is the
-// last to be seen; the first is next, for those that go the other way.
+// lastFirst are all services in the order in which they are looked at: stores that make changes one by one go by name,
+// so that the last is the last to be seen; the first is next, for those that go the other way.
 func lastFirst(n int) []int {
 	order := []int{n - 1}
 	for i := range n - 1 {
@@ -264,8 +265,8 @@ type sight struct {
 	gap int64 // since the try before began, which did not show it
 }
 
-// watch makes connections until all of the services have shown a change that they did not show before. What counts is when the last
-// of those showed it that once did not: the others were looked at later than need be.
+// watch makes connections until all of the services have shown a change that they did not show before. What counts is
+// when the last of those showed it that once did not: the others were looked at later than need be.
 func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool) (seen sight, err error) {
 	asked := pace.Now()
 	late := asked + int64(p.o.Patience)
@@ -276,7 +277,8 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 		peer, err := connect(mesh.Service(i))
 		now := pace.Now()
 		p.tries++
-		// A store that makes a change piece by piece has moments without endpoints, with half of one, and without the service.
+		// A store that makes a change piece by piece has moments without endpoints, with half of one, and without the
+		// service.
 		refused := errors.Is(err, unix.ECONNREFUSED)
 		if err != nil && !notYet(err) {
 			return seen, fmt.Errorf("connecting to service %d: %w", i, err)
@@ -352,8 +354,8 @@ func (w *window) result(cpu float64) (*load.Result, error) {
 	return r, w.times.Into(r)
 }
 
-// Run plays a load's part in the role protocol on conn: prepares, says ready, waits for the start, makes changes, sends the result, and stays until the
-// parent closes its end. If the parent does so earlier, that is the end, and no error.
+// Run plays a load's part in the role protocol on conn: prepares, says ready, waits for the start, makes changes, sends
+// the result, and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	p, err := Prepare(ctx, o)
 	if err != nil {

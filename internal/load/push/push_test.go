@@ -21,7 +21,8 @@ func TestLastFirst(t *testing.T) {
 	}
 }
 
-// TestPrepareRefuses: wrong use, nobody to ask, and no data plane that would show changes. With one, the load is tested in package kernelmesh.
+// TestPrepareRefuses: wrong use, nobody to ask, and no data plane that would show changes. With one, the load is tested
+// in package kernelmesh.
 func TestPrepareRefuses(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	is, ended := make(chan mesh.Ready, 1), make(chan error, 1)
@@ -93,7 +94,8 @@ func closing(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestConnectToPortZero: half a record of an endpoint takes a connection to port 0, which is wrong, and no failure of the load.
+// TestConnectToPortZero: half a record of an endpoint takes a connection to port 0, which is wrong, and no failure of
+// the load.
 func TestConnectToPortZero(t *testing.T) {
 	peer, err := connect(netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil || peer.Port() != 0 {

@@ -27,7 +27,8 @@ const (
 	// lostPart is the part of the requests that may be lost before another method is tried: with more, not even the
 	// median can be told (load.Running.Tells).
 	lostPart = 0.1
-	// unsteady is by how much of itself the number of requests in flight may change in the later half of the quiet times.
+	// unsteady is by how much of itself the number of requests in flight may change in the later half of the quiet
+	// times.
 	unsteady = 0.1
 	// scale is what a request of average weight counts in a histogram.
 	scale = 1000

@@ -173,7 +173,8 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
 	}
-	// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a slow file system.
+	// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a slow file
+	// system.
 	runtime.GC()
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 30))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))

@@ -93,7 +93,8 @@ var plain = func() (p [256]bool) {
 
 const hexDigits = "0123456789abcdef"
 
-// appendJSONString writes bytes as a JSON string, as encoding/json does (without its care for HTML): what is no UTF-8 becomes U+FFFD.
+// appendJSONString writes bytes as a JSON string, as encoding/json does (without its care for HTML): what is no UTF-8
+// becomes U+FFFD.
 func appendJSONString(b, s []byte) []byte {
 	b = append(b, '"')
 	from := 0

@@ -1,6 +1,7 @@
-// Package exectrace is a tracer of execs: one eBPF program, a ring buffer, and a process that writes what comes out of it. It is the tracer that
-// Tare weighs others against, so it is made to be cheap, and to be honest when it is starved: every exec that its program saw is delivered, or counted
-// as lost where it was lost. docs/exectrace.md has the fields, the stages of loss and the limits.
+// Package exectrace is a tracer of execs: one eBPF program, a ring buffer, and a process that writes what comes out of
+// it. It is the tracer that Tare weighs others against, so it is made to be cheap, and to be honest when it is starved:
+// every exec that its program saw is delivered, or counted as lost where it was lost. docs/exectrace.md has the fields,
+// the stages of loss and the limits.
 package exectrace
 
 import (
@@ -83,11 +84,12 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Run traces until ctx ends, or o.For is over, and then delivers what is still in the ring. Events go to out; what is to be said of them, as lines of
-// text, to log: that the tracer is attached ("exectrace: ready"), and statistics (see Statistics).
+// Run traces until ctx ends, or o.For is over, and then delivers what is still in the ring. Events go to out; what is
+// to be said of them, as lines of text, to log: that the tracer is attached ("exectrace: ready"), and statistics (see
+// Statistics).
 //
-// An error of code fault.Usage is of the options, one of fault.Machine of a machine that cannot do it, or of output that cannot be written: then
-// the events that were lost by it have been counted, and the statistics told.
+// An error of code fault.Usage is of the options, one of fault.Machine of a machine that cannot do it, or of output
+// that cannot be written: then the events that were lost by it have been counted, and the statistics told.
 func Run(ctx context.Context, o Options, out, log io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -108,8 +110,8 @@ func Run(ctx context.Context, o Options, out, log io.Writer) error {
 	return errors.Join(err, t.groups.close(), k.close())
 }
 
-// batchBytes of output are written at once, at most: 50 ms of the worst storm of two CPUs. Each write costs more than its own time, since it wakes the thread
-// by which the Go runtime looks after system calls.
+// batchBytes of output are written at once, at most: 50 ms of the worst storm of two CPUs. Each write costs more than
+// its own time, since it wakes the thread by which the Go runtime looks after system calls.
 const batchBytes = 512 << 10
 
 // releaseEvery so many events their room in the ring is given back.
@@ -185,7 +187,8 @@ func (t *tracer) loop(ctx context.Context, w *waiter) {
 			t.look()
 			second, busy = now.Add(time.Second), some
 		}
-		// After a batch it rests, so that the next is a batch as well. After a rest without an event the next one is waited for.
+		// After a batch it rests, so that the next is a batch as well. After a rest without an event the next one is
+		// waited for.
 		state, until := exectraceReaderRESTS, now.Add(t.options.Latency)
 		if !some {
 			state, until = exectraceReaderIDLE, time.Time{}

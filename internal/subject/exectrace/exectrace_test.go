@@ -290,7 +290,8 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// Whoever reads the output goes away, or there is no room for it: the tracer ends, says why, and has counted what nobody got.
+// Whoever reads the output goes away, or there is no room for it: the tracer ends, says why, and has counted what
+// nobody got.
 func TestOutputFails(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -363,8 +364,8 @@ type cutWriter int
 
 func (c cutWriter) Write([]byte) (int, error) { return int(c), unix.ENOSPC }
 
-// The reader sleeps until there is something: then it wakes at once; and after a batch it sleeps for its time, but wakes when half of the ring is full.
-// It would never wake here if it were not woken: its time is an hour.
+// The reader sleeps until there is something: then it wakes at once; and after a batch it sleeps for its time, but
+// wakes when half of the ring is full. It would never wake here if it were not woken: its time is an hour.
 func TestWakes(t *testing.T) {
 	dir := newGroup(t, "")
 	o := Options{CgroupDir: dir, Output: JSON, Ring: minRing, Args: 1024, Latency: time.Hour}

@@ -11,8 +11,8 @@ import (
 	"tare/internal/host/cgroup"
 )
 
-// groups gives control groups their paths, each once. The kernel is asked for the one group (open_by_handle_at), which costs the same however
-// many the machine has.
+// groups gives control groups their paths, each once. The kernel is asked for the one group (open_by_handle_at), which
+// costs the same however many the machine has.
 type groups struct {
 	hierarchy *cgroup.Hierarchy // nil where v2 is not mounted
 	mount     *os.File

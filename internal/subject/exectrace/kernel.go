@@ -28,7 +28,8 @@ type kernel struct {
 	mapped    [][]byte
 }
 
-// objects are all that is loaded. Variables are not asked for: those for bpf2go would come along, in a map of their own.
+// objects are all that is loaded. Variables are not asked for: those for bpf2go would come along, in a map of their
+// own.
 type objects struct {
 	exectracePrograms
 	exectraceMaps
@@ -110,7 +111,8 @@ func (k *kernel) attach() error {
 	return nil
 }
 
-// detach ends it: when it returns, no program of the tracer runs any more, so that everything is in the ring or counted as lost.
+// detach ends it: when it returns, no program of the tracer runs any more, so that everything is in the ring or counted
+// as lost.
 func (k *kernel) detach() error {
 	if k.link == nil {
 		return nil
@@ -120,7 +122,8 @@ func (k *kernel) detach() error {
 	if err != nil {
 		return fmt.Errorf("detaching the tracer: %w", err)
 	}
-	// Programs of tracepoints run within RCU's sections, and this waits until all that had begun are over (kernel/sched/membarrier.c).
+	// Programs of tracepoints run within RCU's sections, and this waits until all that had begun are over
+	// (kernel/sched/membarrier.c).
 	const membarrierGlobal = 1
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
 		time.Sleep(10 * time.Millisecond) // a kernel with nohz_full refuses: this is a thousand times as long as a run takes

@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lean gives back what this process has in memory and does not need. A tracer runs on every node, for ever, and Tare's binary is a large one for
-// so small a task: when it starts, its libraries set themselves up, and touch 20 MB for things that a tracer never does.
+// lean gives back what this process has in memory and does not need. A tracer runs on every node, for ever, and Tare's
+// binary is a large one for so small a task: when it starts, its libraries set themselves up, and touch 20 MB for
+// things that a tracer never does.
 //
 //   - Garbage is collected at a fifth over what is in use, not at double: once it runs, the tracer makes next to none.
 //   - Pages of the binary that were only read are let go. They are in the page cache, and come back from there one by one as they are needed,
@@ -27,9 +28,10 @@ func lean() {
 	debug.FreeOSMemory()
 }
 
-// dropCode lets the pages of the binary go that cannot be written to. A mapping in which pages were written nevertheless, as the relocations of a dynamic
-// binary are, is left alone: they would be lost. So is every mapping of another file: it may be gone when its turn comes, and what is at its addresses then, a stack
-// of a new thread perhaps, would be lost.
+// dropCode lets the pages of the binary go that cannot be written to. A mapping in which pages were written
+// nevertheless, as the relocations of a dynamic binary are, is left alone: they would be lost. So is every mapping of
+// another file: it may be gone when its turn comes, and what is at its addresses then, a stack of a new thread perhaps,
+// would be lost.
 func dropCode() error {
 	maps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
@@ -50,7 +52,8 @@ func dropCode() error {
 // mapping is addresses of this process.
 type mapping struct{ from, to uintptr }
 
-// droppable finds the mappings of a file, in the form of proc_pid_smaps(5), that are private, cannot be written to, and have not been.
+// droppable finds the mappings of a file, in the form of proc_pid_smaps(5), that are private, cannot be written to, and
+// have not been.
 func droppable(smaps []byte, file string) (found []mapping) {
 	var m mapping
 	for text := range bytes.Lines(smaps) {

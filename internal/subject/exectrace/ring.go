@@ -10,12 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ring is the reader's side of a BPF ring buffer. Unlike the one of cilium/ebpf it gives records where they lie, without a copy, and gives room back by
-// the batch: the position of the reader is on a line of the cache that every writer reads.
+// ring is the reader's side of a BPF ring buffer. Unlike the one of cilium/ebpf it gives records where they lie,
+// without a copy, and gives room back by the batch: the position of the reader is on a line of the cache that every
+// writer reads.
 //
-// Layout (kernel/bpf/ringbuf.c): a page with the position of the reader, a page with that of the writers, and the data, twice in a
-// row, so that a record which goes over the end is in one piece. Only the first of the two is mapped, for each counts as resident memory; such a record
-// is put together.
+// Layout (kernel/bpf/ringbuf.c): a page with the position of the reader, a page with that of the writers, and the data,
+// twice in a row, so that a record which goes over the end is in one piece. Only the first of the two is mapped, for
+// each counts as resident memory; such a record is put together.
 type ring struct {
 	consumer, producer *uint64 // bytes that were ever read and written; atomic
 	data               []byte
@@ -58,7 +59,8 @@ func (r *ring) produced() uint64 { return atomic.LoadUint64(r.producer) }
 // waiting is how many bytes are in the ring and not taken.
 func (r *ring) waiting() uint64 { return r.produced() - r.at }
 
-// next takes the next record before end, which is valid until another is taken or released. It is false where there is none, or the next is being written.
+// next takes the next record before end, which is valid until another is taken or released. It is false where there is
+// none, or the next is being written.
 func (r *ring) next(end uint64) ([]byte, bool) {
 	for r.at < end {
 		at := r.at & r.mask

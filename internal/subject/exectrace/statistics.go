@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Statistics account for every exec that the program saw, by the stage that it came to: Seen = Delivered + Lost + Pending. Numbers of
-// events since the tracer was attached.
+// Statistics account for every exec that the program saw, by the stage that it came to: Seen = Delivered + Lost +
+// Pending. Numbers of events since the tracer was attached.
 type Statistics struct {
 	Event       string  `json:"event,omitempty"` // "statistics", where lines of another kind may be around it
 	Seen        uint64  `json:"seen"`            // by the program, after the filter
@@ -19,11 +19,12 @@ type Statistics struct {
 	Truncated   uint64  `json:"truncated"`       // arguments cut at Options.Args
 	Unreadable  uint64  `json:"unreadable"`      // arguments or file name were not in memory; delivered all the same, and marked
 	Missed      *uint64 `json:"missed,omitempty"`
-	// Missed are the runs of the program that the kernel left out because it was running on that CPU already (since Linux 6.1, of a tracepoint): execs
-	// of the whole machine that nobody saw. nil where the kernel does not tell.
+	// Missed are the runs of the program that the kernel left out because it was running on that CPU already (since
+	// Linux 6.1, of a tracepoint): execs of the whole machine that nobody saw. nil where the kernel does not tell.
 }
 
-// statistics of this moment. What this process has done is taken before what the program counts, so that nothing is done that was not seen.
+// statistics of this moment. What this process has done is taken before what the program counts, so that nothing is
+// done that was not seen.
 func (t *tracer) statistics() Statistics {
 	s := Statistics{
 		Delivered: t.delivered, LostReader: t.lostReader, LostOutput: t.lostOutput,

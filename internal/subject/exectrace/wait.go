@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiter is how the reader sleeps: in the poller of the Go runtime, on the ring and on a timer of the kernel's. A thread that waits in a system call of
-// its own has the runtime look after it, every 20 us at first, and a timer of the runtime's wakes three times for each: on a quiet
-// machine both cost many times what the events do.
+// waiter is how the reader sleeps: in the poller of the Go runtime, on the ring and on a timer of the kernel's. A
+// thread that waits in a system call of its own has the runtime look after it, every 20 us at first, and a timer of the
+// runtime's wakes three times for each: on a quiet machine both cost many times what the events do.
 type waiter struct {
 	kernel  *kernel
 	ring    *os.File
@@ -57,8 +57,8 @@ func newWaiter(k *kernel) (_ *waiter, err error) {
 	return w, nil
 }
 
-// poll passes wake-ups on, until the file is closed. The poller goes by edges: it comes back when the program wakes, or the time is up, and not
-// whenever there is something to read.
+// poll passes wake-ups on, until the file is closed. The poller goes by edges: it comes back when the program wakes, or
+// the time is up, and not whenever there is something to read.
 func (w *waiter) poll(conn syscall.RawConn) {
 	_ = conn.Read(func(uintptr) (done bool) {
 		select {
@@ -78,9 +78,9 @@ func (w *waiter) close() {
 	w.polling.Wait()
 }
 
-// wait sleeps for a time at most (0: for ever), in a state that the program knows, or until something comes by one of the channels. It may wake
-// without cause. It does not sleep where there is cause to wake already: for that the ring is looked at again after the state
-// was set (see wake of the program).
+// wait sleeps for a time at most (0: for ever), in a state that the program knows, or until something comes by one of
+// the channels. It may wake without cause. It does not sleep where there is cause to wake already: for that the ring is
+// looked at again after the state was set (see wake of the program).
 func (w *waiter) wait(state exectraceReader, atMost time.Duration, ended <-chan struct{}, tell <-chan os.Signal) (end, told bool) {
 	k := w.kernel
 	atomic.StoreUint32(k.reader, uint32(state))

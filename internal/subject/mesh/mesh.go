@@ -1,5 +1,6 @@
-// Package mesh is a service mesh's configuration as a data plane at connection level needs it: decoded and checked, with nothing left of
-// the protocol that it came by. It is what every store takes, and says what a store must answer. It is pure.
+// Package mesh is a service mesh's configuration as a data plane at connection level needs it: decoded and checked,
+// with nothing left of the protocol that it came by. It is what every store takes, and says what a store must answer.
+// It is pure.
 package mesh
 
 import (
@@ -30,7 +31,8 @@ func (p Protocol) String() string {
 // Policy is how a cluster's endpoints are chosen.
 type Policy uint8
 
-// The policies. At connection level with independent callers both are a choice by weight: the share is the same, the order is not promised.
+// The policies. At connection level with independent callers both are a choice by weight: the share is the same, the
+// order is not promised.
 const (
 	RoundRobin Policy = iota
 	Random
@@ -45,7 +47,8 @@ type Cluster struct {
 	Localities     []Locality
 }
 
-// Breakers are the limits of a cluster, 0 for none. At connection level MaxConnections is what can be held; the others are carried.
+// Breakers are the limits of a cluster, 0 for none. At connection level MaxConnections is what can be held; the others
+// are carried.
 type Breakers struct {
 	MaxConnections, MaxPending, MaxRequests, MaxRetries uint32
 }

@@ -74,7 +74,8 @@ func TestPriorities(t *testing.T) {
 	}
 }
 
-// TestLocalities is Envoy's documented arithmetic of locality weights: the weight times what 140 % of the healthy part comes to, at most all.
+// TestLocalities is Envoy's documented arithmetic of locality weights: the weight times what 140 % of the healthy part
+// comes to, at most all.
 func TestLocalities(t *testing.T) {
 	two := func(weights [2]uint32, healthy [2]int) *Cluster {
 		return &Cluster{Localities: []Locality{
@@ -310,7 +311,8 @@ func TestRBAC(t *testing.T) {
 	}
 }
 
-// TestRulesDoNotMultiply: lists that come to 10^12 rules are refused before they are multiplied; by then this process would be out of memory.
+// TestRulesDoNotMultiply: lists that come to 10^12 rules are refused before they are multiplied; by then this process
+// would be out of memory.
 func TestRulesDoNotMultiply(t *testing.T) {
 	var prefixes, others []netip.Prefix
 	var ports []uint16

@@ -37,7 +37,8 @@ type Destination struct {
 	Endpoint netip.AddrPort
 }
 
-// Change is what is new of a configuration, and what is gone. Names are of one kind each: a cluster and a listener may have the same.
+// Change is what is new of a configuration, and what is gone. Names are of one kind each: a cluster and a listener may
+// have the same.
 type Change struct {
 	Clusters         []*Cluster  // added or replaced, by name
 	Listeners        []*Listener // added or replaced, by name
@@ -88,9 +89,9 @@ func (c *Config) All() (change Change) {
 	return change
 }
 
-// Find answers a question. A listener with the very address goes before one for any address; two listeners of one protocol must not have
-// the same address. A weighted cluster that does not exist, or has no endpoint that takes connections, keeps its share, which is refused:
-// Parts then sum to less than 1.
+// Find answers a question. A listener with the very address goes before one for any address; two listeners of one
+// protocol must not have the same address. A weighted cluster that does not exist, or has no endpoint that takes
+// connections, keeps its share, which is refused: Parts then sum to less than 1.
 func (c *Config) Find(q Question) Answer {
 	l := c.listener(q)
 	if l == nil {

@@ -20,13 +20,14 @@ const Denied = -1
 // MaxRules is how many rules a listener can come to. Programs look through them one by one.
 const MaxRules = 32
 
-// Rules are the chains of l with their RBAC, in the order in which they are looked through; within a chain, what is denied comes first. What
-// no rule matches is refused. Rules that none can reach may be left out.
+// Rules are the chains of l with their RBAC, in the order in which they are looked through; within a chain, what is
+// denied comes first. What no rule matches is refused. Rules that none can reach may be left out.
 //
-// Chains are found as Envoy finds them: by destination port, then destination prefix, then source prefix, then source port, each time
-// by the most special value that matches. There is no way back: where a chain for the port, or for the longest prefix, exists but does not match in what is
-// looked at later, the default chain takes the connection, and not a less special one. Only a source port leaves the choice of a chain for any.
-// (FilterChainManagerImpl::findFilterChain of Envoy, and "FilterChainMatch" in its API reference.)
+// Chains are found as Envoy finds them: by destination port, then destination prefix, then source prefix, then source
+// port, each time by the most special value that matches. There is no way back: where a chain for the port, or for the
+// longest prefix, exists but does not match in what is looked at later, the default chain takes the connection, and not
+// a less special one. Only a source port leaves the choice of a chain for any. (FilterChainManagerImpl::findFilterChain
+// of Envoy, and "FilterChainMatch" in its API reference.)
 func (l *Listener) Rules() ([]Rule, error) {
 	if l.trivial() {
 		return everything, nil
@@ -63,7 +64,8 @@ func (l *Listener) tooMany() error {
 	return fmt.Errorf("listener %s: its filter chains and RBAC policies come to more than the %d rules that a listener can have", l.Name, MaxRules)
 }
 
-// combinations is how many there are of one of each list, where an empty list is one for any: the number itself up to MaxRules, above it only that it is.
+// combinations is how many there are of one of each list, where an empty list is one for any: the number itself up to
+// MaxRules, above it only that it is.
 func combinations(lengths ...int) int {
 	n := 1
 	for _, length := range lengths {
@@ -81,8 +83,8 @@ type matched struct {
 	end   bool // of the way: made by ends
 }
 
-// ends puts what chains match in order, and after each group of one port or prefix the end of its way, which goes to the default chain, unless
-// that makes no difference.
+// ends puts what chains match in order, and after each group of one port or prefix the end of its way, which goes to
+// the default chain, unless that makes no difference.
 func ends(all []matched, last int) []matched {
 	n := len(all)
 	for _, m := range all[:n] {
@@ -282,8 +284,8 @@ func (r *PortRange) narrow(by PortRange) bool {
 	return r.From <= r.To
 }
 
-// Matches says whether the rule is for a connection from one address to another. A source that is not known yet is the zero address: it
-// matches only rules that do not ask.
+// Matches says whether the rule is for a connection from one address to another. A source that is not known yet is the
+// zero address: it matches only rules that do not ask.
 func (r *Rule) Matches(from, to netip.AddrPort) bool {
 	return inPrefix(r.Source, from.Addr()) && inPrefix(r.Destination, to.Addr()) && r.SourcePorts.has(from.Port()) && r.DestinationPorts.has(to.Port())
 }

@@ -2,24 +2,26 @@ package mesh
 
 import "net/netip"
 
-// Target is an endpoint that takes new connections, and its share of them relative to the sum over all targets of its cluster.
+// Target is an endpoint that takes new connections, and its share of them relative to the sum over all targets of its
+// cluster.
 type Target struct {
 	Address netip.AddrPort
 	Weight  uint32
 }
 
-// overprovisioning is by how much the healthy part of a priority may stand in for the rest of it before the next priority takes some
-// (Envoy's default overprovisioning factor, 140 %).
+// overprovisioning is by how much the healthy part of a priority may stand in for the rest of it before the next
+// priority takes some (Envoy's default overprovisioning factor, 140 %).
 const overprovisioning = 1.4
 
 // share is the unit of weights that had to be computed: their sum is about this.
 const share = 1 << 30
 
-// Targets appends the endpoints of c that take new connections to buf. Priorities and localities are resolved: a priority takes as much as
-// its healthy part can, with overprovisioning, and the next priorities the rest; within a priority localities have their weight's share,
-// less as endpoints of theirs are not healthy (Envoy's priority levels and locality weighted load balancing; its panic mode, which
-// asks endpoints that are not healthy when too few are, is not there: nothing is sent to what is known not to serve). Where there is one priority and no locality has a weight, endpoints have the weights that
-// they were given.
+// Targets appends the endpoints of c that take new connections to buf. Priorities and localities are resolved: a
+// priority takes as much as its healthy part can, with overprovisioning, and the next priorities the rest; within a
+// priority localities have their weight's share, less as endpoints of theirs are not healthy (Envoy's priority levels
+// and locality weighted load balancing; its panic mode, which asks endpoints that are not healthy when too few are, is
+// not there: nothing is sent to what is known not to serve). Where there is one priority and no locality has a weight,
+// endpoints have the weights that they were given.
 func (c *Cluster) Targets(buf []Target) []Target {
 	plain := true
 	for i := range c.Localities {

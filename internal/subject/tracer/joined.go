@@ -50,8 +50,8 @@ func (j *joined) Start(ctx context.Context) error {
 	}
 	limits := j.part.Limits.Clone()
 	if _, limited := limits["cpus"]; limited {
-		// It holds from when it is ready: to compile a program with a twentieth of a CPU takes minutes, and is not what is
-		// asked about.
+		// It holds from when it is ready: to compile a program with a twentieth of a CPU takes minutes, and is not what
+		// is asked about.
 		limits["cpus"] = strconv.Itoa(runtime.NumCPU())
 	}
 	if j.group, err = j.trial.SubjectGroup("", limits); err != nil {

@@ -1,5 +1,5 @@
-// Command aa runs an experiment that has only the baseline and its twin many times over, and counts for each metric in how many of
-// the runs the two were called different. The rule allows one in twenty.
+// Command aa runs an experiment that has only the baseline and its twin many times over, and counts for each metric in
+// how many of the runs the two were called different. The rule allows one in twenty.
 //
 //	go run ./test/bench/aa [-runs 20] [-keep DIR] [SPEC.yaml]
 package main

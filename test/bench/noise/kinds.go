@@ -165,7 +165,8 @@ func quickstart(r *repetition) ([]outcome, error) {
 	return []outcome{o}, nil
 }
 
-// median is the metric that an answer about the median speaks of: of latency while the machine was running where it stood still too often.
+// median is the metric that an answer about the median speaks of: of latency while the machine was running where it
+// stood still too often.
 func median(s *analysis.Summary) (metric string, running bool) {
 	running = slices.ContainsFunc(s.Disturbed, func(d analysis.Disturbed) bool { return d.Running })
 	if running {

@@ -1,11 +1,12 @@
-// Command noise repeats what Tare promises of noisy machines, beside a neighbour that takes half of every CPU or without one, and counts how
-// often each promise held:
+// Command noise repeats what Tare promises of noisy machines, beside a neighbour that takes half of every CPU or
+// without one, and counts how often each promise held:
 //
 //	go run ./test/bench/noise [-neighbour] [-n 20] [-for 1h] [-only quickstart,planted] [-state FILE]
 //	go run ./test/bench/noise -table
 //
-// Each repetition adds a line to the state file, docs/noise.jsonl, so that a campaign that ends, by its time or a signal, goes on where it was. -table prints the
-// table of docs/noise.md from that file: a column for the machine as it was when quiet, beside the neighbour, and under steal.
+// Each repetition adds a line to the state file, docs/noise.jsonl, so that a campaign that ends, by its time or a
+// signal, goes on where it was. -table prints the table of docs/noise.md from that file: a column for the machine as it
+// was when quiet, beside the neighbour, and under steal.
 package main
 
 import (
@@ -79,7 +80,8 @@ type outcome struct {
 	Withheld  string             `json:"withheld,omitempty"`  // why a figure is missing, in tare's own words
 }
 
-// stealFrom is the part of the machine's CPU time from which a repetition without the neighbour counts as one under steal.
+// stealFrom is the part of the machine's CPU time from which a repetition without the neighbour counts as one under
+// steal.
 const stealFrom = 0.02
 
 // column is that of the table.

@@ -20,7 +20,8 @@ func TestColumn(t *testing.T) {
 	}
 }
 
-// TestResume: what was found is read again, also where the last line was cut short; and the table has it by its condition, of the latest binary.
+// TestResume: what was found is read again, also where the last line was cut short; and the table has it by its
+// condition, of the latest binary.
 func TestResume(t *testing.T) {
 	c := campaign{state: filepath.Join(t.TempDir(), "state.jsonl")}
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -10,8 +10,8 @@ import (
 
 var columns = []string{"quiet", "neighbour", "steal"}
 
-// printTable prints what was found, as Markdown: a row for each promise, and how often it held in each condition. Outcomes of several binaries
-// are not mixed: those of the latest count.
+// printTable prints what was found, as Markdown: a row for each promise, and how often it held in each condition.
+// Outcomes of several binaries are not mixed: those of the latest count.
 func printTable(w io.Writer, found []outcome) error {
 	if len(found) == 0 {
 		return fmt.Errorf("nothing was found yet")

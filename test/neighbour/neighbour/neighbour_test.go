@@ -55,9 +55,10 @@ func TestOptionsOutOfRange(t *testing.T) {
 	}
 }
 
-// TestTakesItsPart: what the log says was held is what the kernel charged to the neighbour, on every CPU. Time in which this machine's own
-// CPUs stood still lies within bursts, but is charged to nobody; so does time in which another real-time task had the CPU, beside a
-// second neighbour for instance. The kernel counts how long a thread that could have run waited, and that is what the plan may lack.
+// TestTakesItsPart: what the log says was held is what the kernel charged to the neighbour, on every CPU. Time in which
+// this machine's own CPUs stood still lies within bursts, but is charged to nobody; so does time in which another
+// real-time task had the CPU, beside a second neighbour for instance. The kernel counts how long a thread that could
+// have run waited, and that is what the plan may lack.
 func TestTakesItsPart(t *testing.T) {
 	const part, whole = 0.5, 5 * time.Second
 	cpus, before := machine(t)
@@ -78,7 +79,8 @@ func TestTakesItsPart(t *testing.T) {
 	_, after := machine(t)
 	held := Taken(bursts, 0, 1<<62)
 	stolen := after.Steal - before.Steal
-	// A reading of the log and one of the kernel lie up to a burst of every CPU apart, and the planned part of so short a time varies.
+	// A reading of the log and one of the kernel lie up to a burst of every CPU apart, and the planned part of so short
+	// a time varies.
 	slack := float64(cpus)*Longest.Seconds() + 0.02*held
 	all := 0.0
 	for _, w := range waited {
@@ -200,8 +202,9 @@ func machine(t *testing.T) (cpus int, s proc.Stat) {
 	return s.CPUs, s
 }
 
-// schedstat is the CPU time of all threads of a process, and by CPU the time in which its real-time threads could have run and did not, to
-// the nanosecond (Documentation/scheduler/sched-stats.rst). Its other threads wait for its own bursts.
+// schedstat is the CPU time of all threads of a process, and by CPU the time in which its real-time threads could have
+// run and did not, to the nanosecond (Documentation/scheduler/sched-stats.rst). Its other threads wait for its own
+// bursts.
 func schedstat(t *testing.T, pid int) (ran float64, waited map[int]float64) {
 	t.Helper()
 	waited = map[int]float64{}

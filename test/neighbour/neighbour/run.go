@@ -1,7 +1,8 @@
-// Package neighbour is a busy tenant of the same machine, for tests: it takes a part of every CPU away in bursts at SCHED_FIFO.
+// Package neighbour is a busy tenant of the same machine, for tests: it takes a part of every CPU away in bursts at
+// SCHED_FIFO.
 //
-// What it did is known to the microsecond: each burst is reported with its beginning and end, by the clock of the sampler and of the
-// loads. A test can so compare what Tare says of a disturbance with the truth.
+// What it did is known to the microsecond: each burst is reported with its beginning and end, by the clock of the
+// sampler and of the loads. A test can so compare what Tare says of a disturbance with the truth.
 package neighbour
 
 import (
@@ -75,8 +76,8 @@ func (o Options) withDefaults() (Options, error) {
 // span is one burst as planned, in nanoseconds from the start.
 type span struct{ from, to int64 }
 
-// plan draws the bursts of one CPU. Bursts are uniform between their shortest and longest, gaps likewise on a scale that makes the part
-// come out; each CPU has a stream of its own, so that they are independent.
+// plan draws the bursts of one CPU. Bursts are uniform between their shortest and longest, gaps likewise on a scale
+// that makes the part come out; each CPU has a stream of its own, so that they are independent.
 func plan(o Options, cpu int) []span {
 	r := rand.New(rand.NewPCG(o.Seed, uint64(cpu)))
 	draw := func() float64 { return float64(o.Shortest) + r.Float64()*float64(o.Longest-o.Shortest) }
@@ -91,9 +92,9 @@ func plan(o Options, cpu int) []span {
 	return spans
 }
 
-// Run is the neighbour itself: it takes CPUs away in this process until its time is over or ctx ends. It calls burst with each burst, from
-// one goroutine, at most about 20 ms after it ended. It switches the garbage collector of this process off, and so wants a process of its
-// own: see Start.
+// Run is the neighbour itself: it takes CPUs away in this process until its time is over or ctx ends. It calls burst
+// with each burst, from one goroutine, at most about 20 ms after it ended. It switches the garbage collector of this
+// process off, and so wants a process of its own: see Start.
 func Run(ctx context.Context, o Options, burst func(Burst)) error {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -103,8 +104,8 @@ func Run(ctx context.Context, o Options, burst func(Burst)) error {
 	if err := unix.SchedGetaffinity(0, &online); err != nil {
 		return fmt.Errorf("finding the CPUs: %w", err)
 	}
-	// A burst holds one of Go's processors without a break, and is not to wait for one when it begins. A collection would wait for the
-	// end of all bursts.
+	// A burst holds one of Go's processors without a break, and is not to wait for one when it begins. A collection
+	// would wait for the end of all bursts.
 	runtime.GOMAXPROCS(online.Count() + 4)
 	debug.SetGCPercent(-1)
 
@@ -174,7 +175,8 @@ type thread struct {
 	reported int64 // of the reporter
 }
 
-// run prepares the thread, says so, and takes its CPU away according to plan. The operating system's thread ends with it.
+// run prepares the thread, says so, and takes its CPU away according to plan. The operating system's thread ends with
+// it.
 func (t *thread) run(ready chan<- error, start <-chan struct{}) {
 	runtime.LockOSThread() // and never unlocked: priority and mask end with the thread
 	ready <- t.prepare()
@@ -205,8 +207,8 @@ func (t *thread) prepare() error {
 	return nil
 }
 
-// setFIFO makes the calling thread a real-time one. With CONFIG_RT_GROUP_SCHED only groups with a budget of real-time may hold such
-// threads, which of those of v1 the root alone has by default; the thread then moves there.
+// setFIFO makes the calling thread a real-time one. With CONFIG_RT_GROUP_SCHED only groups with a budget of real-time
+// may hold such threads, which of those of v1 the root alone has by default; the thread then moves there.
 func setFIFO() error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: rtPriority}
 	err := unix.SchedSetAttr(0, &attr, 0)
@@ -223,9 +225,10 @@ func setFIFO() error {
 	return fmt.Errorf("%w (it needs CAP_SYS_NICE, and a control group with a real-time budget)", err)
 }
 
-// bursts follows the plan. It calls nothing that could enter Go's scheduler, which would have it wait for threads of ordinary priority:
-// RawSyscall does not, and without a check of the stack (nosplit) there is no other point to stop at. A burst that is due while the
-// CPU itself is taken away is the shorter for it, or left out: the plan's times stand, by the clock.
+// bursts follows the plan. It calls nothing that could enter Go's scheduler, which would have it wait for threads of
+// ordinary priority: RawSyscall does not, and without a check of the stack (nosplit) there is no other point to stop
+// at. A burst that is due while the CPU itself is taken away is the shorter for it, or left out: the plan's times
+// stand, by the clock.
 //
 //go:nosplit
 func (t *thread) bursts() {

@@ -28,8 +28,8 @@ type Process struct {
 	bursts []Burst
 }
 
-// Start builds the command and runs a neighbour beside a test, until Stop or the test's end. It returns when the first burst is over; a
-// machine that gives no real-time priority skips the test, with that as the reason.
+// Start builds the command and runs a neighbour beside a test, until Stop or the test's end. It returns when the first
+// burst is over; a machine that gives no real-time priority skips the test, with that as the reason.
 func Start(t testing.TB, o Options) *Process {
 	t.Helper()
 	path, err := Build(t.TempDir())
@@ -138,7 +138,8 @@ func (p *Process) Bursts() []Burst {
 	return append([]Burst(nil), p.bursts...)
 }
 
-// Taken is how many CPU seconds of the window between two moments (CLOCK_MONOTONIC, in nanoseconds) were within bursts, over all CPUs.
+// Taken is how many CPU seconds of the window between two moments (CLOCK_MONOTONIC, in nanoseconds) were within bursts,
+// over all CPUs.
 func Taken(bursts []Burst, from, to int64) float64 {
 	var ns int64
 	for _, b := range bursts {

@@ -1,15 +1,17 @@
-// Package guest is what tests say about themselves to the virtual machines of test/vm, which run the tests of packages that use the
-// kernel once more, on an older one. A machine without hardware help runs code ten to thirty times slower, so a test that the kernel
-// has no part in says so, and runs on the host alone. A test that says nothing runs in both: a new one cannot be left out by accident.
+// Package guest is what tests say about themselves to the virtual machines of test/vm, which run the tests of packages
+// that use the kernel once more, on an older one. A machine without hardware help runs code ten to thirty times slower,
+// so a test that the kernel has no part in says so, and runs on the host alone. A test that says nothing runs in both:
+// a new one cannot be left out by accident.
 package guest
 
 import "testing"
 
-// Reason is what a test is skipped with that depends on nothing of the kernel; test/vm counts these apart from other skipped tests.
+// Reason is what a test is skipped with that depends on nothing of the kernel; test/vm counts these apart from other
+// skipped tests.
 const Reason = "depends on nothing of the kernel"
 
-// KernelFree declares that the outcome of a test depends on nothing of the kernel: neither on its version nor on how control groups are
-// mounted. Short runs, such as those in virtual machines, skip it.
+// KernelFree declares that the outcome of a test depends on nothing of the kernel: neither on its version nor on how
+// control groups are mounted. Short runs, such as those in virtual machines, skip it.
 func KernelFree(t testing.TB) {
 	t.Helper()
 	if testing.Short() {

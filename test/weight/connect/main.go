@@ -1,5 +1,6 @@
-// Command connect makes TCP connections to a loopback address, open loop: at a rate, for a time, whatever becomes of each. It prints
-// how many it made. Each is reset as soon as it is there, which leaves nothing behind in the kernel. Tests use it, nobody else.
+// Command connect makes TCP connections to a loopback address, open loop: at a rate, for a time, whatever becomes of
+// each. It prints how many it made. Each is reset as soon as it is there, which leaves nothing behind in the kernel.
+// Tests use it, nobody else.
 package main
 
 import (
@@ -61,7 +62,8 @@ func run(to string, rate float64, duration time.Duration, cgroup string) (made, 
 	}
 }
 
-// connect makes one connection and resets it. It is one connect() call, also where a signal comes between: the call then goes on by itself.
+// connect makes one connection and resets it. It is one connect() call, also where a signal comes between: the call
+// then goes on by itself.
 func connect(sa unix.Sockaddr) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -65,7 +65,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestTorn: the address of one generation with the port of another, or of another endpoint, is not taken for an endpoint, but by chance.
+// TestTorn: the address of one generation with the port of another, or of another endpoint, is not taken for an
+// endpoint, but by chance.
 func TestTorn(t *testing.T) {
 	taken := 0
 	const n = 20000
@@ -142,7 +143,8 @@ func TestPage(t *testing.T) {
 	if err := unix.Mprotect(reader.mem, unix.PROT_READ|unix.PROT_WRITE); !errors.Is(err, unix.EACCES) {
 		t.Errorf("the reader may write: %v", err)
 	}
-	// Of what is longer ago than the page remembers a later time is told, and never one of another generation's that is earlier.
+	// Of what is longer ago than the page remembers a later time is told, and never one of another generation's that is
+	// earlier.
 	first := reader.BeganAt(1)
 	for g := uint64(2); g <= Remembered+10; g++ {
 		maker.Begin(g)

@@ -15,7 +15,8 @@ import (
 	"tare/internal/pace"
 )
 
-// memfdName is what the kernel calls the page's file: a file in memory, gone with the last process that has it, however that ends.
+// memfdName is what the kernel calls the page's file: a file in memory, gone with the last process that has it, however
+// that ends.
 const memfdName = "tare-generations"
 
 // Remembered is of how many generations the page knows when they began.
@@ -69,7 +70,8 @@ func cleanUp(err error, file *os.File) error {
 	return err
 }
 
-// Open opens the page that a process made, to read it. Where the process has none the error is a *fault.Error of code Usage.
+// Open opens the page that a process made, to read it. Where the process has none the error is a *fault.Error of code
+// Usage.
 func Open(pid int) (*Page, error) {
 	missing := func(err error) error {
 		return fault.Wrap(err, fault.Usage, "process "+strconv.Itoa(pid), "name a process that replaces configuration: tare subject kernelmesh --work replace", "it says nothing of generations")
@@ -130,8 +132,8 @@ func (p *Page) Done() uint64 { return p.w.done.Load() }
 // Begun is the latest generation whose change has begun: connections that have ended cannot have found a newer one.
 func (p *Page) Begun() uint64 { return p.w.begun.Load() }
 
-// BeganAt is when the change to generation g, which is no later than Begun, began: ns by pace.Now. Of one that is longer ago than the page
-// remembers it is when the oldest that it does remember began: g began before that.
+// BeganAt is when the change to generation g, which is no later than Begun, began: ns by pace.Now. Of one that is
+// longer ago than the page remembers it is when the oldest that it does remember began: g began before that.
 func (p *Page) BeganAt(g uint64) int64 {
 	for {
 		at := p.w.at[g%Remembered].Load()

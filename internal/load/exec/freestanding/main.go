@@ -1,8 +1,9 @@
-// Command freestanding makes an executable of one C file that needs no library: it has clang compile it and puts the machine code behind the
-// shortest ELF header that Linux takes. There is no linker in it, so that any clang makes programs for any machine, each time the same.
+// Command freestanding makes an executable of one C file that needs no library: it has clang compile it and puts the
+// machine code behind the shortest ELF header that Linux takes. There is no linker in it, so that any clang makes
+// programs for any machine, each time the same.
 //
-// The price is that the file may hold nothing but code that finds itself: a global variable, a string or a call of a library leaves a
-// relocation or another section behind, and is refused here.
+// The price is that the file may hold nothing but code that finds itself: a global variable, a string or a call of a
+// library leaves a relocation or another section behind, and is refused here.
 //
 //	go run ./freestanding -arch arm64 -o worker_arm64.elf c/worker.c
 package main
@@ -110,7 +111,8 @@ func read(object string, machine elf.Machine) (code []byte, entry uint64, err er
 // base is where the program is loaded; a multiple of the largest page size.
 const base = 0x400000
 
-// wrap makes the executable: one segment, which is the whole file and holds the code, and a stack that is not executable.
+// wrap makes the executable: one segment, which is the whole file and holds the code, and a stack that is not
+// executable.
 func wrap(machine elf.Machine, code []byte, entry uint64) []byte {
 	const headers, segment = 64, 56
 	const offset = (headers + 2*segment + 63) / 64 * 64

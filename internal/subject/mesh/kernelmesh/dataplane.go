@@ -1,7 +1,8 @@
-// Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one control group turn the
-// address of a service into that of one of its endpoints, by weight, and count the connections. Its configuration, from a file or from a
-// control plane, is in a store (package store), of whichever design. It is real - applications use it unchanged - and small enough to
-// know what it should cost, so it is the reference that Tare weighs first. docs/kernelmesh.md has the programs, the maps and the limits.
+// Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one control
+// group turn the address of a service into that of one of its endpoints, by weight, and count the connections. Its
+// configuration, from a file or from a control plane, is in a store (package store), of whichever design. It is real -
+// applications use it unchanged - and small enough to know what it should cost, so it is the reference that Tare weighs
+// first. docs/kernelmesh.md has the programs, the maps and the limits.
 package kernelmesh
 
 import (
@@ -77,8 +78,8 @@ type Options struct {
 	Fail         string // FailOpen or FailClosed; empty: FailOpen
 	Peer         string // PeerService or PeerEndpoint; empty: PeerService
 	Work         string // what the process does by itself once it is told to start, one of Works; empty: nothing
-	// Sources are the addresses, one of each family at most, that rules take as the source of sockets that are bound to none; without one of a
-	// family it is not known, and rules that ask for it do not match.
+	// Sources are the addresses, one of each family at most, that rules take as the source of sockets that are bound to
+	// none; without one of a family it is not known, and rules that ask for it do not match.
 	Sources      []netip.Addr
 	Steps        uint32 // extra steps of work in every run of the connect programs
 	SockopsSteps uint32 // the same in every run of the sockops program
@@ -113,8 +114,8 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Outward are the addresses from which this process would connect to the world, by the routes of its network namespace at this moment. Nothing
-// is sent.
+// Outward are the addresses from which this process would connect to the world, by the routes of its network namespace
+// at this moment. Nothing is sent.
 func Outward() (sources []netip.Addr) {
 	// Addresses for documentation (RFC 5737, RFC 3849), which take the default route.
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
@@ -156,7 +157,8 @@ type hook struct {
 	attach  ebpf.AttachType
 }
 
-// hooks are in the order of attachment: first those that answer for and count a rewritten connection, then those that rewrite.
+// hooks are in the order of attachment: first those that answer for and count a rewritten connection, then those that
+// rewrite.
 var hooks = []hook{
 	{snapshotProgKmSockops, ebpf.AttachCGroupSockOps},
 	{snapshotProgKmGetpeername4, ebpf.AttachCgroupInet4GetPeername},
@@ -172,8 +174,8 @@ var hooks = []hook{
 // namesPeers are the programs that PeerEndpoint leaves out.
 var namesPeers = []string{snapshotProgKmGetpeername4, snapshotProgKmGetpeername6}
 
-// Load opens a store, and loads the programs upon it, without a configuration, attached to nothing. A machine that cannot do it is a
-// *fault.Error of code Machine.
+// Load opens a store, and loads the programs upon it, without a configuration, attached to nothing. A machine that
+// cannot do it is a *fault.Error of code Machine.
 func Load(o Options) (_ *DataPlane, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -206,7 +208,8 @@ func Load(o Options) (_ *DataPlane, err error) {
 // Design is the store's.
 func (d *DataPlane) Design() store.Design { return d.design }
 
-// Apply makes a change of the configuration under running programs; see store.Store for what it promises. One goroutine at a time is let in.
+// Apply makes a change of the configuration under running programs; see store.Store for what it promises. One goroutine
+// at a time is let in.
 func (d *DataPlane) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -306,7 +309,8 @@ func checkCgroup(dir string, allowRoot bool) error {
 		}
 		return fault.New(fault.Usage, dir, "name a directory below "+mount, "this is not a cgroup v2 directory")
 	}
-	// Every control group but the root of the hierarchy has this file (Documentation/admin-guide/cgroup-v2.rst, Core Interface Files).
+	// Every control group but the root of the hierarchy has this file (Documentation/admin-guide/cgroup-v2.rst, Core
+	// Interface Files).
 	if _, err := os.Stat(filepath.Join(dir, "cgroup.type")); errors.Is(err, os.ErrNotExist) && !allowRoot {
 		return fault.New(fault.Usage, dir, "name a control group below it, or give --allow-root",
 			"this is the root of the hierarchy: every connection of the machine would go through the data plane")

@@ -463,11 +463,13 @@ func (p *plane) program(t testing.TB, name string) ProgramStats {
 	return ProgramStats{}
 }
 
-// stores are the designs that tests run over. Naive waits for some milliseconds with each record that it writes, and shares its programs with
-// pooled: it is in TestNaive alone. Pooled has its maps made as they are needed, which is quicker here.
+// stores are the designs that tests run over. Naive waits for some milliseconds with each record that it writes, and
+// shares its programs with pooled: it is in TestNaive alone. Pooled has its maps made as they are needed, which is
+// quicker here.
 var stores = []string{"snapshot", "value", "sized", "sized:ordered", "pooled:ondemand"}
 
-// overStores runs f with each of some stores; the first alone where time is short, as on an emulated processor. TestWeights has all of them there too.
+// overStores runs f with each of some stores; the first alone where time is short, as on an emulated processor.
+// TestWeights has all of them there too.
 func overStores(t *testing.T, f func(t *testing.T, store string), stores ...string) {
 	if testing.Short() {
 		stores = stores[:1]

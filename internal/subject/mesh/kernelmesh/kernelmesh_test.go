@@ -24,8 +24,8 @@ import (
 	"tare/internal/subject/mesh/store"
 )
 
-// Services of the tests are addresses that nobody listens on. They are on the loopback too: should a test go wrong, nothing leaves the
-// machine.
+// Services of the tests are addresses that nobody listens on. They are on the loopback too: should a test go wrong,
+// nothing leaves the machine.
 var (
 	service4 = netip.MustParseAddrPort("127.10.96.1:80")
 	other4   = netip.MustParseAddrPort("127.10.96.2:80")
@@ -115,8 +115,8 @@ func testUDP(t *testing.T, store string) {
 		t.Errorf("%d datagrams and connections, but %+v", 2*(n+1), s)
 	}
 
-	// Two services that share an endpoint, and the endpoint itself: the reply of each comes from whom it was sent to, and one socket stays
-	// with one endpoint of a service.
+	// Two services that share an endpoint, and the endpoint itself: the reply of each comes from whom it was sent to,
+	// and one socket stays with one endpoint of a service.
 	for range 10 {
 		got := in.ask(t, request{Do: "udp-many", To: service4, Others: []netip.AddrPort{service4, service4}})
 		if len(got.Banners) != 1 || got.Peers[service4.String()] != 3 {
@@ -341,8 +341,8 @@ func testRBAC(t *testing.T, store string) {
 	}
 }
 
-// TestSources: a socket that is bound to no address is judged by the source that was given for its family, for what is denied by source as
-// well as for what is allowed; one that is bound by its own.
+// TestSources: a socket that is bound to no address is judged by the source that was given for its family, for what is
+// denied by source as well as for what is allowed; one that is bound by its own.
 func TestSources(t *testing.T) { overStores(t, testSources, stores...) }
 
 func testSources(t *testing.T, store string) {
@@ -414,8 +414,8 @@ func TestPeer(t *testing.T) {
 	}
 }
 
-// TestReplace replaces the endpoints of a service as fast as it goes while connections are made: each connection must reach an endpoint
-// of the old set or the new, and every one is counted.
+// TestReplace replaces the endpoints of a service as fast as it goes while connections are made: each connection must
+// reach an endpoint of the old set or the new, and every one is counted.
 func TestReplace(t *testing.T) { overStores(t, testReplace, "snapshot", "value") }
 
 func testReplace(t *testing.T, store string) {

@@ -88,12 +88,12 @@ func Parse(name string, data []byte) ([]Service, error) {
 	return p.services(body)
 }
 
-// maxDepth is far more than a services file needs. The YAML parser takes time by the square of the depth: minutes for a megabyte of "["
-// or of "- ".
+// maxDepth is far more than a services file needs. The YAML parser takes time by the square of the depth: minutes for a
+// megabyte of "[" or of "- ".
 const maxDepth = 100
 
-// tooDeep is the line in which brackets, or lists that begin on it ("- - -"), nest deeper than maxDepth, 0 if none. It counts brackets in
-// quotes and comments too, which in an honest file come in pairs.
+// tooDeep is the line in which brackets, or lists that begin on it ("- - -"), nest deeper than maxDepth, 0 if none. It
+// counts brackets in quotes and comments too, which in an honest file come in pairs.
 func tooDeep(data []byte) int {
 	depth, line := 0, 1
 	lists, begins := 0, true // nothing but indentation and dashes since the line began

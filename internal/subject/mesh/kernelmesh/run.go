@@ -64,10 +64,11 @@ type LinkInfo struct {
 	Attach  string `json:"attach"`
 }
 
-// Run is the data plane as a process: it loads and attaches, says ready, and ends with ctx or with conn's input. It returns nil then. It reads its
-// services file again on SIGHUP (one that is wrong changes nothing, and is logged), or does what its control plane says. Where it has
-// work to do, that begins with the start message, and its result is sent. The goroutine that reads conn's input ends with that input; a
-// process that is about to exit need not wait for it.
+// Run is the data plane as a process: it loads and attaches, says ready, and ends with ctx or with conn's input. It
+// returns nil then. It reads its services file again on SIGHUP (one that is wrong changes nothing, and is logged), or
+// does what its control plane says. Where it has work to do, that begins with the start message, and its result is
+// sent. The goroutine that reads conn's input ends with that input; a process that is about to exit need not wait for
+// it.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, unix.SIGHUP) // before ready, so that nobody's SIGHUP kills
@@ -210,7 +211,8 @@ func listen(conn *role.Conn, started chan<- role.Schedule) error {
 	}
 }
 
-// client has a client do what the control plane says, until ctx ends; what it returned is sent. Without a control plane there is nothing to come.
+// client has a client do what the control plane says, until ctx ends; what it returned is sent. Without a control plane
+// there is nothing to come.
 func (r *running) client(ctx context.Context) (chan error, error) {
 	if r.o.XDS == "" {
 		return nil, nil
@@ -261,8 +263,8 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 	return ended, nil
 }
 
-// gate is shut while everything is refused, for want of a configuration (FailClosed). It opens once, when the control plane has told its clusters
-// and its listeners, and no cluster waits for its endpoints any more.
+// gate is shut while everything is refused, for want of a configuration (FailClosed). It opens once, when the control
+// plane has told its clusters and its listeners, and no cluster waits for its endpoints any more.
 type gate struct {
 	heard [2]atomic.Bool // clusters and listeners
 	open  atomic.Bool
@@ -284,7 +286,8 @@ func (g *gate) look(c *xds.Client, s *shared) {
 	}
 }
 
-// watch looks from time to time until the gate is open or ctx ends: beside the responses a cluster can also cease to wait because its time is up.
+// watch looks from time to time until the gate is open or ctx ends: beside the responses a cluster can also cease to
+// wait because its time is up.
 func (g *gate) watch(ctx context.Context, c *xds.Client, s *shared) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

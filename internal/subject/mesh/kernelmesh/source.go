@@ -10,8 +10,8 @@ import (
 	"tare/internal/subject/mesh/store"
 )
 
-// Source makes lists of services into changes of a configuration: each service is a listener and a cluster, which are both called by the
-// protocol and the address ("tcp 10.96.0.1:80").
+// Source makes lists of services into changes of a configuration: each service is a listener and a cluster, which are
+// both called by the protocol and the address ("tcp 10.96.0.1:80").
 type Source struct {
 	apply    func(context.Context, mesh.Change) (store.Work, error)
 	services map[string]Service // as they were applied
@@ -34,8 +34,8 @@ func (c Changes) String() string {
 	return fmt.Sprintf("%d services added, %d changed, %d removed, %d unchanged", c.Added, c.Changed, c.Removed, c.Unchanged)
 }
 
-// Set makes the configuration these services and no others, by one change with what differs from before. Services that are wrong or do not
-// fit are a *fault.Error of code Usage, and change nothing.
+// Set makes the configuration these services and no others, by one change with what differs from before. Services that
+// are wrong or do not fit are a *fault.Error of code Usage, and change nothing.
 func (s *Source) Set(ctx context.Context, services []Service) (Changes, error) {
 	var done Changes
 	var change mesh.Change

@@ -61,7 +61,8 @@ var counterOrder = []string{
 	snapshotProgKmRecvmsg6, snapshotProgKmGetpeername4, snapshotProgKmGetpeername6, snapshotProgKmSockops,
 }
 
-// Stats reads the counters. They go on while they are read: numbers of different lines may differ by what happened meanwhile.
+// Stats reads the counters. They go on while they are read: numbers of different lines may differ by what happened
+// meanwhile.
 func (d *DataPlane) Stats() (Stats, error) {
 	var stats Stats
 	for i, name := range counterOrder {

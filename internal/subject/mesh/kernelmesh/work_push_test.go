@@ -16,7 +16,8 @@ import (
 	"tare/internal/subject/mesh/xds"
 )
 
-// pushMain is a load of changes as a process: argument 1 is a cgroup to enter, argument 2 where the mesh takes changes, argument 3 of what.
+// pushMain is a load of changes as a process: argument 1 is a cgroup to enter, argument 2 where the mesh takes changes,
+// argument 3 of what.
 func pushMain() {
 	if err := os.WriteFile(filepath.Join(os.Args[1], "cgroup.procs"), []byte("0"), 0); err != nil {
 		panic(err)
@@ -29,8 +30,8 @@ func pushMain() {
 	}
 }
 
-// TestWorkPush: changes of a control plane come to connections, the data plane and the load agree about them, and one is not visible later
-// than it is usable.
+// TestWorkPush: changes of a control plane come to connections, the data plane and the load agree about them, and one
+// is not visible later than it is usable.
 func TestWorkPush(t *testing.T) {
 	for _, x := range []struct{ store, what string }{{"snapshot", push.One}, {"snapshot", push.All}, {"value", push.All}, {"sized", push.One}} {
 		t.Run(x.store+" "+x.what, func(t *testing.T) { testWorkPush(t, x.store, x.what) })
@@ -83,7 +84,8 @@ func testWorkPush(t *testing.T, store, what string) {
 	if received > decoded || decoded > visible || visible > acked {
 		t.Errorf("received %d ns, decoded %d ns, visible %d ns, acked %d ns after it was sent", received, decoded, visible, acked)
 	}
-	// A connection shows a change once it was decoded; what comes after may still run then, of a store that makes changes one by one above all.
+	// A connection shows a change once it was decoded; what comes after may still run then, of a store that makes
+	// changes one by one above all.
 	if usable := least(&made, push.Usable); usable < decoded/2 {
 		t.Errorf("usable %d ns and decoded %d ns after it was sent", usable, decoded)
 	}
@@ -105,7 +107,8 @@ func testWorkPush(t *testing.T, store, what string) {
 	}
 }
 
-// TestPushWork: what counts is what was sent in the window, and one change in any case; a control plane that does not say when it sent is refused.
+// TestPushWork: what counts is what was sent in the window, and one change in any case; a control plane that does not
+// say when it sent is refused.
 func TestPushWork(t *testing.T) {
 	event := func(sent string, at int64) xds.Event {
 		return xds.Event{Kind: xds.Endpoints, Version: "1 set=90 sent=" + sent, Received: at, Decoded: at + 1, Applied: at + 2, Acked: at + 3}

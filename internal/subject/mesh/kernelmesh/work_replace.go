@@ -20,9 +20,10 @@ import (
 // WorkReplace is the work that replaces configuration as fast as it goes.
 const WorkReplace = "replace"
 
-// replacer makes one change after the other to two services of its own (package generation): each gives the cluster of the first new endpoints,
-// has the listener of the second go to a new cluster, and removes that cluster's predecessor. The page of generations says when each change
-// begins and returns, so that a load that connects meanwhile (package load/connect) can judge what it finds.
+// replacer makes one change after the other to two services of its own (package generation): each gives the cluster of
+// the first new endpoints, has the listener of the second go to a new cluster, and removes that cluster's predecessor.
+// The page of generations says when each change begins and returns, so that a load that connects meanwhile (package
+// load/connect) can judge what it finds.
 type replacer struct {
 	d    *DataPlane
 	page *generation.Page
@@ -88,8 +89,8 @@ func (r *replacer) listener(service int, g uint64) *mesh.Listener {
 // slowest is the longest change that is told from longer ones, in ns.
 const slowest = int64(10 * time.Minute)
 
-// Run replaces by the schedule, in closed loop, and says what it did. A change that begins in the window counts, whenever it ends; one
-// counts in any case, though the window be too short for the store to come to it.
+// Run replaces by the schedule, in closed loop, and says what it did. A change that begins in the window counts,
+// whenever it ends; one counts in any case, though the window be too short for the store to come to it.
 func (r *replacer) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	defer r.page.Close()
 	if s.Duration <= 0 || s.Warmup < 0 {

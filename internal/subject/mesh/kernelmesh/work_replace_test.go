@@ -21,7 +21,8 @@ import (
 	"tare/internal/subject/mesh/store"
 )
 
-// connectMain is a load of connections as a process: argument 1 is a cgroup to enter, argument 2 the process that replaces.
+// connectMain is a load of connections as a process: argument 1 is a cgroup to enter, argument 2 the process that
+// replaces.
 func connectMain() {
 	if err := os.WriteFile(filepath.Join(os.Args[1], "cgroup.procs"), []byte("0"), 0); err != nil {
 		panic(err)
@@ -37,7 +38,8 @@ func connectMain() {
 	}
 }
 
-// TestReplacerChanges holds the changes against the model: after each, both services have the endpoints of its generation, and no cluster is left over.
+// TestReplacerChanges holds the changes against the model: after each, both services have the endpoints of its
+// generation, and no cluster is left over.
 func TestReplacerChanges(t *testing.T) {
 	r, c := &replacer{}, mesh.NewConfig()
 	for g := range uint64(10) {
@@ -65,8 +67,8 @@ func TestReplacerChanges(t *testing.T) {
 	}
 }
 
-// TestWorkReplace replaces under a load in a process of its own. What the store's design promises must hold for real connections; that
-// the load sees what does not hold shows in the designs that promise little.
+// TestWorkReplace replaces under a load in a process of its own. What the store's design promises must hold for real
+// connections; that the load sees what does not hold shows in the designs that promise little.
 func TestWorkReplace(t *testing.T) {
 	overStores(t, testWorkReplace, "snapshot", "value", "sized", "pooled:ondemand")
 }
@@ -134,7 +136,8 @@ func testWorkReplace(t *testing.T, name string) {
 	}
 }
 
-// TestWorkReplaceSlow: a store that does not come to a change within the window makes one all the same; wrong use and want of room say so.
+// TestWorkReplaceSlow: a store that does not come to a change within the window makes one all the same; wrong use and
+// want of room say so.
 func TestWorkReplaceSlow(t *testing.T) {
 	p, _ := newDataPlane(t, Options{Store: "value", MaxServices: 16, MaxEndpoints: 64})
 	w, err := newReplacer(p.DataPlane, Options{})

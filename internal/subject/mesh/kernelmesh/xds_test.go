@@ -45,7 +45,8 @@ func tells(t *testing.T, s *controlplane.Server, endpoint netip.AddrPort) {
 	}
 }
 
-// TestXDS: the data plane does what its control plane says, goes on when that dies, and refuses or passes what comes before.
+// TestXDS: the data plane does what its control plane says, goes on when that dies, and refuses or passes what comes
+// before.
 func TestXDS(t *testing.T) { overStores(t, testXDS, "snapshot", "pooled:ondemand") }
 
 func testXDS(t *testing.T, store string) {

@@ -1,5 +1,5 @@
-// Package store says what a store is: it keeps a mesh configuration in BPF maps, where programs find it, and changes it under them. Each
-// design is a package below this one.
+// Package store says what a store is: it keeps a mesh configuration in BPF maps, where programs find it, and changes it
+// under them. Each design is a package below this one.
 package store
 
 import (
@@ -17,15 +17,17 @@ import (
 
 // Store keeps a configuration. One goroutine at a time may use it, apart from Close.
 type Store interface {
-	// Apply makes a change. How much of it programs see at once is the design's promise (Design.Atomic). A change that is wrong for this store
-	// or does not fit is a *fault.Error of code Usage, whose Where is the resource's name, and then nothing of it is applied. Room and
-	// addresses that a change frees count for the same change. Names that are removed and are not there are no error; a name that is both
-	// given and removed is removed.
+	// Apply makes a change. How much of it programs see at once is the design's promise (Design.Atomic). A change that
+	// is wrong for this store or does not fit is a *fault.Error of code Usage, whose Where is the resource's name, and
+	// then nothing of it is applied. Room and addresses that a change frees count for the same change. Names that are
+	// removed and are not there are no error; a name that is both given and removed is removed.
 	Apply(ctx context.Context, change mesh.Change) (Work, error)
-	// Maps are the maps that its programs use, by the names that they have in the design's header. They stay the store's.
+	// Maps are the maps that its programs use, by the names that they have in the design's header. They stay the
+	// store's.
 	Maps() map[string]*ebpf.Map
-	// Cluster is the number by which programs and counters know a cluster; it stays the same as long as the cluster is there. Numbers are below
-	// Options.ClusterNumbers. One that a change gives back is no other cluster's before the next change.
+	// Cluster is the number by which programs and counters know a cluster; it stays the same as long as the cluster is
+	// there. Numbers are below Options.ClusterNumbers. One that a change gives back is no other cluster's before the
+	// next change.
 	Cluster(name string) (id uint32, ok bool)
 	// Close gives everything back but what is pinned.
 	Close() error
@@ -56,8 +58,8 @@ type Options struct {
 	MaxClusters  uint32 // default DefaultMaxClusters
 	MaxListeners uint32 // default DefaultMaxListeners
 	MaxEndpoints uint32 // of all clusters together; default DefaultMaxEndpoints
-	// PinDir is a directory on a BPF file system in which what must outlive the process is pinned, and from which Open takes over what a process
-	// before it left. Empty: nothing outlives the process.
+	// PinDir is a directory on a BPF file system in which what must outlive the process is pinned, and from which Open
+	// takes over what a process before it left. Empty: nothing outlives the process.
 	PinDir string
 	// Variant is one of the design's; empty for its first.
 	Variant string

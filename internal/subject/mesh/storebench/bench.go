@@ -48,8 +48,9 @@ const (
 const (
 	longest = int64(10 * time.Minute) // time that is told from longer ones
 
-	// resident is how many resources are in the store at most of those that are flushed. A design that takes a quarter of a second for
-	// each would be at it for long before anything is measured: it has enough after this time, with one resource at least.
+	// resident is how many resources are in the store at most of those that are flushed. A design that takes a quarter
+	// of a second for each would be at it for long before anything is measured: it has enough after this time, with one
+	// resource at least.
 	resident = 64
 	enough   = 20 * time.Millisecond
 
@@ -127,8 +128,8 @@ func question(i int) mesh.Question {
 	return mesh.Question{To: storeload.ServiceOf(i), Protocol: mesh.TCP}
 }
 
-// Run works by the schedule, in closed loop, and says what it did. What begins in the window counts, whenever it ends; one counts in any
-// case, though the window be too short for the store to come to it.
+// Run works by the schedule, in closed loop, and says what it did. What begins in the window counts, whenever it ends;
+// one counts in any case, though the window be too short for the store to come to it.
 func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")

@@ -19,8 +19,8 @@ import (
 	"tare/internal/subject/mesh/xds/translate"
 )
 
-// inputs are the changes that are flushed, all made beforehand: from decoded structure the changes themselves, so that what is measured is the
-// store's work, and from bytes what they are on the wire. A removal is a name in both.
+// inputs are the changes that are flushed, all made beforehand: from decoded structure the changes themselves, so that
+// what is measured is the store's work, and from bytes what they are on the wire. A removal is a name in both.
 type inputs struct {
 	sets    [2][resident]mesh.Change // two contents for each name
 	wire    [2][resident][]byte      // the same as xDS resources; none from decoded structure
@@ -97,7 +97,8 @@ func (in *inputs) content(which, i int) (mesh.Change, error) {
 	return in.decode(in.wire[which][i])
 }
 
-// message is the resource of a change as a control plane would send it: endpoints stand in the cluster, as in the benchmarks.
+// message is the resource of a change as a control plane would send it: endpoints stand in the cluster, as in the
+// benchmarks.
 func message(change mesh.Change) (proto.Message, error) {
 	if len(change.Clusters) > 0 {
 		return cluster(change.Clusters[0]), nil

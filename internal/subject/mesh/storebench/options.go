@@ -1,6 +1,7 @@
-// Package storebench is the subject that is a store: one design of internal/subject/mesh/store, opened in a process and a control group of its own, that
-// flushes the same changes as every other design, as fast as it goes, and counts what that takes. Tare itself is one of its users: what a
-// store costs is what a data plane on top of it pays for each change.
+// Package storebench is the subject that is a store: one design of internal/subject/mesh/store, opened in a process and
+// a control group of its own, that flushes the same changes as every other design, as fast as it goes, and counts what
+// that takes. Tare itself is one of its users: what a store costs is what a data plane on top of it pays for each
+// change.
 package storebench
 
 import (

@@ -41,8 +41,9 @@ func (b *Bench) Ready() (Ready, error) {
 	return r, nil
 }
 
-// Run plays the part of a subject that works in the role protocol on conn: opens and fills the store, says ready, waits for the start, works,
-// sends the result, and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+// Run plays the part of a subject that works in the role protocol on conn: opens and fills the store, says ready, waits
+// for the start, works, sends the result, and stays until the parent closes its end. If the parent does so earlier,
+// that is the end, and no error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	b, err := New(ctx, o)
 	if err != nil {

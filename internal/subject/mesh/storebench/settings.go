@@ -33,8 +33,8 @@ var Settings = []param.Setting{
 		Doc: "endpoints of all clusters that the store is made for, likewise"},
 }
 
-// OptionsOf are the options by their settings. Its error is of settings that do not go together, or of a store that does
-// not exist.
+// OptionsOf are the options by their settings. Its error is of settings that do not go together, or of a store that
+// does not exist.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Store: v["store"], Resource: v["resource"], Operation: v["operation"], From: v["from"],

@@ -25,11 +25,11 @@ type Options struct {
 	ClusterNames    []string // the clusters that are asked for; none: all that there are
 	ListenerNames   []string // the same for listeners
 
-	// Apply makes a change. It is called by one goroutine. An error refuses what was new in it, by name if it is a *fault.Error whose Where is a
-	// resource; then nothing of the change may have been made.
+	// Apply makes a change. It is called by one goroutine. An error refuses what was new in it, by name if it is a
+	// *fault.Error whose Where is a resource; then nothing of the change may have been made.
 	Apply func(context.Context, mesh.Change) error
-	// OnEvent hears of every response, once its acknowledgement has been handed to the transport; OnState of every change of state. Both are called
-	// by the client's own goroutines, one call at a time each, and must return soon.
+	// OnEvent hears of every response, once its acknowledgement has been handed to the transport; OnState of every
+	// change of state. Both are called by the client's own goroutines, one call at a time each, and must return soon.
 	OnEvent func(Event)
 	OnState func(State)
 
@@ -52,8 +52,8 @@ type Timeouts struct {
 	Connect time.Duration // until a stream is open; default 10 s
 	Answer  time.Duration // until the first response, where nothing was ever received; default 30 s
 	Send    time.Duration // until the control plane takes a request; default 10 s
-	// Reconnect is the time before the second attempt, twice as long each time up to ReconnectMax, less a random part of up to half of it;
-	// defaults 200 ms and 30 s.
+	// Reconnect is the time before the second attempt, twice as long each time up to ReconnectMax, less a random part
+	// of up to half of it; defaults 200 ms and 30 s.
 	Reconnect, ReconnectMax time.Duration
 }
 
@@ -92,7 +92,8 @@ func (o Options) withDefaults() Options {
 // Phase is how the client stands with its control plane.
 type Phase uint8
 
-// The phases. What a data plane does with connections while there is no configuration, or an old one, is for it to decide.
+// The phases. What a data plane does with connections while there is no configuration, or an old one, is for it to
+// decide.
 const (
 	Never     Phase = iota // nothing was ever received
 	Connected              // a stream is open, and what was received came by it or by one before it
@@ -194,8 +195,9 @@ const maxQueue = 64
 // tick is how often the client looks at its clocks while there is something to wait for.
 const tick = 50 * time.Millisecond
 
-// Run keeps the store at what the control plane says until ctx ends, and then returns nil. Whatever the control plane does is no reason
-// for it to end. All its goroutines have ended when it returns, but for look-ups of host names under way, which end with ctx.
+// Run keeps the store at what the control plane says until ctx ends, and then returns nil. Whatever the control plane
+// does is no reason for it to end. All its goroutines have ended when it returns, but for look-ups of host names under
+// way, which end with ctx.
 func (c *Client) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -424,8 +426,8 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 	return nil
 }
 
-// How long the refusal of the same thing is held back, first and at most: a control plane that answers a refusal by sending the same again
-// would otherwise keep both busy.
+// How long the refusal of the same thing is held back, first and at most: a control plane that answers a refusal by
+// sending the same again would otherwise keep both busy.
 const (
 	firstHold = 50 * time.Millisecond
 	maxHold   = time.Second
@@ -462,7 +464,8 @@ func (c *Client) wanted(k Kind) []string {
 	return c.services
 }
 
-// follow asks for the endpoints of clusters that came, no longer for those of clusters that went, and the same for host names.
+// follow asks for the endpoints of clusters that came, no longer for those of clusters that went, and the same for host
+// names.
 func (c *Client) follow() {
 	services, hosts := c.state.sweep()
 	c.names.follow(hosts, c.state)

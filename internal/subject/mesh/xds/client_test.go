@@ -525,7 +525,8 @@ func TestHostNames(t *testing.T) {
 	})
 }
 
-// A cluster whose endpoints never come is there without any after the time that it was given, and the listener that names it too.
+// A cluster whose endpoints never come is there without any after the time that it was given, and the listener that
+// names it too.
 func TestEndpointsThatNeverCome(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)

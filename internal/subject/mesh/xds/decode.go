@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// codec is gRPC's own for messages, but that it reads responses as what the client works with: their resources stay where they are in the message.
-// The generated decoder would copy each, and its name, type and version.
+// codec is gRPC's own for messages, but that it reads responses as what the client works with: their resources stay
+// where they are in the message. The generated decoder would copy each, and its name, type and version.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2("proto")} }
@@ -25,8 +25,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return r.decode(data.Materialize())
 }
 
-// decode reads a response, of which r says the variant. What is common goes through a decoder of its own; whatever that does not know is left to
-// the generated one, which alone refuses.
+// decode reads a response, of which r says the variant. What is common goes through a decoder of its own; whatever that
+// does not know is left to the generated one, which alone refuses.
 func (r *response) decode(b []byte) error {
 	if quick, ok := quickResponse(b, r.delta); ok {
 		*r = *quick
@@ -101,8 +101,8 @@ const (
 	anyValue = 2
 )
 
-// quickResponse decodes what is common: it says no to whatever it does not know, and to what comes twice though it may be there only once. What
-// it takes, it takes as slowResponse does; the values of resources are parts of b.
+// quickResponse decodes what is common: it says no to whatever it does not know, and to what comes twice though it may
+// be there only once. What it takes, it takes as slowResponse does; the values of resources are parts of b.
 func quickResponse(b []byte, delta bool) (r *response, ok bool) {
 	r = &response{delta: delta}
 	n := 0

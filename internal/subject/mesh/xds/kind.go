@@ -1,6 +1,7 @@
-// Package xds is a client of the xDS protocol (aggregated discovery service, version 3): it asks a control plane for clusters, their endpoints
-// and listeners, as state of the world or as deltas, and hands on what changes as mesh.Change, in an order in which no listener refers to a
-// cluster that is not there. What cannot be taken is refused by name, and what was there before stays (docs/xds.md).
+// Package xds is a client of the xDS protocol (aggregated discovery service, version 3): it asks a control plane for
+// clusters, their endpoints and listeners, as state of the world or as deltas, and hands on what changes as
+// mesh.Change, in an order in which no listener refers to a cluster that is not there. What cannot be taken is refused
+// by name, and what was there before stays (docs/xds.md).
 package xds
 
 import (

@@ -28,7 +28,8 @@ func (SystemResolver) Lookup(ctx context.Context, host string) ([]netip.Addr, ti
 	return addresses, 0, nil
 }
 
-// What bounds look-ups: how many at a time, for how long one, how often one name whatever the answer says, and its addresses.
+// What bounds look-ups: how many at a time, for how long one, how often one name whatever the answer says, and its
+// addresses.
 const (
 	maxLookups    = 8
 	lookupTimeout = 5 * time.Second
@@ -36,7 +37,8 @@ const (
 	maxAddresses  = 256
 )
 
-// resolving keeps the addresses of host names up to date. It is for the client's goroutine; look-ups are goroutines of their own.
+// resolving keeps the addresses of host names up to date. It is for the client's goroutine; look-ups are goroutines of
+// their own.
 type resolving struct {
 	resolver Resolver
 	answers  chan answer
@@ -110,7 +112,8 @@ func (n *resolving) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// done takes note of an answer, and says whether it changes anything. A name that is not found keeps the addresses that it had.
+// done takes note of an answer, and says whether it changes anything. A name that is not found keeps the addresses that
+// it had.
 func (n *resolving) done(a answer, s *state) bool {
 	n.running--
 	l := n.hosts[a.host]

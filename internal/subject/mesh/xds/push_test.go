@@ -43,7 +43,8 @@ func manyServices(n int) (r controlplane.Resources) {
 	return r
 }
 
-// TestMain lets the test binary be the control plane of BenchmarkPush, so that neither side's collector of garbage stops the other.
+// TestMain lets the test binary be the control plane of BenchmarkPush, so that neither side's collector of garbage
+// stops the other.
 func TestMain(m *testing.M) {
 	if os.Getenv("TARE_XDS_PLANE") == "" {
 		os.Exit(m.Run())
@@ -54,8 +55,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// benchmarkPlane serves 1000 services, and for each number that it reads changes the health of one endpoint of that service. It says when it was
-// set and when the response left.
+// benchmarkPlane serves 1000 services, and for each number that it reads changes the health of one endpoint of that
+// service. It says when it was set and when the response left.
 func benchmarkPlane() error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -96,8 +97,8 @@ func benchmarkPlane() error {
 	return nil
 }
 
-// BenchmarkPush is one change of one service's endpoints among 1000 x 20, from the control plane's Set, and from when the response left it, until
-// Apply is called: p50 and p99. The control plane is a process of its own.
+// BenchmarkPush is one change of one service's endpoints among 1000 x 20, from the control plane's Set, and from when
+// the response left it, until Apply is called: p50 and p99. The control plane is a process of its own.
 func BenchmarkPush(b *testing.B) {
 	for name, world := range map[string]bool{"delta": false, "world": true} {
 		b.Run(name, func(b *testing.B) {
@@ -181,8 +182,8 @@ func BenchmarkPush(b *testing.B) {
 	}
 }
 
-// BenchmarkTake is a response of new endpoints for 5000 x 20, from the message to the change, and what is about it: decoding is
-// translate's benchmark.
+// BenchmarkTake is a response of new endpoints for 5000 x 20, from the message to the change, and what is about it:
+// decoding is translate's benchmark.
 func BenchmarkTake(b *testing.B) {
 	r := manyServices(5000)
 	s := newState(Options{}.withDefaults().Limits)

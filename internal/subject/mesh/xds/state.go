@@ -19,9 +19,10 @@ import (
 
 // state is what the control plane wants and what the store has. It is pure: time, network and store are the caller's.
 //
-// What is wanted becomes active in steps: a cluster when its endpoints are known, a listener when all of its clusters are active and its
-// address is free. A cluster that is no longer wanted goes when no active listener names it. So order between the kinds of resources, which
-// the protocol leaves to the control plane, does not matter to whoever connects.
+// What is wanted becomes active in steps: a cluster when its endpoints are known, a listener when all of its clusters
+// are active and its address is free. A cluster that is no longer wanted goes when no active listener names it. So
+// order between the kinds of resources, which the protocol leaves to the control plane, does not matter to whoever
+// connects.
 type state struct {
 	limits Limits
 	seeds  [2]maphash.Seed
@@ -53,8 +54,8 @@ type taken struct {
 	version string
 }
 
-// digest stands for the bytes of a resource. Nobody outside the process knows by what seeds it is made, so that two resources of one digest come by
-// chance alone: once in 10^38.
+// digest stands for the bytes of a resource. Nobody outside the process knows by what seeds it is made, so that two
+// resources of one digest come by chance alone: once in 10^38.
 type digest [2]uint64
 
 func (s *state) digest(b []byte) digest {
@@ -161,8 +162,8 @@ func (o *outcome) expect(read []item, rest int) {
 	}
 }
 
-// take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (clusters and listeners of the
-// state of the world).
+// take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (clusters and
+// listeners of the state of the world).
 func (s *state) take(k Kind, r *response, full bool) *outcome {
 	fresh := max(0, len(r.items)-len(s.taken[k]))
 	if len(s.taken[k]) == 0 { // growing maps one by one would take a tenth of the time
@@ -207,8 +208,8 @@ func (s *state) take(k Kind, r *response, full bool) *outcome {
 	return o
 }
 
-// readAhead is how many resources are decoded before the first of them is staged, and readAlone below how many of them one CPU does it as soon
-// as several.
+// readAhead is how many resources are decoded before the first of them is staged, and readAlone below how many of them
+// one CPU does it as soon as several.
 const (
 	readAhead = 1024
 	readAlone = 32
@@ -243,7 +244,8 @@ func (s *state) readAll(k Kind, items []item) {
 	all.Wait()
 }
 
-// read decodes a resource, unless it is as it came before or would be refused or ignored in any case. It changes nothing of the state.
+// read decodes a resource, unless it is as it came before or would be refused or ignored in any case. It changes
+// nothing of the state.
 func (s *state) read(k Kind, it *item) {
 	p := &it.read
 	if p.name = translate.Name(it.value); it.name != "" {
@@ -432,7 +434,8 @@ func (s *state) touch(clusters map[string]bool) {
 	}
 }
 
-// touchService is touch for the clusters that name a service: most often the one of its name, which is found sooner than one looks what there is.
+// touchService is touch for the clusters that name a service: most often the one of its name, which is found sooner
+// than one looks what there is.
 func (s *state) touchService(service string) {
 	if of := s.services[service]; len(of) != 1 || !of[service] {
 		s.touch(of)
@@ -475,8 +478,8 @@ func (s *state) remove(k Kind, name string, o *outcome) {
 	}
 }
 
-// conflicts refuses, of the listeners that a response brought, those that want an address that another one wants: what was there before
-// stays.
+// conflicts refuses, of the listeners that a response brought, those that want an address that another one wants: what
+// was there before stays.
 func (s *state) conflicts(o *outcome) {
 	for again := true; again; {
 		again = false
@@ -705,7 +708,8 @@ func empty(c mesh.Change) bool {
 	return len(c.Clusters)+len(c.Listeners)+len(c.RemovedClusters)+len(c.RemovedListeners) == 0
 }
 
-// namedTries is how many resources the store may refuse by name, one after the other, before the change is halved to find the others.
+// namedTries is how many resources the store may refuse by name, one after the other, before the change is halved to
+// find the others.
 const namedTries = 8
 
 // settle has the store make what can be made. What it refuses is taken back, and the rest made without it.
@@ -809,8 +813,8 @@ func blamed(change mesh.Change, err error) (r resource, ok bool) {
 	return r, n == 1
 }
 
-// halve makes a change in parts, ever smaller where the store refuses one, until what it refuses stands alone. Clusters come first; if any
-// is refused, what depends on them is for the next plan.
+// halve makes a change in parts, ever smaller where the store refuses one, until what it refuses stands alone. Clusters
+// come first; if any is refused, what depends on them is for the next plan.
 func (s *state) halve(change mesh.Change, apply func(mesh.Change) error) (bad []failure, err error) {
 	try := func(part mesh.Change) error {
 		err := apply(part)
@@ -870,7 +874,8 @@ func halves[T any](list []T, try func([]T) error, name func(T) resource) (bad []
 	return bad, nil
 }
 
-// unwant takes back what the store refused: the form from before this response, or from before it was waiting. It says whether anything changed.
+// unwant takes back what the store refused: the form from before this response, or from before it was waiting. It says
+// whether anything changed.
 func (s *state) unwant(r resource, o *outcome) bool {
 	switch r.kind {
 	case Listeners:
@@ -896,7 +901,8 @@ func (s *state) unwant(r resource, o *outcome) bool {
 		if s.reject(r, o) {
 			return true
 		}
-		// It waited for what came now, or an address changed. What the store has of it stays until the cluster comes again.
+		// It waited for what came now, or an address changed. What the store has of it stays until the cluster comes
+		// again.
 		s.forget(Clusters, r.name)
 		if s.active.Clusters[r.name] == nil {
 			s.want(r.name, nil)
@@ -922,7 +928,8 @@ func (s *state) versions(k Kind) map[string]string {
 	return out
 }
 
-// maxReason bounds the text of a refusal, and maxReasons that of all of a response: a control plane takes messages of 4 MiB.
+// maxReason bounds the text of a refusal, and maxReasons that of all of a response: a control plane takes messages of 4
+// MiB.
 const (
 	maxReason  = 2 << 10
 	maxReasons = 1 << 20

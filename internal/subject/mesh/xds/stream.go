@@ -20,7 +20,8 @@ import (
 	"tare/internal/version"
 )
 
-// conn is one stream and what belongs to it alone. The client's goroutine has it; two more, which end with it, read and write.
+// conn is one stream and what belongs to it alone. The client's goroutine has it; two more, which end with it, read and
+// write.
 type conn struct {
 	in     chan *response
 	out    chan *request
@@ -80,7 +81,8 @@ func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
 	}
 	if !strings.HasPrefix(o.Address, "unix:") {
-		// The machine of the control plane may vanish; pings of gRPC's own are refused by servers that did not expect them.
+		// The machine of the control plane may vanish; pings of gRPC's own are refused by servers that did not expect
+		// them.
 		dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", address)

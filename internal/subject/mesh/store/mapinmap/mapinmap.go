@@ -1,5 +1,5 @@
-// Package mapinmap has the stores that keep each record in a map of its own, which a map of maps holds: naive, from which Kmesh's proposal to update
-// maps faster began, and pooled, what it proposed.
+// Package mapinmap has the stores that keep each record in a map of its own, which a map of maps holds: naive, from
+// which Kmesh's proposal to update maps faster began, and pooled, what it proposed.
 package mapinmap
 
 import (
@@ -26,8 +26,8 @@ const maxRecords = 1 << 20
 // inner is what a new record is.
 var inner = &ebpf.MapSpec{Name: "mim_record", Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: 1}
 
-// need is how many records resources as large as those of Kmesh's benchmarks take: clusters with each endpoint in a locality of its own, listeners
-// with five filter chains.
+// need is how many records resources as large as those of Kmesh's benchmarks take: clusters with each endpoint in a
+// locality of its own, listeners with five filter chains.
 func need(o store.Options) int {
 	return 5*int(o.MaxClusters) + 4*int(o.MaxEndpoints) + 43*int(o.MaxListeners)
 }

@@ -9,8 +9,8 @@ import (
 	"tare/internal/subject/mesh/store/storetest"
 )
 
-// TestNaiveConformance is what of the suite naive can take in a test's time: it waits for readers a hundred times for a cluster, some 10 ms each.
-// TARE_STORE_NAIVE=1 runs all of it, in some nine minutes.
+// TestNaiveConformance is what of the suite naive can take in a test's time: it waits for readers a hundred times for a
+// cluster, some 10 ms each. TARE_STORE_NAIVE=1 runs all of it, in some nine minutes.
 func TestNaiveConformance(t *testing.T) {
 	if os.Getenv("TARE_STORE_NAIVE") == "" {
 		storetest.Outline(t, Naive)
@@ -19,7 +19,8 @@ func TestNaiveConformance(t *testing.T) {
 	storetest.Conformance(t, Naive)
 }
 
-// TestPooledConformance in a short run is an outline of the variant that begins with few maps: an emulated processor makes fifty a second.
+// TestPooledConformance in a short run is an outline of the variant that begins with few maps: an emulated processor
+// makes fifty a second.
 func TestPooledConformance(t *testing.T) {
 	if testing.Short() {
 		d := Pooled

@@ -15,9 +15,9 @@ import (
 	"tare/internal/subject/mesh/store/records/keep"
 )
 
-// Naive is the design of that name: a record's map is made when the record is, and removed with it. Which keys are free is in a bitmap in record 0,
-// read from the kernel and written back for each record. A map is found by its number in the map of maps, and opened and closed again
-// around its use. What the writer waits for is the map of maps.
+// Naive is the design of that name: a record's map is made when the record is, and removed with it. Which keys are free
+// is in a bitmap in record 0, read from the kernel and written back for each record. A map is found by its number in
+// the map of maps, and opened and closed again around its use. What the writer waits for is the map of maps.
 var Naive = store.Design{
 	Name:     "naive",
 	Summary:  "each record a map of its own, made and removed with it, in a map of maps: where Kmesh began",

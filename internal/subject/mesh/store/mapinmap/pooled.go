@@ -16,20 +16,22 @@ import (
 	"tare/internal/subject/mesh/store/records/keep"
 )
 
-// The variants of pooled, as the proposal has them: every map at start; a first part at start and the rest in the background; on demand. The latter
-// two grow and shrink.
+// The variants of pooled, as the proposal has them: every map at start; a first part at start and the rest in the
+// background; on demand. The latter two grow and shrink.
 const (
 	ahead      = "ahead"
 	background = "background"
 	onDemand   = "ondemand"
 )
 
-// Pooled is the design of that name: the maps of records are made beforehand, in parallel, and used again and again; a list in memory says which are
-// free. A change waits for no reader. Every map of the pool is an open file of the writer: how many files it may have open is what limits the pool.
+// Pooled is the design of that name: the maps of records are made beforehand, in parallel, and used again and again; a
+// list in memory says which are free. A change waits for no reader. Every map of the pool is an open file of the
+// writer: how many files it may have open is what limits the pool.
 //
-// Ours differs from Kmesh's in this. A free record is found at once, not by a search from the first. The records of a resource are remembered, not read
-// back to free them. The pool grows to twice what is used and shrinks to it, in the background, where Kmesh has steps of 32768 and 8192. A process
-// that takes over finds the maps in the map of maps, not in a file that only a clean end leaves.
+// Ours differs from Kmesh's in this. A free record is found at once, not by a search from the first. The records of a
+// resource are remembered, not read back to free them. The pool grows to twice what is used and shrinks to it, in the
+// background, where Kmesh has steps of 32768 and 8192. A process that takes over finds the maps in the map of maps, not
+// in a file that only a clean end leaves.
 var Pooled = store.Design{
 	Name:     "pooled",
 	Summary:  "each record a map of its own out of a pool, in a map of maps: what Kmesh's proposal made of naive",
@@ -73,8 +75,8 @@ func openPooled(o store.Options) (store.Store, error) {
 	return open("pooled", o, room, p.start)
 }
 
-// pooled keeps records in a pool of maps. One goroutine uses it; what changes the pool's size in the background takes indexes from it and gives them
-// back through done.
+// pooled keeps records in a pool of maps. One goroutine uses it; what changes the pool's size in the background takes
+// indexes from it and gives them back through done.
 type pooled struct {
 	kernel  *keep.Kernel
 	outer   int

@@ -10,7 +10,8 @@ import (
 	"tare/internal/subject/mesh/store/storetest"
 )
 
-// TestPool follows the pool through growth and back: how large it is, what of it is free, and how many maps the map of maps holds.
+// TestPool follows the pool through growth and back: how large it is, what of it is free, and how many maps the map of
+// maps holds.
 func TestPool(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs more time than a short run has, for a thousand maps of each variant")

@@ -17,8 +17,8 @@ import (
 	"tare/internal/subject/mesh/store/storetest"
 )
 
-// TestGracePeriodsAreTheKernels compares the waits that are counted with what the kernel says of the thread that makes the change: how often it slept of
-// its own accord (ru_nvcsw of getrusage), and where (/proc/self/task/TID/stack).
+// TestGracePeriodsAreTheKernels compares the waits that are counted with what the kernel says of the thread that makes
+// the change: how often it slept of its own accord (ru_nvcsw of getrusage), and where (/proc/self/task/TID/stack).
 func TestGracePeriodsAreTheKernels(t *testing.T) {
 	for _, c := range []struct {
 		design store.Design
@@ -49,7 +49,8 @@ func TestGracePeriodsAreTheKernels(t *testing.T) {
 				if work.GracePeriods != want {
 					t.Errorf("change %d: %d grace periods are counted, not %d", i, work.GracePeriods, want)
 				}
-				// A page fault or Go's runtime may make it sleep some times more, the more the machine has to do, and an expedited grace period can be more than one wait.
+				// A page fault or Go's runtime may make it sleep some times more, the more the machine has to do, and
+				// an expedited grace period can be more than one wait.
 				if slept < want || slept > 3*want+20 {
 					t.Errorf("change %d: %d grace periods are counted, and the writer slept %d times", i, work.GracePeriods, slept)
 				}
@@ -62,7 +63,8 @@ func TestGracePeriodsAreTheKernels(t *testing.T) {
 	}
 }
 
-// watch runs f on a thread of its own, and says how often that slept, and whether it was seen asleep in synchronize_rcu.
+// watch runs f on a thread of its own, and says how often that slept, and whether it was seen asleep in
+// synchronize_rcu.
 func watch(t *testing.T, f func()) (slept int, inRCU bool) {
 	t.Helper()
 	thread, done, stop := make(chan int), make(chan int64), make(chan struct{})

@@ -1,12 +1,13 @@
-// Package records makes a mesh configuration into trees of records, as Kmesh does: each message of its configuration is a record as large as
-// its protobuf-c struct, each string one of 192 bytes, each repeated field an array of pointers; pointers are replaced by the keys of the
-// records that they pointed to. It says which writes in which order put a tree into maps, and reads trees back. It is pure; stores do the
-// writes. What is written and how often is Kmesh's; the layout is ours (bpf/records.h), with zero for what is not known yet where
-// Kmesh writes the addresses of its daemon's memory.
+// Package records makes a mesh configuration into trees of records, as Kmesh does: each message of its configuration is
+// a record as large as its protobuf-c struct, each string one of 192 bytes, each repeated field an array of pointers;
+// pointers are replaced by the keys of the records that they pointed to. It says which writes in which order put a tree
+// into maps, and reads trees back. It is pure; stores do the writes. What is written and how often is Kmesh's; the
+// layout is ours (bpf/records.h), with zero for what is not known yet where Kmesh writes the addresses of its daemon's
+// memory.
 //
-// Three things are kept where Kmesh has none: sums of effective weights beside the keys of localities, endpoints and weighted clusters, so
-// that programs choose by weight; a cluster's number in its own record; and what decides between filter chains, as records of its own
-// (struct rec_rule), but only where there is something to decide.
+// Three things are kept where Kmesh has none: sums of effective weights beside the keys of localities, endpoints and
+// weighted clusters, so that programs choose by weight; a cluster's number in its own record; and what decides between
+// filter chains, as records of its own (struct rec_rule), but only where there is something to decide.
 package records
 
 import (
@@ -41,8 +42,8 @@ var (
 // Slots is how many elements a repeated field can have.
 func (l Layout) Slots() int { return l[Repeated] / 8 }
 
-// TopSize is the size of the values of listeners and clusters, in which trees begin; AddressSize and NameSize of their keys. The top is written
-// whenever one of its pointers is set, like any other record.
+// TopSize is the size of the values of listeners and clusters, in which trees begin; AddressSize and NameSize of their
+// keys. The top is written whenever one of its pointers is set, like any other record.
 const (
 	TopSize     = 64
 	AddressSize = 40
@@ -55,7 +56,8 @@ type Counts [Classes]int
 // Sum is all of them.
 func (c Counts) Sum() int { return c[Message] + c[String] + c[Large] + c[Repeated] }
 
-// Step is one step on the way from a tree to records that programs see: a key for Child is put into Record, and then Record is written.
+// Step is one step on the way from a tree to records that programs see: a key for Child is put into Record, and then
+// Record is written.
 type Step struct {
 	Record int32 // 0 is the top
 	Child  int32 // 0: there is none
@@ -300,8 +302,9 @@ func (t *Tree) assignment(top int32, c *mesh.Cluster) error {
 		}
 		within := uint32(0)
 		for j := range l.Endpoints {
-			// Targets are in the order of endpoints, and are some of them. Where an endpoint is in two localities, of which one takes no
-			// connections, the first may get the weight of the other: the endpoint's share is the same.
+			// Targets are in the order of endpoints, and are some of them. Where an endpoint is in two localities, of
+			// which one takes no connections, the first may get the weight of the other: the endpoint's share is the
+			// same.
 			if next < len(t.targets) && t.targets[next].Address == l.Endpoints[j].Address && l.Endpoints[j].Usable() {
 				within += t.weights[next]
 				next++
@@ -409,8 +412,8 @@ func (t *Tree) Listener(l *mesh.Listener) error {
 // simple is the only rule of a plain listener that can be reached.
 var simple = []mesh.Rule{{}}
 
-// plain says whether the first chain of l takes every connection, because none asks for anything. To find that by l.Rules takes longer than the
-// rest.
+// plain says whether the first chain of l takes every connection, because none asks for anything. To find that by
+// l.Rules takes longer than the rest.
 func plain(l *mesh.Listener) bool {
 	if len(l.Chains) == 0 || len(l.Chains) >= mesh.MaxRules || l.Default != nil {
 		return false

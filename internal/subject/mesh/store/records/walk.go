@@ -41,8 +41,8 @@ type Walker struct {
 	Seen   map[uint32]bool                      // keys of records that are in whole trees
 }
 
-// Cluster reads the tree that a cluster's value begins: its keys, its number and how many endpoints it has. ok is false where it is not
-// whole: something is missing, or is in another tree too.
+// Cluster reads the tree that a cluster's value begins: its keys, its number and how many endpoints it has. ok is false
+// where it is not whole: something is missing, or is in another tree too.
 func (w *Walker) Cluster(top []byte) (keys []uint32, id uint32, endpoints int, ok bool) {
 	if len(top) < TopSize {
 		return nil, 0, 0, false

@@ -1,10 +1,11 @@
-// Package sized is the store that Kmesh has now: records in four flat hash maps, by size class. A change of a resource removes the records of what
-// was there before, then writes the new ones, each parent before each of its children.
+// Package sized is the store that Kmesh has now: records in four flat hash maps, by size class. A change of a resource
+// removes the records of what was there before, then writes the new ones, each parent before each of its children.
 //
-// Ours differs in this. What is free is kept in lists, not found by searching a bitmap. The records of a resource are remembered, not
-// read back to remove them. Maps are as large as the options ask for, not a million entries each. A process that takes over removes trees that are
-// not whole, and records that are in none. The variant ordered writes each record once, under keys that are not in use, then the
-// resource's own entry, and removes what was there before last.
+// Ours differs in this. What is free is kept in lists, not found by searching a bitmap. The records of a resource are
+// remembered, not read back to remove them. Maps are as large as the options ask for, not a million entries each. A
+// process that takes over removes trees that are not whole, and records that are in none. The variant ordered writes
+// each record once, under keys that are not in use, then the resource's own entry, and removes what was there before
+// last.
 package sized
 
 import (
@@ -72,9 +73,9 @@ func open(o store.Options) (store.Store, error) {
 	return s, nil
 }
 
-// capacity is how many records of each class there is room for: what the options ask for, in resources as large as those of Kmesh's benchmarks
-// (each endpoint in a locality of its own, five filter chains). Ordered, it is twice that, since all of a resource is there twice while it is
-// replaced.
+// capacity is how many records of each class there is room for: what the options ask for, in resources as large as
+// those of Kmesh's benchmarks (each endpoint in a locality of its own, five filter chains). Ordered, it is twice that,
+// since all of a resource is there twice while it is replaced.
 func capacity(o store.Options) (n [records.Classes]uint32) {
 	c, l, e := uint64(o.MaxClusters), uint64(o.MaxListeners), uint64(o.MaxEndpoints)
 	if o.Variant == ordered {
@@ -90,8 +91,8 @@ func capacity(o store.Options) (n [records.Classes]uint32) {
 type hashes struct {
 	kernel *keep.Kernel
 	class  [records.Classes]pool
-	// fifo: the key that was given back first is used first, so that a program which still looks for a record that is gone does not find another.
-	// Else the last one is, whose memory is warm.
+	// fifo: the key that was given back first is used first, so that a program which still looks for a record that is
+	// gone does not find another. Else the last one is, whose memory is warm.
 	fifo bool
 	buf  [records.Classes][]byte
 }

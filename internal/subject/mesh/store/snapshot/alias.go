@@ -1,14 +1,15 @@
 package snapshot
 
-// aliases makes alias tables after Walker and Vose: of n entries that are equally likely each has a threshold of 2^32, below which it is itself, and
-// another that it is else. What it made last is in threshold and other.
+// aliases makes alias tables after Walker and Vose: of n entries that are equally likely each has a threshold of 2^32,
+// below which it is itself, and another that it is else. What it made last is in threshold and other.
 type aliases struct {
 	threshold, other []uint32
 	scaled           []uint64
 	small, large     []uint32
 }
 
-// make makes the table for weights that are all above 0. The caller's weights are shared out to within one part in 2^32 for each entry.
+// make makes the table for weights that are all above 0. The caller's weights are shared out to within one part in 2^32
+// for each entry.
 func (a *aliases) make(weights []uint32) {
 	a.threshold, a.other = a.threshold[:0], a.other[:0]
 	equal := true

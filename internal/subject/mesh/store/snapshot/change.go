@@ -582,8 +582,8 @@ func writeRule(w words, r *mesh.Rule) {
 	w[ruleFamilies] = sourceFamily*sourceOfIPv6 | destinationFamily*destinationOfIPv6
 }
 
-// writePrefix writes a prefix as two numbers, upper half first. How many lower bits of each do not matter is in rest; of6 is 1 for a prefix of
-// IPv6, which does not hold IPv4.
+// writePrefix writes a prefix as two numbers, upper half first. How many lower bits of each do not matter is in rest;
+// of6 is 1 for a prefix of IPv6, which does not hold IPv4.
 func writePrefix(w words, p netip.Prefix) (rest, of6 uint32) {
 	if !p.IsValid() {
 		return 64 | 64<<8, 0

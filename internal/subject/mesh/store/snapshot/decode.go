@@ -34,8 +34,8 @@ type heldListener struct {
 	uses             []uint32 // slots
 }
 
-// decode reads the configuration that a map holds. It trusts nothing: every line belongs to one object alone, every object is whole by its check, and what
-// one says of another is so. It looks at each line once at most.
+// decode reads the configuration that a map holds. It trusts nothing: every line belongs to one object alone, every
+// object is whole by its check, and what one says of another is so. It looks at each line once at most.
 func decode(m words, g *geometry) (*contents, error) {
 	if len(m) < lineWords || len(m) != int(g.lines)*lineWords {
 		return nil, fmt.Errorf("it has %d lines instead of %d", len(m)/lineWords, g.lines)

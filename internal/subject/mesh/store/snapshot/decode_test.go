@@ -217,7 +217,8 @@ func TestSound(t *testing.T) {
 	}
 }
 
-// TestFull has each change fail at every allocation that it makes. Nothing of it may be left, in the map or in what the store knows.
+// TestFull has each change fail at every allocation that it makes. Nothing of it may be left, in the map or in what the
+// store knows.
 func TestFull(t *testing.T) {
 	guest.KernelFree(t)
 	changes := map[string]mesh.Change{
@@ -326,7 +327,8 @@ func mended(m words, c *contents) {
 	}
 }
 
-// FuzzDecode damages a configuration, in whole words, and has it taken over. It may be refused, but what is taken over must be sound.
+// FuzzDecode damages a configuration, in whole words, and has it taken over. It may be refused, but what is taken over
+// must be sound.
 func FuzzDecode(f *testing.F) {
 	guest.KernelFree(f)
 	s := inMemory(f, crowded(), 2600)

@@ -17,11 +17,13 @@ type waiter interface {
 	close() error
 }
 
-// grace waits, in the background, until every program that runs now has ended: an RCU grace period, some milliseconds long.
+// grace waits, in the background, until every program that runs now has ended: an RCU grace period, some milliseconds
+// long.
 //
-// It updates a map of maps, after which the kernel waits for readers before it returns (maybe_wait_bpf_programs in kernel/bpf/syscall.c, since Linux 4.20;
-// from 6.19 on by an expedited grace period). membarrier(MEMBARRIER_CMD_GLOBAL) would do it without a map, but it refuses where a CPU runs without
-// ticks (nohz_full) and returns at once where one CPU is online, though a program may be preempted there (sys_membarrier in kernel/sched/membarrier.c).
+// It updates a map of maps, after which the kernel waits for readers before it returns (maybe_wait_bpf_programs in
+// kernel/bpf/syscall.c, since Linux 4.20; from 6.19 on by an expedited grace period). membarrier(MEMBARRIER_CMD_GLOBAL)
+// would do it without a map, but it refuses where a CPU runs without ticks (nohz_full) and returns at once where one
+// CPU is online, though a program may be preempted there (sys_membarrier in kernel/sched/membarrier.c).
 type grace struct {
 	outer, inner *ebpf.Map
 	ask          chan struct{}

@@ -11,8 +11,8 @@ import (
 	"tare/internal/subject/mesh/store"
 )
 
-// A configuration in lines of 64 bytes, as bpf/snapshot.h has it, with what only the writer reads: names, lengths and checks, so that one
-// who takes over can read it back.
+// A configuration in lines of 64 bytes, as bpf/snapshot.h has it, with what only the writer reads: names, lengths and
+// checks, so that one who takes over can read it back.
 //
 //	line 0    the root word, the seed of the hash, and the sizes below
 //	root      a line of counts and checks, then a directory of branches of slots, then one of branches of buckets
@@ -22,8 +22,8 @@ import (
 //	listener  a line, one for each rule, and alias tables of weighted clusters; the line of its name
 //	name      length, check, bytes
 //
-// Directories, branches and leaves name line 0 where there is nothing. They are narrow because a change copies one of each: what it copies is
-// what programs must be waited for, and what it costs.
+// Directories, branches and leaves name line 0 where there is nothing. They are narrow because a change copies one of
+// each: what it copies is what programs must be waited for, and what it costs.
 //
 // A cluster that listeners name and that does not exist has a slot too, with a cluster of no endpoints and no number.
 const (
@@ -152,8 +152,8 @@ type geometry struct {
 	slotLeaves, bucketLeaves uint32
 }
 
-// newGeometry sizes the map: twice the largest configuration that the options allow, since old and new are there together while one replaces the other,
-// and a reserve in which changes go on while programs are waited for.
+// newGeometry sizes the map: twice the largest configuration that the options allow, since old and new are there
+// together while one replaces the other, and a reserve in which changes go on while programs are waited for.
 func newGeometry(o store.Options) geometry {
 	// Listeners may name clusters that do not exist; they need slots too.
 	slots := uint64(o.MaxClusters) + uint64(max(o.MaxClusters, o.MaxListeners))
@@ -219,7 +219,8 @@ func stir(h, with uint64) uint64 {
 	return h ^ h>>32
 }
 
-// mark is what an entry adds to a sum over all: a sum that costs nothing to keep, and that no entry can leave or come into unseen.
+// mark is what an entry adds to a sum over all: a sum that costs nothing to keep, and that no entry can leave or come
+// into unseen.
 func mark(a, b uint32) uint64 {
 	return stir(stir(0x7461726574617265, uint64(a)<<32|uint64(b)), 0)
 }

@@ -2,8 +2,9 @@ package snapshot
 
 import "math/bits"
 
-// room hands out runs of neighbouring lines, in constant time: free runs are kept in lists by size, eight sizes to each power of two, and are merged with their
-// neighbours as they come back (two-level segregated fit). It knows lines by number only and never looks into them.
+// room hands out runs of neighbouring lines, in constant time: free runs are kept in lists by size, eight sizes to each
+// power of two, and are merged with their neighbours as they come back (two-level segregated fit). It knows lines by
+// number only and never looks into them.
 type room struct {
 	runs  []run // by line
 	lists [26 * 8]uint32
@@ -11,8 +12,9 @@ type room struct {
 	free  uint32    // lines
 }
 
-// run is what is known at a line: for the first line of a free run its size and its neighbours in the list, for the last one its size. A run that is taken
-// has no size here; where it hangs in a chain, its first line has the next one, and its size in prev.
+// run is what is known at a line: for the first line of a free run its size and its neighbours in the list, for the
+// last one its size. A run that is taken has no size here; where it hangs in a chain, its first line has the next one,
+// and its size in prev.
 type run struct{ size, next, prev, back uint32 }
 
 // chain is runs that are taken, in the order in which they came. It needs no memory.

@@ -1,6 +1,7 @@
-// Package snapshot is a store that keeps a whole configuration as a tree which programs see from one root word. A change builds what is
-// new beside what is there, in memory that is mapped from the kernel, and becomes the configuration by one atomic store: no system call,
-// and never a mixture, however many resources it has. bpf/snapshot.h has the tree as programs read it, layout.go as it is written.
+// Package snapshot is a store that keeps a whole configuration as a tree which programs see from one root word. A
+// change builds what is new beside what is there, in memory that is mapped from the kernel, and becomes the
+// configuration by one atomic store: no system call, and never a mixture, however many resources it has. bpf/snapshot.h
+// has the tree as programs read it, layout.go as it is written.
 package snapshot
 
 import (
@@ -41,7 +42,8 @@ var Design = store.Design{
 // mapName is the map's in bpf/snapshot.h, and that of its pin.
 const mapName = askMapSsLines
 
-// Store is the writer of one map. What it knows of the configuration is names and places; the configuration itself is in the map alone.
+// Store is the writer of one map. What it knows of the configuration is names and places; the configuration itself is
+// in the map alone.
 type Store struct {
 	mu     sync.Mutex // Close may come at any time
 	lines  *ebpf.Map
@@ -57,7 +59,8 @@ type Store struct {
 	held
 	room *room
 
-	// Lines that a tree named which programs may see. What a change drops becomes old with it; a grace period later it is ready to be given back.
+	// Lines that a tree named which programs may see. What a change drops becomes old with it; a grace period later it
+	// is ready to be given back.
 	dropped, old, sealed, ready chain
 
 	stamp uint64     // of the change that is being made
@@ -90,8 +93,8 @@ type held struct {
 	defined   uint32
 	endpoints uint64
 	freeSlots []uint32 // the last one first
-	// A ring; the one that was given back first comes first, so that numbers are not another's soon. There are twice as many as clusters, so that none
-	// that a change gives back is another's in the same change.
+	// A ring; the one that was given back first comes first, so that numbers are not another's soon. There are twice as
+	// many as clusters, so that none that a change gives back is another's in the same change.
 	freeIDs []uint32
 	firstID int
 	idsFree int
@@ -255,8 +258,8 @@ func (s *Store) mmap() (err error) {
 	return nil
 }
 
-// load learns the configuration from the map, as programs see it: what a writer before left, or what was there before a change that failed. Lines
-// in no tree are free, once no program can be on its way to one.
+// load learns the configuration from the map, as programs see it: what a writer before left, or what was there before a
+// change that failed. Lines in no tree are free, once no program can be on its way to one.
 func (s *Store) load() error {
 	if s.grace.running() {
 		_ = s.grace.wait()
@@ -499,7 +502,8 @@ func (s *Store) unseal() {
 	}
 }
 
-// recycle gives some of what is ready back to the room: more than a small change drops, so that none pays for many before it.
+// recycle gives some of what is ready back to the room: more than a small change drops, so that none pays for many
+// before it.
 func (s *Store) recycle() {
 	if s.grace.over() {
 		s.unseal()

@@ -61,7 +61,8 @@ func pins(t testing.TB) string {
 	return dir
 }
 
-// slowAsker asks s by a program that stands still in between, so many steps of some nanoseconds. It counts in the map that it gives.
+// slowAsker asks s by a program that stands still in between, so many steps of some nanoseconds. It counts in the map
+// that it gives.
 func slowAsker(t testing.TB, s *Store, steps uint32) (*storeload.Asker, func() (stopped, wentOn uint64)) {
 	t.Helper()
 	if runtime.NumCPU() < 2 {
@@ -140,7 +141,8 @@ func version(i uint32) mesh.Change {
 	return mesh.Change{Clusters: []*mesh.Cluster{c}, Listeners: []*mesh.Listener{testListener("l", at(1), "a")}}
 }
 
-// overtake has slow programs ask while one version follows the other, until they are enough, and counts their answers, and those that are of no version.
+// overtake has slow programs ask while one version follows the other, until they are enough, and counts their answers,
+// and those that are of no version.
 func overtake(t *testing.T, s *Store, enough func(answers, wrong int) bool) (answers, wrong, overtaken int) {
 	a, _ := slowAsker(t, s, 1<<18)
 	mustApply(t, s, version(1))
@@ -181,7 +183,8 @@ func overtake(t *testing.T, s *Store, enough func(answers, wrong int) bool) (ans
 	return answers, wrong, overtaken
 }
 
-// TestOvertaken has programs be overtaken by so many changes that all memory is written again and again, and looks whether each sees one version whole.
+// TestOvertaken has programs be overtaken by so many changes that all memory is written again and again, and looks
+// whether each sees one version whole.
 func TestOvertaken(t *testing.T) {
 	s := open(t, small)
 	answers, wrong, overtaken := overtake(t, s, func(answers, _ int) bool { return answers >= 300 })

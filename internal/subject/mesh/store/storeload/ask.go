@@ -23,7 +23,8 @@ type Answer struct {
 	Generation     uint64
 }
 
-// Asker asks a store through its design's program, as the kernel would. Each goroutine needs one of its own: see Another.
+// Asker asks a store through its design's program, as the kernel would. Each goroutine needs one of its own: see
+// Another.
 type Asker struct {
 	program *ebpf.Program
 	run     testRun
@@ -109,11 +110,12 @@ func newAsker(program *ebpf.Program) *Asker {
 	return a
 }
 
-// Another is one more for the same program, for another goroutine. It must not be used after a is closed, nor be closed.
+// Another is one more for the same program, for another goroutine. It must not be used after a is closed, nor be
+// closed.
 func (a *Asker) Another() *Asker { return newAsker(a.program) }
 
-// Verified is how many instructions the kernel's verifier looked at when it took the program, along all ways through it. Kernels before 5.16 do
-// not say: then ok is false.
+// Verified is how many instructions the kernel's verifier looked at when it took the program, along all ways through
+// it. Kernels before 5.16 do not say: then ok is false.
 func (a *Asker) Verified() (n uint32, ok bool) {
 	info, err := a.program.Info()
 	if err != nil {
@@ -137,7 +139,8 @@ func (a *Asker) Ask(q mesh.Question, random uint64) Answer {
 	return out
 }
 
-// Repeat asks the same question n times in the kernel and gives the mean time of one run. The kernel rounds it down to whole nanoseconds.
+// Repeat asks the same question n times in the kernel and gives the mean time of one run. The kernel rounds it down to
+// whole nanoseconds.
 func (a *Asker) Repeat(q mesh.Question, random uint64, n int) time.Duration {
 	a.set(q, random)
 	a.kernel(uint32(n))
@@ -149,7 +152,8 @@ func (a *Asker) set(q mesh.Question, random uint64) {
 	a.packet.answer = answer{}
 }
 
-// kernel runs the program by itself, not by cilium/ebpf, which allocates for every run: readers must be quick to meet a writer.
+// kernel runs the program by itself, not by cilium/ebpf, which allocates for every run: readers must be quick to meet a
+// writer.
 func (a *Asker) kernel(repeat uint32) {
 	data := uint64(uintptr(unsafe.Pointer(&a.packet.ethernet)))
 	for {

@@ -7,7 +7,8 @@ import (
 	"tare/internal/subject/mesh"
 )
 
-// TestServices: every service is found by the model, and no name, address or endpoint is given twice, also beside the loads.
+// TestServices: every service is found by the model, and no name, address or endpoint is given twice, also beside the
+// loads.
 func TestServices(t *testing.T) {
 	const n, endpoints = 300, 20
 	config := mesh.NewConfig()

@@ -199,7 +199,8 @@ func (s *suite) refusals(t *testing.T) {
 	}
 	same("a context that had ended")
 
-	// What looks like a clash and is none: addresses that change hands within one change; room that the change itself makes.
+	// What looks like a clash and is none: addresses that change hands within one change; room that the change itself
+	// makes.
 	add(mesh.Change{Listeners: []*mesh.Listener{readdress(service(0, ClusterName(0)), 1), readdress(service(1, ClusterName(1)), 0)}})
 	same("two listeners changed addresses")
 	add(mesh.Change{Listeners: []*mesh.Listener{readdress(service(9, ClusterName(2)), 2)}, RemovedListeners: []string{"listener-2"}})
@@ -302,8 +303,8 @@ func readdress(l *mesh.Listener, i int) *mesh.Listener {
 	return l
 }
 
-// large goes to the limits of a design: a cluster twice the size of the one before is held and answered from, or refused by its name. What the
-// largest was is logged.
+// large goes to the limits of a design: a cluster twice the size of the one before is held and answered from, or
+// refused by its name. What the largest was is logged.
 func (s *suite) large(t *testing.T) {
 	o := s.small()
 	o.MaxEndpoints = 1 << 12

@@ -75,8 +75,8 @@ func Outline(t *testing.T, d store.Design) {
 	t.Run("Restart", long(s.restart))
 }
 
-// long is a part that is left out of short runs, on emulated processors with other kernels: it shows the writer at work, which the kernel has little part
-// in, or is a lot of that work.
+// long is a part that is left out of short runs, on emulated processors with other kernels: it shows the writer at
+// work, which the kernel has little part in, or is a lot of that work.
 func long(part func(*testing.T)) func(*testing.T) {
 	return func(t *testing.T) {
 		if testing.Short() {
@@ -93,8 +93,8 @@ type suite struct {
 	slow    bool    // a change takes hundreds of milliseconds: the least is less
 }
 
-// budget bounds the work of a part of the suite by time, since some designs wait milliseconds for each record. It decides how much is
-// done, never whether it passes.
+// budget bounds the work of a part of the suite by time, since some designs wait milliseconds for each record. It
+// decides how much is done, never whether it passes.
 func (s *suite) budget(least int, d time.Duration) *budget {
 	return &budget{end: time.Now().Add(time.Duration(s.share * float64(d))), least: s.least(least)}
 }
@@ -197,8 +197,9 @@ type checker struct {
 	asked  [4]int // by verdict
 }
 
-// mostVerified is many instructions for a look-up: data planes have one in each of several programs, and are ready when the kernel's verifier has
-// been through all of them. It takes about 20 ms for so many, and twenty times as long on an emulated processor.
+// mostVerified is many instructions for a look-up: data planes have one in each of several programs, and are ready when
+// the kernel's verifier has been through all of them. It takes about 20 ms for so many, and twenty times as long on an
+// emulated processor.
 const mostVerified = 30_000
 
 // verified is what it takes to load the look-up.
@@ -212,7 +213,8 @@ func (s *suite) verified(t *testing.T) {
 	}
 }
 
-// question asks n times, with as many random numbers, and checks verdicts, endpoints and, where n is large enough, their parts.
+// question asks n times, with as many random numbers, and checks verdicts, endpoints and, where n is large enough,
+// their parts.
 func (c *checker) question(t testing.TB, q mesh.Question, n int) {
 	t.Helper()
 	want := c.config.Find(q)
@@ -271,7 +273,8 @@ func (c *checker) numbered(id uint32) bool {
 	return false
 }
 
-// chiSquare fails where what was counted is less likely than one in a million. What is expected less than 5 times counts together.
+// chiSquare fails where what was counted is less likely than one in a million. What is expected less than 5 times
+// counts together.
 func chiSquare(t testing.TB, q mesh.Question, counts map[mesh.Destination]int, parts map[mesh.Destination]float64, n int) {
 	t.Helper()
 	sum, rare, rareWant, cells := 0.0, 0.0, 0.0, 0
@@ -299,7 +302,8 @@ func chiSquare(t testing.TB, q mesh.Question, counts map[mesh.Destination]int, p
 	}
 }
 
-// clusters checks the numbers of clusters: one for each that is there, another for each, and the same as long as it is there.
+// clusters checks the numbers of clusters: one for each that is there, another for each, and the same as long as it is
+// there.
 func (c *checker) clusters(t testing.TB) {
 	t.Helper()
 	now := map[string]uint32{}

@@ -9,7 +9,8 @@ import (
 	"tare/internal/subject/mesh"
 )
 
-// generator makes random changes of a small configuration, each other than all before. Resources are small, so that every design holds them.
+// generator makes random changes of a small configuration, each other than all before. Resources are small, so that
+// every design holds them.
 type generator struct {
 	random *rand.Rand
 	serial int // of endpoints: an address is never given twice
@@ -21,7 +22,8 @@ const (
 	listenerNames = 16
 )
 
-// Where listeners are, and where connections come from and go. The last addresses are of no listener but those for any address.
+// Where listeners are, and where connections come from and go. The last addresses are of no listener but those for any
+// address.
 var (
 	services    = addresses("10.0.0.1", "10.0.0.2", "10.0.0.5", "10.0.0.6", "fd00::1", "fd00::2", "fd00:0:0:1::1", "0.0.0.0", "::")
 	others      = addresses("10.0.0.9", "192.0.2.1", "fd00::9", "2001:db8::1")
@@ -62,7 +64,8 @@ func some[T any](r *rand.Rand, n int, of []T) (out []T) {
 	return out
 }
 
-// next makes a change and applies it to the model. Clusters and listeners come, are replaced, and go; one change has several.
+// next makes a change and applies it to the model. Clusters and listeners come, are replaced, and go; one change has
+// several.
 func (g *generator) next() (change mesh.Change) {
 	r := g.random
 	touched := map[string]bool{}

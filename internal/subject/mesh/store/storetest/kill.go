@@ -20,14 +20,16 @@ import (
 	"tare/internal/subject/mesh/store/storeload"
 )
 
-// The child's part of the test of kills: the variables say which variant, where it pins, and from which change on it goes.
+// The child's part of the test of kills: the variables say which variant, where it pins, and from which change on it
+// goes.
 const (
 	childVariant = "TARE_STORE_TEST_VARIANT"
 	childPins    = "TARE_STORE_TEST_PINS"
 	childFrom    = "TARE_STORE_TEST_FROM"
 )
 
-// child, in the process that is to be killed, applies changes until it is, and tells the parent of each when it begins and when it has done.
+// child, in the process that is to be killed, applies changes until it is, and tells the parent of each when it begins
+// and when it has done.
 func (s *suite) child() {
 	from, err := strconv.Atoi(os.Getenv(childFrom))
 	if err == nil {
@@ -69,8 +71,9 @@ func (s *suite) writeUntilKilled(from int) error {
 	}
 }
 
-// kills has a writer in another process killed at random points, again and again over the same pins, and looks each time at what it left:
-// programs that have the maps go on answering; a store that survives is taken over as it was; one that does not can be opened and filled again.
+// kills has a writer in another process killed at random points, again and again over the same pins, and looks each
+// time at what it left: programs that have the maps go on answering; a store that survives is taken over as it was; one
+// that does not can be opened and filled again.
 func (s *suite) kills(t *testing.T) {
 	pins := needsBPFFS(t)
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -157,7 +160,8 @@ func (s *suite) left(t *testing.T, st store.Store, ask *Asker, before, after *me
 	}
 }
 
-// possible says whether an answer is one that the model gives. A cluster that is not there any more is known by its endpoints only.
+// possible says whether an answer is one that the model gives. A cluster that is not there any more is known by its
+// endpoints only.
 func (s *suite) possible(st store.Store, want mesh.Answer, got Answer) bool {
 	if got.Verdict != mesh.Accept {
 		sum := 0.0
@@ -186,7 +190,8 @@ func sameAnswer(a, b mesh.Answer) bool {
 	return true
 }
 
-// killOne starts a writer, lets it write for a while, and kills it. It gives how many changes it had done, and how many it had begun.
+// killOne starts a writer, lets it write for a while, and kills it. It gives how many changes it had done, and how many
+// it had begun.
 func (s *suite) killOne(t *testing.T, pins string, from int, after time.Duration) (done, begun int) {
 	t.Helper()
 	top, _, _ := strings.Cut(t.Name(), "/")

@@ -1,4 +1,5 @@
-// Package storetest is what every store is held against, and weighed by: one suite, one benchmark, the same work for all designs.
+// Package storetest is what every store is held against, and weighed by: one suite, one benchmark, the same work for
+// all designs.
 package storetest
 
 import (

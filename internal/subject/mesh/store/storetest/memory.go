@@ -120,7 +120,8 @@ func residentBytes(t testing.TB) uint64 {
 	return pages * uint64(os.Getpagesize())
 }
 
-// returned fills a store and takes all away again: the maps then have what they had before, but for what the kernel keeps for the next.
+// returned fills a store and takes all away again: the maps then have what they had before, but for what the kernel
+// keeps for the next.
 func (s *suite) returned(t *testing.T) {
 	st := s.open(t, s.small())
 	all := mesh.NewConfig()
@@ -169,8 +170,9 @@ func settled(t testing.TB) uint64 {
 	return bytes
 }
 
-// waits compares the grace periods that a design counts with the kernel's count of how often the writer's thread stood still of its own
-// accord (ru_nvcsw): nothing else in a change makes it wait but page faults of the process, which are few.
+// waits compares the grace periods that a design counts with the kernel's count of how often the writer's thread stood
+// still of its own accord (ru_nvcsw): nothing else in a change makes it wait but page faults of the process, which are
+// few.
 func (s *suite) waits(t *testing.T) {
 	st := s.open(t, s.small())
 	type result struct {

@@ -17,10 +17,11 @@ import (
 	"tare/internal/subject/mesh/store"
 )
 
-// storm has readers on every CPU ask while a writer replaces what they ask for. Every part of an answer says which version it is of: the
-// endpoint's address and its port, the limit of connections, and the cluster, which tells the listener's. What the design promises is
-// held: no answer of parts of two versions of one resource (PerResource), nor of two changes (PerChange), and none that is older than what
-// was there when it was asked for. What it does not promise is counted and logged.
+// storm has readers on every CPU ask while a writer replaces what they ask for. Every part of an answer says which
+// version it is of: the endpoint's address and its port, the limit of connections, and the cluster, which tells the
+// listener's. What the design promises is held: no answer of parts of two versions of one resource (PerResource), nor
+// of two changes (PerChange), and none that is older than what was there when it was asked for. What it does not
+// promise is counted and logged.
 func (s *suite) storm(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -28,7 +29,8 @@ func (s *suite) storm(t *testing.T) {
 	}{
 		// The cluster alone: in place, where the design does that.
 		{"Cluster", func(k int) mesh.Change { return mesh.Change{Clusters: []*mesh.Cluster{version("even", k)}} }},
-		// Clusters and the listener, which goes to one cluster in even versions and to the other in odd ones: all of one change.
+		// Clusters and the listener, which goes to one cluster in even versions and to the other in odd ones: all of
+		// one change.
 		{"Change", func(k int) mesh.Change {
 			return mesh.Change{Clusters: []*mesh.Cluster{version("even", k), version("odd", k)}, Listeners: []*mesh.Listener{versionListener(k)}}
 		}},
@@ -51,8 +53,8 @@ func (s *suite) storm(t *testing.T) {
 	}
 }
 
-// version is a cluster of which every part says k. The number of endpoints varies, so that a number of one version beside the endpoints of
-// another shows; now and then it is large, so that it moves to another place.
+// version is a cluster of which every part says k. The number of endpoints varies, so that a number of one version
+// beside the endpoints of another shows; now and then it is large, so that it moves to another place.
 func version(name string, k int) *mesh.Cluster {
 	c := &mesh.Cluster{Name: name, Breakers: mesh.Breakers{MaxConnections: uint32(k)}, Localities: []mesh.Locality{{}}}
 	n := 1 + k*7%15

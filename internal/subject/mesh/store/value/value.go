@@ -1,9 +1,9 @@
-// Package value is the store that keeps each cluster and each listener in one map value, written by one system call: the simple comparator.
-// bpf/value.h has the maps, and why they are arrays with a lock in each value.
+// Package value is the store that keeps each cluster and each listener in one map value, written by one system call:
+// the simple comparator. bpf/value.h has the maps, and why they are arrays with a lock in each value.
 //
-// A replacement is one update in place. A resource that is new, or that grows or shrinks into another class of size, is written into a free
-// slot first, and then the one word is changed that says where it is. Clusters are changed before listeners, and what is removed is
-// removed last, so that a listener never names what is not there yet.
+// A replacement is one update in place. A resource that is new, or that grows or shrinks into another class of size, is
+// written into a free slot first, and then the one word is changed that says where it is. Clusters are changed before
+// listeners, and what is removed is removed last, so that a listener never names what is not there yet.
 //
 // It pins nothing: after a restart its owner applies the configuration again.
 package value
@@ -134,7 +134,8 @@ func open(o store.Options) (*values, error) {
 		capacity uint32
 		holds    int
 	}{
-		// As many as there can be of each size, but of the largest: those are few, or memory would be several times as much.
+		// As many as there can be of each size, but of the largest: those are few, or memory would be several times as
+		// much.
 		small:  {"value_small", o.MaxClusters, len(askValueOfSmall{}.Endpoints)},
 		medium: {"value_medium", min(o.MaxClusters, max(1, o.MaxEndpoints/17)), len(askValueOfMedium{}.Endpoints)},
 		large:  {"value_large", min(o.MaxClusters, max(1, o.MaxEndpoints/512)), MaxEndpoints},
@@ -204,8 +205,8 @@ type listenerPlan struct {
 
 // Apply makes the change. What can be wrong with it is found before anything is written.
 //
-// No class is ever filled to its last slot. That one is where a resource goes while its old slot is still in use; without it, two full
-// classes could not change places.
+// No class is ever filled to its last slot. That one is where a resource goes while its old slot is still in use;
+// without it, two full classes could not change places.
 func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
 	s.work = store.Work{}
 	if err := ctx.Err(); err != nil {
@@ -525,7 +526,8 @@ func (s *values) encode(p *listenerPlan, rules []askValueRule, choices []askValu
 	return names
 }
 
-// prefix writes a prefix and its mask. It says whether the prefix is of IPv6, which does not hold IPv4-mapped addresses.
+// prefix writes a prefix and its mask. It says whether the prefix is of IPv6, which does not hold IPv4-mapped
+// addresses.
 func prefix(p netip.Prefix, ip, mask *[4]uint32) (six bool) {
 	*ip, *mask = [4]uint32{}, [4]uint32{}
 	if !p.IsValid() {
@@ -624,8 +626,8 @@ func (c *class) give(slot uint32) {
 	c.free = append(c.free, slot)
 }
 
-// ids are the numbers of clusters. Those that nobody has had come first, then the one that was given back first, so that its epoch takes long to come
-// round, and none is given back and out in one change.
+// ids are the numbers of clusters. Those that nobody has had come first, then the one that was given back first, so
+// that its epoch takes long to come round, and none is given back and out in one change.
 type ids struct {
 	next, limit uint32
 	free        []uint32

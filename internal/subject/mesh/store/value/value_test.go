@@ -29,8 +29,8 @@ func TestConformance(t *testing.T) { storetest.Conformance(t, design(t)) }
 
 func BenchmarkStore(b *testing.B) { storetest.Benchmarks(b, design(b)) }
 
-// TestTorn asks which maps show a reader a mixture of two values while one replaces the other. That values under a lock do not is what
-// the store rests on; what the others do is logged.
+// TestTorn asks which maps show a reader a mixture of two values while one replaces the other. That values under a lock
+// do not is what the store rests on; what the others do is logged.
 func TestTorn(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -39,8 +39,8 @@ type Config struct {
 	Resources []map[string]any `json:"resources" yaml:"resources"` // each with its "@type"
 }
 
-// Service is an address and what serves it: endpoints of its own, or other services by weight. Without an address it is only there to be
-// named by others.
+// Service is an address and what serves it: endpoints of its own, or other services by weight. Without an address it is
+// only there to be named by others.
 type Service struct {
 	Name           string            `json:"name" yaml:"name"`
 	Address        string            `json:"address" yaml:"address"`
@@ -94,7 +94,8 @@ func ReadFile(path string) (Resources, error) {
 	return Parse(path, data)
 }
 
-// Parse makes resources of a configuration in YAML; name is the file's, for errors. What it does not know is a *fault.Error of code Usage.
+// Parse makes resources of a configuration in YAML; name is the file's, for errors. What it does not know is a
+// *fault.Error of code Usage.
 func Parse(name string, data []byte) (Resources, error) {
 	var c Config
 	if line := tooDeep(data); line > 0 {

@@ -25,8 +25,9 @@ type Ready struct {
 	Listeners int    `json:"listeners"`
 }
 
-// The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the answer is "set" with a
-// Done, or an error message; the configuration is then what the parent said, until the file changes.
+// The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the
+// answer is "set" with a Done, or an error message; the configuration is then what the parent said, until the file
+// changes.
 const SetEvent = "set"
 
 // Done is the answer to "set".
@@ -34,16 +35,17 @@ type Done struct {
 	Time int64 `json:"time_ns"` // see Server.Set
 }
 
-// GCPercent is how much garbage the process of a control plane lets gather before it is collected, in per cent of what lives. Collecting takes every
-// CPU that is idle, for milliseconds: on a small machine that would show as a slow data plane.
+// GCPercent is how much garbage the process of a control plane lets gather before it is collected, in per cent of what
+// lives. Collecting takes every CPU that is idle, for milliseconds: on a small machine that would show as a slow data
+// plane.
 const GCPercent = 400
 
 // poll is how often the file is looked at.
 const poll = 100 * time.Millisecond
 
-// Run is a control plane as a process: it listens, says ready, follows its file, and ends with ctx or with conn's input. A file that is
-// wrong is logged and changes nothing, but for the first time, when it is an error. What data planes refuse is logged. file may be empty: then
-// only "set" says anything.
+// Run is a control plane as a process: it listens, says ready, follows its file, and ends with ctx or with conn's
+// input. A file that is wrong is logged and changes nothing, but for the first time, when it is an error. What data
+// planes refuse is logged. file may be empty: then only "set" says anything.
 func Run(ctx context.Context, file, listen string, conn *role.Conn) (err error) {
 	debug.SetGCPercent(GCPercent)
 	var r Resources

@@ -1,5 +1,6 @@
-// Package controlplane is a control plane for tests, demonstrations and experiments: the snapshot cache of go-control-plane behind the
-// aggregated discovery service, as state of the world and as deltas, for every node the same.
+// Package controlplane is a control plane for tests, demonstrations and experiments: the snapshot cache of
+// go-control-plane behind the aggregated discovery service, as state of the world and as deltas, for every node the
+// same.
 package controlplane
 
 import (
@@ -33,15 +34,16 @@ import (
 	"tare/internal/pace"
 )
 
-// Resources are all that a control plane has to say. A message that was given once must not be changed: what is the same message in the next
-// Set counts as unchanged without a look at it.
+// Resources are all that a control plane has to say. A message that was given once must not be changed: what is the
+// same message in the next Set counts as unchanged without a look at it.
 type Resources struct {
 	Clusters  []*clusterv3.Cluster
 	Endpoints []*endpointv3.ClusterLoadAssignment
 	Listeners []*listenerv3.Listener
 }
 
-// Sent is one response as it left. Time is nanoseconds by pace.Now (CLOCK_MONOTONIC), just before it was handed to the transport.
+// Sent is one response as it left. Time is nanoseconds by pace.Now (CLOCK_MONOTONIC), just before it was handed to the
+// transport.
 type Sent struct {
 	TypeURL, Nonce string
 	Resources      int
@@ -61,8 +63,8 @@ type Answer struct {
 type Options struct {
 	OnSent   func(Sent)   // called by the stream's goroutine
 	OnAnswer func(Answer) // the same
-	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when Set was called and when they
-	// left: see TimesOf. With state of the world the version is data, and stays as it is.
+	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when Set was
+	// called and when they left: see TimesOf. With state of the world the version is data, and stays as it is.
 	Stamped bool
 }
 
@@ -107,7 +109,8 @@ const maxRequest = 64 << 20
 func New(o Options) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{o: o, cancel: cancel, epoch: strconv.FormatInt(time.Now().UnixNano(), 36), nodes: map[int64]string{}}
-	// Not the cache's own mode for ADS: in it, one cluster that a data plane refuses keeps the endpoints of all others from it.
+	// Not the cache's own mode for ADS: in it, one cluster that a data plane refuses keeps the endpoints of all others
+	// from it.
 	quiet := log.LoggerFuncs{}
 	s.cache = cache.NewSnapshotCache(false, sameForAll{}, quiet)
 	s.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.InitialWindowSize(8<<20), grpc.InitialConnWindowSize(8<<20),
@@ -133,8 +136,8 @@ func (s *Server) Close() {
 	s.grpc.Stop()
 }
 
-// Set makes r what the control plane says, and returns the time (ns by pace.Now) at which it began to tell the data planes; see OnSent for when
-// each response left. A list that is the very one of the Set before is not looked at again.
+// Set makes r what the control plane says, and returns the time (ns by pace.Now) at which it began to tell the data
+// planes; see OnSent for when each response left. A list that is the very one of the Set before is not looked at again.
 func (s *Server) Set(ctx context.Context, r Resources) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,7 +162,8 @@ func (s *Server) Set(ctx context.Context, r Resources) (int64, error) {
 	return at, nil
 }
 
-// snapshot is all resources by the URL of their type. Go-control-plane's own would be encoded as a whole for each change.
+// snapshot is all resources by the URL of their type. Go-control-plane's own would be encoded as a whole for each
+// change.
 type snapshot map[string]*ofType
 
 type ofType struct {
@@ -185,8 +189,8 @@ func (s snapshot) GetResourcesAndTTL(url string) map[string]types.ResourceWithTT
 func (s snapshot) GetVersionMap(url string) map[string]string { return s.of(url).versions }
 func (snapshot) ConstructVersionMap() error                   { return nil }
 
-// part adds the resources of a kind to a snapshot, with their versions: those of messages that were there before are known. A kind of which
-// nothing changed keeps its version, so that the state of the world is not sent again.
+// part adds the resources of a kind to a snapshot, with their versions: those of messages that were there before are
+// known. A kind of which nothing changed keeps its version, so that the state of the world is not sent again.
 func part[T types.Resource](last snapshot, url string, list []T, version string, into snapshot) (snapshot, error) {
 	old := last.of(url)
 	if before, ok := old.list.([]T); ok && len(before) == len(list) && (len(list) == 0 || &before[0] == &list[0]) {
@@ -229,7 +233,8 @@ func part[T types.Resource](last snapshot, url string, list []T, version string,
 	return into, nil
 }
 
-// alike says whether a list is the one before but for some resources, each in the place of the one before of its name, and gives these.
+// alike says whether a list is the one before but for some resources, each in the place of the one before of its name,
+// and gives these.
 func alike[T types.Resource](old *ofType, list []T) (same bool, changed []T) {
 	before, ok := old.list.([]T)
 	if !ok || len(before) != len(list) {
@@ -247,7 +252,8 @@ func alike[T types.Resource](old *ofType, list []T) (same bool, changed []T) {
 	return true, changed
 }
 
-// service is the aggregated discovery service alone: the other services of go-control-plane would triple what has to be linked.
+// service is the aggregated discovery service alone: the other services of go-control-plane would triple what has to be
+// linked.
 type service struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	world sotwv3.Server

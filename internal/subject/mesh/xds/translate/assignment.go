@@ -26,8 +26,8 @@ const maxPriority = 128
 // overprovisioning is the one factor that the mesh has (per cent); it is also the protocol's default.
 const overprovisioning = 140
 
-// ParseAssignment reads a ClusterLoadAssignment. Endpoints come most often and most at a time, so that what is common goes through a decoder
-// of its own; whatever that does not know is left to the generated one, which alone refuses.
+// ParseAssignment reads a ClusterLoadAssignment. Endpoints come most often and most at a time, so that what is common
+// goes through a decoder of its own; whatever that does not know is left to the generated one, which alone refuses.
 func ParseAssignment(b []byte) (Assignment, error) {
 	if a, ok := quickAssignment(b); ok {
 		return a, nil
@@ -54,8 +54,8 @@ func slowAssignment(b []byte) (Assignment, error) {
 	return a, nil
 }
 
-// localities are those of an assignment. Where names are allowed, hosts has for each endpoint its name; an endpoint with a name has an
-// address without IP.
+// localities are those of an assignment. Where names are allowed, hosts has for each endpoint its name; an endpoint
+// with a name has an address without IP.
 func localities(m *endpointv3.ClusterLoadAssignment, names bool) (out []mesh.Locality, hosts [][]string, err error) {
 	if err := only(m, "cluster_name", "endpoints", "policy"); err != nil {
 		return nil, nil, err
@@ -191,8 +191,8 @@ func hostName(s string) error {
 	return nil
 }
 
-// health is a health status. Those of active checks come down to unhealthy; a degraded endpoint is to serve only when others cannot, which
-// the mesh does not know.
+// health is a health status. Those of active checks come down to unhealthy; a degraded endpoint is to serve only when
+// others cannot, which the mesh does not know.
 func health(s corev3.HealthStatus) (mesh.Health, bool) {
 	switch s {
 	case corev3.HealthStatus_UNKNOWN:
@@ -207,8 +207,8 @@ func health(s corev3.HealthStatus) (mesh.Health, bool) {
 	return 0, false
 }
 
-// quickAssignment decodes what is common: it says no to whatever it does not know, to what comes twice though it may be there only once, and
-// to all that may have to be refused. What it takes, it takes as slowAssignment does.
+// quickAssignment decodes what is common: it says no to whatever it does not know, to what comes twice though it may be
+// there only once, and to all that may have to be refused. What it takes, it takes as slowAssignment does.
 func quickAssignment(b []byte) (a Assignment, ok bool) {
 	n := count(b, 2)
 	if n < 0 {
@@ -368,7 +368,8 @@ func quickEndpoint(b []byte, e *mesh.Endpoint) bool {
 	return e.Address.IsValid()
 }
 
-// plainEndpoint reads an endpoint that is an IPv4 address and a port and nothing else, written as everybody writes it: most of them are.
+// plainEndpoint reads an endpoint that is an IPv4 address and a port and nothing else, written as everybody writes it:
+// most of them are.
 func plainEndpoint(b []byte, e *mesh.Endpoint) bool {
 	const deep = 8 // four tags with lengths: LbEndpoint, Endpoint, Address, and the address of SocketAddress
 	if len(b) < deep+4 || len(b) > 127 {
@@ -535,7 +536,8 @@ func varint(b []byte) (v uint64, n int) {
 	return protowire.ConsumeVarint(b)
 }
 
-// count is how many fields of a number b has, which are of the type with a length; below 0 where b is not of fields that next and varint take.
+// count is how many fields of a number b has, which are of the type with a length; below 0 where b is not of fields
+// that next and varint take.
 func count(b []byte, number byte) (n int) {
 	for len(b) > 0 {
 		if b[0] < 0x80 && b[0]&7 == varintType && b[0]>>3 > 0 {

@@ -1,6 +1,6 @@
-// Package translate makes resources of the xDS protocol (Envoy's, version 3) into the mesh's own types. Whatever a data plane at connection
-// level cannot do is refused by resource and field, never dropped in silence; what can have no effect there is let pass (docs/xds.md lists
-// both). It is pure, and takes hostile input.
+// Package translate makes resources of the xDS protocol (Envoy's, version 3) into the mesh's own types. Whatever a data
+// plane at connection level cannot do is refused by resource and field, never dropped in silence; what can have no
+// effect there is let pass (docs/xds.md lists both). It is pure, and takes hostile input.
 package translate
 
 import (
@@ -39,7 +39,8 @@ func (r *Refusal) Error() string {
 	return s + ": " + r.What
 }
 
-// Name reads the name of a resource, which is field 1 of all three kinds, also of one that can otherwise not be decoded.
+// Name reads the name of a resource, which is field 1 of all three kinds, also of one that can otherwise not be
+// decoded.
 func Name(b []byte) (name string) {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)

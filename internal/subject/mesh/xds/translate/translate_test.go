@@ -279,7 +279,8 @@ func TestReferenceResources(t *testing.T) {
 	}
 }
 
-// assignments are what the two decoders of endpoints must agree on, as bytes; the first are those that the quick one must take.
+// assignments are what the two decoders of endpoints must agree on, as bytes; the first are those that the quick one
+// must take.
 func assignments(t testing.TB) (quick, rest [][]byte) {
 	e := func(address string, more string) string {
 		return `{"endpoint":{"address":{"socket_address":{"address":"` + address + `","port_value":8080}}}` + more + `}`

@@ -1,5 +1,5 @@
-// Package keep is what the stores share that keep records: it makes changes into trees, puts them into maps step by step in Kmesh's order, and
-// knows what is where. The store says where records go.
+// Package keep is what the stores share that keep records: it makes changes into trees, puts them into maps step by
+// step in Kmesh's order, and knows what is where. The store says where records go.
 package keep
 
 import (
@@ -54,8 +54,8 @@ type Store struct {
 	tops    Tops
 	options store.Options
 	layout  records.Layout
-	// ordered: records of a resource first, then its value, then what was there before is removed. Else what was there before is removed first,
-	// as Kmesh does.
+	// ordered: records of a resource first, then its value, then what was there before is removed. Else what was there
+	// before is removed first, as Kmesh does.
 	ordered bool
 	maps    map[string]*ebpf.Map
 
@@ -103,8 +103,8 @@ type planned struct {
 	moved    bool      // the listener has had another address
 }
 
-// New makes a store of maps that are fresh, or, where they were pinned, takes over what is in them. It owns the maps and records from then on,
-// also where it fails.
+// New makes a store of maps that are fresh, or, where they were pinned, takes over what is in them. It owns the maps
+// and records from then on, also where it fails.
 func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string]*ebpf.Map, o store.Options, ordered, takeOver bool) (*Store, error) {
 	s := &Store{
 		kernel: k, records: r, tops: tops, options: o, layout: layout, ordered: ordered, maps: maps,
@@ -173,7 +173,8 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	return s.kernel.Work, err
 }
 
-// prepare makes the plan: listeners that go, clusters, listeners, clusters that go. It refuses what is wrong or does not fit.
+// prepare makes the plan: listeners that go, clusters, listeners, clusters that go. It refuses what is wrong or does
+// not fit.
 func (s *Store) prepare(change mesh.Change) error {
 	s.plan = s.plan[:0]
 	several := len(change.Clusters)+len(change.Listeners)+len(change.RemovedClusters)+len(change.RemovedListeners) > 1
@@ -590,8 +591,8 @@ func (s *Store) takeID() uint32 {
 	return s.nextID - 1
 }
 
-// takeOver reads what a process before this one left. Trees that are not whole, of a change that it did not finish, are removed, and records
-// that are in no tree given back.
+// takeOver reads what a process before this one left. Trees that are not whole, of a change that it did not finish, are
+// removed, and records that are in no tree given back.
 func (s *Store) takeOver() error {
 	w := &records.Walker{Layout: s.layout, Seen: map[uint32]bool{}, Read: s.records.Read}
 	var broken []func() error
@@ -650,8 +651,8 @@ func (s *Store) takeOver() error {
 	return s.records.Adopt(w.Seen)
 }
 
-// OpenMaps makes the maps of specs, pinned below PinDir where there is one. Those that are pinned there already are opened; found says whether
-// they were.
+// OpenMaps makes the maps of specs, pinned below PinDir where there is one. Those that are pinned there already are
+// opened; found says whether they were.
 func OpenMaps(design string, specs []*ebpf.MapSpec, o store.Options) (all map[string]*ebpf.Map, found bool, err error) {
 	all = map[string]*ebpf.Map{}
 	defer func() {

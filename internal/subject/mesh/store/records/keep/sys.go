@@ -13,8 +13,8 @@ import (
 	"tare/internal/subject/mesh/store"
 )
 
-// Kernel is the way to maps, with what is done counted. It makes the system calls itself: cilium/ebpf allocates and reflects on each, and a change
-// here is a hundred of them.
+// Kernel is the way to maps, with what is done counted. It makes the system calls itself: cilium/ebpf allocates and
+// reflects on each, and a change here is a hundred of them.
 type Kernel struct {
 	Work store.Work
 	attr element
@@ -32,7 +32,8 @@ type element struct {
 	flags uint64
 }
 
-// NewKernel is for one goroutine. Not inlined, since the kernel is given addresses inside that must not move, as those on a stack do.
+// NewKernel is for one goroutine. Not inlined, since the kernel is given addresses inside that must not move, as those
+// on a stack do.
 //
 //go:noinline
 func NewKernel() *Kernel { return &Kernel{} }
@@ -98,8 +99,9 @@ func (k *Kernel) waiting(command uintptr, fd int, key, value unsafe.Pointer) err
 	return nil
 }
 
-// The three below are for maps of maps. There the kernel waits for readers before it returns: after an update or a delete that did something, and
-// before Linux 6.8 after each, and after a lookup too (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
+// The three below are for maps of maps. There the kernel waits for readers before it returns: after an update or a
+// delete that did something, and before Linux 6.8 after each, and after a lookup too (maybe_wait_bpf_programs in
+// kernel/bpf/syscall.c).
 
 // Set puts a map into a map of maps.
 func (k *Kernel) Set(outer int, index uint32, fd int) error {
@@ -191,8 +193,8 @@ type batch struct {
 // enotsupp is the kernel's ENOTSUPP, which has no number outside it: a map without batches.
 const enotsupp = syscall.Errno(524)
 
-// SetAll puts maps into a map of maps, and says how many. It is for other goroutines than a Kernel's, and not counted: from Linux 6.8 it waits for
-// readers once, before that for each.
+// SetAll puts maps into a map of maps, and says how many. It is for other goroutines than a Kernel's, and not counted:
+// from Linux 6.8 it waits for readers once, before that for each.
 func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
 	if len(indexes) == 0 {
 		return 0, nil
