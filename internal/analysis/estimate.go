@@ -171,6 +171,9 @@ func blocks(n int) string {
 func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) string {
 	switch {
 	case !d.HasInterval:
+		if d.N == 1 {
+			return fmt.Sprintf("1 block carries no interval; %d are needed", stats.MinBlocks)
+		}
 		return fmt.Sprintf("%d blocks carry no interval; %d are needed", d.N, stats.MinBlocks)
 	case !d.Excludes(0):
 		return "its interval holds 0"
