@@ -185,16 +185,21 @@ func sumsToTotal(t *testing.T, p ledger.Program) {
 	}
 }
 
+// mostStolen is the part of the CPU time that may be stolen for the budget to be held to its promise.
+const mostStolen = 0.3
+
 // On a loaded machine the CPU budget closes: exactly by its arithmetic, and with at most 2 % of the capacity left to
-// explain. The load is HTTP through the data plane's own kind of traffic, new connections as fast as they go, with a
-// process for each CPU in between that never sleeps.
+// explain, beside what the ledger itself says is unsure: how far its edges are apart, and whether what was stolen had
+// been idle time. The promise is for up to 30 % of steal; windows with more are taken again. The load is HTTP through
+// the data plane's own kind of traffic, new connections as fast as they go, with a process for each CPU in between that
+// never sleeps.
 func TestBudgetClosesUnderLoad(t *testing.T) {
 	leavesNothing(t)
 	server := command{args: []string{"app", "http", "--listen", "127.0.0.1:0"}}.start(t)
 	server.waitFor(t, "serving ")
 	url := strings.Fields(strings.SplitN(server.stdout.String(), "serving ", 2)[1])[0]
-	const windows = 5
-	load := command{args: []string{"load", "http", "--url", url, "--mode", "closed", "--connections", "32", "--keepalive=false", "--duration", "25s"}}.start(t)
+	const windows, tries = 5, 12
+	load := command{args: []string{"load", "http", "--url", url, "--mode", "closed", "--connections", "32", "--keepalive=false", "--duration", "60s"}}.start(t)
 	for range runtime.NumCPU() {
 		burner := exec.Command("sh", "-c", "while :; do :; done")
 		burner.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -206,8 +211,8 @@ func TestBudgetClosesUnderLoad(t *testing.T) {
 			_ = burner.Wait()
 		}()
 	}
-	worst := 0.0
-	for range windows {
+	worst, judged := 0.0, 0
+	for try := 0; try < tries && judged < windows; try++ {
 		out := tare(t, "weigh", "--for", window.String(), "--json")
 		if out.code != 0 {
 			t.Fatal(out)
@@ -216,16 +221,27 @@ func TestBudgetClosesUnderLoad(t *testing.T) {
 		if !l.CPU.Closes() {
 			t.Errorf("the CPU budget does not close: %+v", l.CPU)
 		}
+		if stolen := l.CPU.Steal / l.CPU.Capacity; stolen > mostStolen {
+			t.Logf("%.0f %% of the CPU time was stolen; another window", 100*stolen)
+			continue
+		}
+		judged++
 		if l.CPU.Idle > 0.2*l.CPU.Capacity {
 			t.Errorf("the machine is not loaded: %+v", l.CPU)
 		}
-		part := math.Abs(l.CPU.Unexplained) / l.CPU.Capacity
+		part, unsure := math.Abs(l.CPU.Unexplained)/l.CPU.Capacity, l.Window.EdgeSeconds/l.Window.Seconds
+		if l.CPU.IdleStolenError != nil {
+			unsure += *l.CPU.IdleStolenError / l.CPU.Capacity
+		}
 		worst = max(worst, part)
-		if part > 0.02 {
-			t.Errorf("%.2f %% of the CPU time is unexplained: %+v", 100*part, l.CPU)
+		if part > 0.02+unsure {
+			t.Errorf("%.2f %% of the CPU time is unexplained, and %.2f %% is unsure: %+v", 100*part, 100*unsure, l.CPU)
 		}
 	}
-	t.Logf("%d windows: at most %.2f %% of the capacity unexplained", windows, 100*worst)
+	if judged == 0 && !t.Failed() {
+		t.Skipf("needs a window of %v in which at most %g %% of the CPU time is stolen; %d had more", window, 100*mostStolen, tries)
+	}
+	t.Logf("%d windows: at most %.2f %% of the capacity unexplained", judged, 100*worst)
 	load.signal(t, syscall.SIGINT)
 	server.signal(t, syscall.SIGINT)
 }

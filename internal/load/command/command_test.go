@@ -33,8 +33,7 @@ func TestOptions(t *testing.T) {
 }
 
 func TestActiveOpens(t *testing.T) {
-	n, err := activeOpens("/proc/self/net/snmp")
-	if err != nil {
+	if _, err := activeOpens("/proc/self/net/snmp"); err != nil {
 		t.Fatal(err)
 	}
 	for text, want := range map[string]uint64{
@@ -47,7 +46,7 @@ func TestActiveOpens(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if n, err = activeOpens(file); n != want || (err == nil) != (want > 0) {
+		if n, err := activeOpens(file); n != want || (err == nil) != (want > 0) {
 			t.Errorf("%q: %d, %v", text, n, err)
 		}
 	}
