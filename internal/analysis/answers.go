@@ -348,7 +348,8 @@ func (p *prose) memory() {
 func stated(run record.Run) (names []string) {
 	defined := run.Defined()
 	for _, d := range run.Metrics {
-		if d.Clause != "" && d.Headline && headline(run, d.Name) && !slices.Contains(names, d.Name) {
+		asked := d.Headline && headline(run, d.Name) || slices.Contains(run.Headline, d.Name)
+		if d.Clause != "" && asked && !slices.Contains(names, d.Name) {
 			names = append(names, d.Name)
 		}
 	}
@@ -361,7 +362,7 @@ func stated(run record.Run) (names []string) {
 func (p *prose) stated(t *table) {
 	for _, name := range t.stated {
 		e := p.peek(name)
-		if e == nil || slices.Contains(p.evidence, e.Metric+" "+e.Arm) {
+		if e == nil || slices.Contains(p.evidence, e.Metric+" "+e.Arm) || e.Value == 0 && p.baseIsZero(e) {
 			continue
 		}
 		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
