@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -181,6 +182,24 @@ func TestTryRecoversAPlantedAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Each of the three intervals covers what was planted in 97 % of runs, so one run in ten may miss one, and on a busy
+	// machine one can be withheld. A scale that is wrong misses in every run.
+	const tries = 3
+	for try := 1; ; try++ {
+		missed := missedOf(t, path)
+		if len(missed) == 0 {
+			return
+		}
+		if try == tries {
+			t.Fatalf("in none of %d runs was all of it found; in the last: %s", tries, strings.Join(missed, "; "))
+		}
+		t.Logf("run %d: %s", try, strings.Join(missed, "; "))
+	}
+}
+
+// missedOf tries the planted agent once, and says what of it was not found.
+func missedOf(t *testing.T, path string) (missed []string) {
+	t.Helper()
 	o, s, _ := tried(t, "--load", "connections", "--blocks", "6", "--", path, "{cgroup_dir}")
 	if o.code != 0 {
 		t.Fatalf("it is not told: %s", o)
@@ -189,13 +208,14 @@ func TestTryRecoversAPlantedAgent(t *testing.T) {
 		e := s.Find(k.Metric, "planted-agent", nil)
 		switch {
 		case e == nil || e.Lo == nil || e.Hi == nil:
-			t.Errorf("%s has no interval: %+v", k.Metric, e)
+			missed = append(missed, fmt.Sprintf("%s has no interval: %+v", k.Metric, e))
 		case !k.In(*e.Lo, *e.Hi):
-			t.Errorf("%s is %g [%g, %g], and %g was planted, known to %g", k.Metric, e.Value, *e.Lo, *e.Hi, k.Value,
-				k.Uncertainty)
+			missed = append(missed, fmt.Sprintf("%s is %g [%g, %g], and %g was planted, known to %g",
+				k.Metric, e.Value, *e.Lo, *e.Hi, k.Value, k.Uncertainty))
 		}
 	}
 	if len(s.Answers) == 0 || !strings.Contains(s.Answers[0].Answer, "planted-agent") {
 		t.Errorf("the answer is %+v", s.Answers)
 	}
+	return missed
 }
