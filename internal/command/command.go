@@ -23,6 +23,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/near"
 	"tare/internal/param"
+	"tare/internal/pattern"
 )
 
 // Command is how a program is run. OptionsOf makes it of settings, and At puts what is known of a trial into it.
@@ -169,7 +170,7 @@ func programOf(line string) ([]string, error) {
 			return nil, fmt.Errorf("has %q, which only a shell understands: write sh -c '...' around it, "+
 				"or quote it where it is an argument", w.text)
 		}
-		if i == 0 && assignment.MatchString(w.text) && !w.quoted {
+		if i == 0 && assignment().MatchString(w.text) && !w.quoted {
 			return nil, fmt.Errorf("begins with the variable %q: put it into \"env\"", near.Clip(w.text))
 		}
 		argv = append(argv, w.text)
@@ -180,7 +181,7 @@ func programOf(line string) ([]string, error) {
 	return argv, nil
 }
 
-var assignment = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`)
+var assignment = pattern.Lazy(`^[A-Za-z_][A-Za-z0-9_]*=`)
 
 func envOf(line string) ([]string, error) {
 	words, err := split(line)
@@ -192,7 +193,7 @@ func envOf(line string) ([]string, error) {
 	}
 	var env []string
 	for _, w := range words {
-		if !assignment.MatchString(w.text) {
+		if !assignment().MatchString(w.text) {
 			return nil, fmt.Errorf("has %q, which is no NAME=value", near.Clip(w.text))
 		}
 		env = append(env, w.text)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"tare/internal/host/proc"
 	"tare/internal/ledger"
 	"tare/internal/near"
+	"tare/internal/pattern"
 )
 
 // Kind is what sort of thing that runs already is observed.
@@ -49,8 +49,8 @@ func IsTarget(text string) bool {
 }
 
 var (
-	containerID = regexp.MustCompile(`^[0-9a-f]{8,64}$`)
-	unitName    = regexp.MustCompile(`^[A-Za-z0-9:_.\\@-]{1,255}$`)
+	containerID = pattern.Lazy(`^[0-9a-f]{8,64}$`)
+	unitName    = pattern.Lazy(`^[A-Za-z0-9:_.\\@-]{1,255}$`)
 )
 
 // unitSuffixes are the units that have control groups (systemd.unit(5)).
@@ -80,14 +80,14 @@ func ParseTarget(text string) (Target, error) {
 		}
 		name = path.Clean(name)
 	case ByUnit:
-		if !unitName.MatchString(name) || strings.Trim(name, ".") == "" {
+		if !unitName().MatchString(name) || strings.Trim(name, ".") == "" {
 			return wrong("write the unit as systemctl shows it, such as unit:nginx.service", "not a systemd unit")
 		}
 		if !slices.ContainsFunc(unitSuffixes, func(s string) bool { return strings.HasSuffix(name, s) }) {
 			name += ".service"
 		}
 	case ByContainer:
-		if name = strings.ToLower(name); !containerID.MatchString(name) {
+		if name = strings.ToLower(name); !containerID().MatchString(name) {
 			return wrong("write its id, of which 8 digits will do: docker inspect -f '{{.Id}}' NAME, or crictl ps",
 				"not the id of a container")
 		}
@@ -240,7 +240,7 @@ func isContainer(name, id string) bool {
 	if i := strings.LastIndexByte(rest, '-'); i >= 0 {
 		rest = rest[i+1:]
 	}
-	return strings.HasPrefix(rest, id) && containerID.MatchString(rest)
+	return strings.HasPrefix(rest, id) && containerID().MatchString(rest)
 }
 
 // maxGroups is how many groups are looked through.

@@ -10,13 +10,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/pattern"
 )
 
 // settled is how long a command runs that is ready without a condition, where it listens on no port.
@@ -248,13 +248,13 @@ func (r *Running) stopped() error {
 
 // terminal is what programs say that find no terminal: the words of isatty's and tcgetattr's errors (ENOTTY, and ENXIO
 // for /dev/tty), and of curses.
-var terminal = regexp.MustCompile(`(?i)not a (tty|terminal|typewriter)|inappropriate ioctl for device|/dev/tty\b|` +
+var terminal = pattern.Lazy(`(?i)not a (tty|terminal|typewriter)|inappropriate ioctl for device|/dev/tty\b|` +
 	`no (controlling )?(tty|terminal)\b|TERM environment variable not set|error opening terminal|` +
 	`requires? an? (tty|terminal|interactive)|failed tty get|` + // the last is of procps
 	`must be (run|executed|connected|attached) .{0,20}(tty|terminal)`)
 
 func (r *Running) speaksOfTerminal() bool {
-	return terminal.MatchString(r.streams[1].tail.Text()) || terminal.MatchString(r.streams[0].tail.Text())
+	return terminal().MatchString(r.streams[1].tail.Text()) || terminal().MatchString(r.streams[0].tail.Text())
 }
 
 // mountTracing is the hint for a tracer that does not find the kernel's tracepoints.

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"tare/internal/near"
+	"tare/internal/pattern"
 )
 
 // word is one word of a command line.
@@ -79,11 +79,11 @@ func split(line string) ([]word, error) {
 	return words, nil
 }
 
-var plain = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+var plain = pattern.Lazy(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
 // quote writes a word so that a shell, and split, read it back.
 func quote(word string) string {
-	if plain.MatchString(word) {
+	if plain().MatchString(word) {
 		return word
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
@@ -156,7 +156,7 @@ func unlessZero(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-var braces = regexp.MustCompile(`\{[a-z_]+\}`)
+var braces = pattern.Lazy(`\{[a-z_]+\}`)
 
 // checkPlaceholders finds those that are misspelt. Braces around anything else are the program's own.
 func checkPlaceholders(text string) error {
@@ -164,7 +164,7 @@ func checkPlaceholders(text string) error {
 	for i, h := range placeholders {
 		names[i] = h.name
 	}
-	for _, in := range braces.FindAllString(text, -1) {
+	for _, in := range braces().FindAllString(text, -1) {
 		name := in[1 : len(in)-1]
 		if meant := near.Name(name, names); meant != "" && meant != name {
 			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s}?", in, meant)

@@ -15,7 +15,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,15 +26,16 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
+	"tare/internal/pattern"
 )
 
 // Mark is the environment variable that names the tree to which a process belongs. Children inherit it.
 const Mark = "TARE_RUN"
 
 var (
-	validID   = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
-	treeName  = regexp.MustCompile(`^tare-[a-z0-9][a-z0-9-]{0,63}-p([0-9]{1,10})-t([0-9]{1,20})$`)
-	groupName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}(/[a-z0-9][a-z0-9_-]{0,63}){0,7}$`)
+	validID   = pattern.Lazy(`^[a-z0-9][a-z0-9-]{0,63}$`)
+	treeName  = pattern.Lazy(`^tare-[a-z0-9][a-z0-9-]{0,63}-p([0-9]{1,10})-t([0-9]{1,20})$`)
+	groupName = pattern.Lazy(`^[a-z0-9][a-z0-9_-]{0,63}(/[a-z0-9][a-z0-9_-]{0,63}){0,7}$`)
 )
 
 // owner is the process that a tree belongs to.
@@ -46,7 +46,7 @@ type owner struct {
 
 // parseTreeName reads the owner out of the name of a tree; false for every other name.
 func parseTreeName(name string) (owner, bool) {
-	m := treeName.FindStringSubmatch(name)
+	m := treeName().FindStringSubmatch(name)
 	if m == nil {
 		return owner{}, false
 	}
@@ -177,7 +177,7 @@ func NewTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, f
 func NewFlatTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, true) }
 
 func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
-	if !validID.MatchString(id) {
+	if !validID().MatchString(id) {
 		return nil, fault.New(fault.Usage, id, "use lower-case letters, digits and hyphens, at most 64", "not a valid name for control groups")
 	}
 	self, err := proc.FS{}.Process(os.Getpid())
@@ -325,7 +325,7 @@ func write(file, value string) error {
 // in it together. Processes can be started only in groups without groups in them, which is the rule of v2, kept on v1
 // as well. A limit that this machine cannot set is an error with code fault.Machine.
 func (t *Tree) Group(name string, limits Limits) (*Group, error) {
-	if !groupName.MatchString(name) {
+	if !groupName().MatchString(name) {
 		return nil, fault.New(fault.Usage, name, "use lower-case letters, digits, hyphens and underscores, with / between levels", "not a valid name for a control group")
 	}
 	t.mu.Lock()

@@ -2,14 +2,14 @@ package tool
 
 import (
 	"errors"
-	"regexp"
 	"strings"
+	"tare/internal/pattern"
 )
 
 var (
-	abField    = regexp.MustCompile(`^([A-Z][A-Za-z0-9 -]+):\s+([0-9.]+)( .*)?$`)
-	abQuantile = regexp.MustCompile(`^ +([0-9]+)% +([0-9]+)( \(longest request\))?$`)
-	abLength   = regexp.MustCompile(`^ +\(.*Length: ([0-9]+)[,)]`)
+	abField    = pattern.Lazy(`^([A-Z][A-Za-z0-9 -]+):\s+([0-9.]+)( .*)?$`)
+	abQuantile = pattern.Lazy(`^ +([0-9]+)% +([0-9]+)( \(longest request\))?$`)
+	abLength   = pattern.Lazy(`^ +\(.*Length: ([0-9]+)[,)]`)
 )
 
 // parseAb reads the text of ab.
@@ -19,12 +19,12 @@ func parseAb(output string, r *Reading) error {
 	for line := range strings.Lines(output) {
 		line = strings.TrimRight(line, "\r\n ")
 		var err error
-		if m := abField.FindStringSubmatch(line); m != nil {
+		if m := abField().FindStringSubmatch(line); m != nil {
 			err = abTake(r, m[1], m[2], m[3], &failed, &status)
-		} else if m := abQuantile.FindStringSubmatch(line); m != nil {
+		} else if m := abQuantile().FindStringSubmatch(line); m != nil {
 			err = abPercent(r, m[1], m[2])
 			whole = whole || m[1] == "100"
-		} else if m := abLength.FindStringSubmatch(line); m != nil && m[1] != "0" {
+		} else if m := abLength().FindStringSubmatch(line); m != nil && m[1] != "0" {
 			r.Warnings = append(r.Warnings, m[1]+" of the errors are answers of another length than the first, "+
 				"which ab counts as failed unless it is given -l")
 		}

@@ -3,15 +3,15 @@ package tool
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
+	"tare/internal/pattern"
 )
 
 var (
-	heyField    = regexp.MustCompile(`^\s+(Success rate|Total|Slowest|Average|Requests/sec|Total data):\s+(.+)$`)
-	heyQuantile = regexp.MustCompile(`^\s+([0-9.]+)% in ([0-9.]+|NaN) (\S.*)$`)
-	heyCount    = regexp.MustCompile(`^\s+\[([0-9]+)\]\s+(.*)$`)
-	statusCount = regexp.MustCompile(`^([0-9]+) responses$`)
+	heyField    = pattern.Lazy(`^\s+(Success rate|Total|Slowest|Average|Requests/sec|Total data):\s+(.+)$`)
+	heyQuantile = pattern.Lazy(`^\s+([0-9.]+)% in ([0-9.]+|NaN) (\S.*)$`)
+	heyCount    = pattern.Lazy(`^\s+\[([0-9]+)\]\s+(.*)$`)
+	statusCount = pattern.Lazy(`^([0-9]+) responses$`)
 )
 
 // parseHey reads the text of hey.
@@ -36,7 +36,7 @@ type heyReader struct {
 func parseHeyLike(output string, r *Reading, quantiles string) error {
 	h := heyReader{r: r, quantile: quantiles}
 	for line := range strings.Lines(output) {
-		line = strings.TrimRight(colours.ReplaceAllString(line, ""), "\r\n ")
+		line = strings.TrimRight(colours().ReplaceAllString(line, ""), "\r\n ")
 		if line == "" {
 			continue
 		}
@@ -63,15 +63,15 @@ func parseHeyLike(output string, r *Reading, quantiles string) error {
 func (h *heyReader) line(line string) error {
 	switch h.section {
 	case "Summary:":
-		if m := heyField.FindStringSubmatch(line); m != nil {
+		if m := heyField().FindStringSubmatch(line); m != nil {
 			return h.field(m[1], m[2])
 		}
 	case h.quantile:
-		if m := heyQuantile.FindStringSubmatch(line); m != nil {
+		if m := heyQuantile().FindStringSubmatch(line); m != nil {
 			return h.percent(m[1], m[2]+" "+m[3])
 		}
 	case "Status code distribution:", "Error distribution:":
-		if m := heyCount.FindStringSubmatch(line); m != nil {
+		if m := heyCount().FindStringSubmatch(line); m != nil {
 			return h.count(m[1], m[2])
 		}
 	}
@@ -153,7 +153,7 @@ func (h *heyReader) count(first, rest string) error {
 		}
 		return errors.Join(err, within(h.broken, most))
 	}
-	m := statusCount.FindStringSubmatch(rest)
+	m := statusCount().FindStringSubmatch(rest)
 	if m == nil {
 		return fmt.Errorf("%q is no number of responses", clip(rest))
 	}

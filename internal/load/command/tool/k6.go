@@ -2,15 +2,15 @@ package tool
 
 import (
 	"errors"
-	"regexp"
 	"strings"
+	"tare/internal/pattern"
 )
 
 var (
-	k6Metric = regexp.MustCompile(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received)\.*: +(.*)$`)
-	k6Trend  = regexp.MustCompile(`(avg|med|max|p\([0-9.]+\))=([0-9.]+(?:[a-zµμ][0-9.a-zµμ]*))`)
-	k6Failed = regexp.MustCompile(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
-	colours  = regexp.MustCompile("\x1b\\[[0-9;]*m")
+	k6Metric = pattern.Lazy(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received)\.*: +(.*)$`)
+	k6Trend  = pattern.Lazy(`(avg|med|max|p\([0-9.]+\))=([0-9.]+(?:[a-zµμ][0-9.a-zµμ]*))`)
+	k6Failed = pattern.Lazy(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
+	colours  = pattern.Lazy("\x1b\\[[0-9;]*m")
 	k6Names  = map[string]string{"avg": "mean", "med": "p50", "max": "max", "p(50)": "p50", "p(90)": "p90", "p(99)": "p99",
 		"p(99.9)": "p99.9"}
 )
@@ -24,8 +24,8 @@ func parseK6(output string, r *Reading) error {
 	// Version 1 repeats the totals group by group and scenario by scenario: the first of each counts.
 	seen := map[string]bool{}
 	for line := range strings.Lines(output) {
-		line = strings.TrimRight(colours.ReplaceAllString(line, ""), "\r\n ")
-		m := k6Metric.FindStringSubmatch(line)
+		line = strings.TrimRight(colours().ReplaceAllString(line, ""), "\r\n ")
+		m := k6Metric().FindStringSubmatch(line)
 		if m == nil || seen[m[1]] {
 			continue
 		}
@@ -43,7 +43,7 @@ func parseK6(output string, r *Reading) error {
 func k6Take(r *Reading, metric, value string) error {
 	switch metric {
 	case "http_req_duration":
-		for _, m := range k6Trend.FindAllStringSubmatch(value, -1) {
+		for _, m := range k6Trend().FindAllStringSubmatch(value, -1) {
 			v, err := duration(m[2])
 			if err != nil {
 				return err
@@ -53,7 +53,7 @@ func k6Take(r *Reading, metric, value string) error {
 			}
 		}
 	case "http_req_failed":
-		m := k6Failed.FindStringSubmatch(value)
+		m := k6Failed().FindStringSubmatch(value)
 		if m == nil {
 			return errors.New("its http_req_failed has no count")
 		}

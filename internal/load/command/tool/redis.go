@@ -4,16 +4,16 @@ import (
 	"encoding/csv"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
+	"tare/internal/pattern"
 )
 
 var (
-	redisTitle    = regexp.MustCompile(`^====== (.+) ======$`)
-	redisDone     = regexp.MustCompile(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)
-	redisRate     = regexp.MustCompile(`^ +throughput summary: ([0-9.]+) requests per second$`)
-	redisQuantile = regexp.MustCompile(`^([0-9.]+)% <= ([0-9.]+) milliseconds`)
-	redisQuiet    = regexp.MustCompile(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
+	redisTitle    = pattern.Lazy(`^====== (.+) ======$`)
+	redisDone     = pattern.Lazy(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)
+	redisRate     = pattern.Lazy(`^ +throughput summary: ([0-9.]+) requests per second$`)
+	redisQuantile = pattern.Lazy(`^([0-9.]+)% <= ([0-9.]+) milliseconds`)
+	redisQuiet    = pattern.Lazy(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
 )
 
 // parseRedis reads what redis-benchmark prints: its long text, the line for each operation that -q gives, or --csv.
@@ -52,7 +52,7 @@ func redisText(output string) ([]Part, error) {
 	var section string
 	for line := range strings.Lines(output) {
 		line = latest(line)
-		if m := redisTitle.FindStringSubmatch(line); m != nil {
+		if m := redisTitle().FindStringSubmatch(line); m != nil {
 			if len(parts) > maxParts {
 				return nil, fmt.Errorf("it has more than %d operations", maxParts)
 			}
@@ -79,18 +79,18 @@ func redisText(output string) ([]Part, error) {
 
 // redisLine takes one line of the text of an operation.
 func redisLine(p *Part, section, line string) error {
-	if m := redisDone.FindStringSubmatch(line); m != nil {
+	if m := redisDone().FindStringSubmatch(line); m != nil {
 		n, err := count(m[1])
 		s, err2 := number(m[2])
 		p.Requests, p.Seconds = &n, &s
 		return errors.Join(err, err2)
 	}
-	if m := redisRate.FindStringSubmatch(line); m != nil {
+	if m := redisRate().FindStringSubmatch(line); m != nil {
 		rate, err := number(m[1])
 		p.Rate = &rate
 		return err
 	}
-	if m := redisQuantile.FindStringSubmatch(line); m != nil && strings.HasPrefix(section, "Latency by percentile") {
+	if m := redisQuantile().FindStringSubmatch(line); m != nil && strings.HasPrefix(section, "Latency by percentile") {
 		return redisPercent(p, m[1], m[2])
 	}
 	if fields := strings.Fields(line); section == "Summary:" && len(fields) == 6 && fields[0] != "avg" {
@@ -131,7 +131,7 @@ func redisSummary(p *Part, fields []string) error {
 func redisLines(output string) ([]Part, error) {
 	var parts []Part
 	for line := range strings.Lines(output) {
-		m := redisQuiet.FindStringSubmatch(strings.TrimSpace(latest(line)))
+		m := redisQuiet().FindStringSubmatch(strings.TrimSpace(latest(line)))
 		if m == nil || strings.HasPrefix(m[1], "WARNING") {
 			continue
 		}

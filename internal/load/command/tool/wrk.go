@@ -2,8 +2,8 @@ package tool
 
 import (
 	"errors"
-	"regexp"
 	"strings"
+	"tare/internal/pattern"
 )
 
 // isWrk2 tells wrk2's output from wrk's, of which it is a fork: it calibrates its threads, and its distribution is one
@@ -13,12 +13,12 @@ func isWrk2(output string) bool {
 }
 
 var (
-	wrkThread   = regexp.MustCompile(`^ +Latency +(\S+) +\S+ +(\S+) +\S+%$`)
-	wrkQuantile = regexp.MustCompile(`^ *([0-9.]+)% +(\S+)$`)
-	wrkTotal    = regexp.MustCompile(`^ +([0-9]+) requests in (\S+), (\S+) read$`)
-	wrkErrors   = regexp.MustCompile(`^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
-	wrkStatus   = regexp.MustCompile(`^ +Non-2xx or 3xx responses: ([0-9]+)$`)
-	wrkRate     = regexp.MustCompile(`^Requests/sec: +(\S+)$`)
+	wrkThread   = pattern.Lazy(`^ +Latency +(\S+) +\S+ +(\S+) +\S+%$`)
+	wrkQuantile = pattern.Lazy(`^ *([0-9.]+)% +(\S+)$`)
+	wrkTotal    = pattern.Lazy(`^ +([0-9]+) requests in (\S+), (\S+) read$`)
+	wrkErrors   = pattern.Lazy(`^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
+	wrkStatus   = pattern.Lazy(`^ +Non-2xx or 3xx responses: ([0-9]+)$`)
+	wrkRate     = pattern.Lazy(`^Requests/sec: +(\S+)$`)
 )
 
 // parseWrk reads the text of wrk and of wrk2.
@@ -50,24 +50,24 @@ func (w *wrkReader) line(line string) error {
 		return nil
 	}
 	if w.quantiles {
-		if m := wrkQuantile.FindStringSubmatch(line); m != nil {
+		if m := wrkQuantile().FindStringSubmatch(line); m != nil {
 			return w.quantile(m[1], m[2])
 		}
 		w.quantiles = false
 	}
-	if m := wrkThread.FindStringSubmatch(line); m != nil && w.r.Max == nil {
+	if m := wrkThread().FindStringSubmatch(line); m != nil && w.r.Max == nil {
 		return w.threads(m[1], m[2])
 	}
-	if m := wrkTotal.FindStringSubmatch(line); m != nil {
+	if m := wrkTotal().FindStringSubmatch(line); m != nil {
 		return w.total(m)
 	}
-	if m := wrkErrors.FindStringSubmatch(line); m != nil {
+	if m := wrkErrors().FindStringSubmatch(line); m != nil {
 		return w.failures(m[1:])
 	}
-	if m := wrkStatus.FindStringSubmatch(line); m != nil {
+	if m := wrkStatus().FindStringSubmatch(line); m != nil {
 		return w.failures(m[1:])
 	}
-	if m := wrkRate.FindStringSubmatch(line); m != nil {
+	if m := wrkRate().FindStringSubmatch(line); m != nil {
 		rate, err := number(m[1])
 		w.r.Rate = &rate
 		return err
