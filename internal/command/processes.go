@@ -220,3 +220,13 @@ func ResidentOf(f proc.FS, pids []int) (now, peak uint64, err error) {
 	}
 	return now, peak, nil
 }
+
+// FreePort is a TCP port of the loopback address that nobody in this network namespace uses at this moment.
+func FreePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("looking for a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}

@@ -29,8 +29,7 @@ var operators = []string{
 func (w word) operator() bool { return !w.quoted && slices.Contains(operators, w.text) }
 
 // split cuts a command line into words as a shell would: at blanks, with ' and " around what is one word, and \ before
-// what is meant as it stands. Nothing else of a shell is known here: no variables, patterns or substitutions. These are
-// the rules of the tracer's command line too.
+// what is meant as it stands. Nothing else of a shell is known here: no variables, patterns or substitutions.
 func split(line string) ([]word, error) {
 	var words []word
 	var text strings.Builder
@@ -75,6 +74,19 @@ func split(line string) ([]word, error) {
 	if in {
 		w.text = text.String()
 		words = append(words, w)
+	}
+	return words, nil
+}
+
+// Words are the words of a command line, as a shell would cut it. The error reads on after the name of the setting.
+func Words(line string) ([]string, error) {
+	cut, err := split(line)
+	if err != nil {
+		return nil, err
+	}
+	var words []string
+	for _, w := range cut {
+		words = append(words, w.text)
 	}
 	return words, nil
 }

@@ -125,7 +125,7 @@ func (x *trial) Read(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("opening the window %s: %w", name, err)
 	}
-	slept := sleep(ctx, 10*time.Millisecond) // a window of no length has no rates
+	slept := pace.Sleep(ctx, 10*time.Millisecond) // a window of no length has no rates
 	l, err := w.Close()
 	if err = errors.Join(slept, err); err != nil {
 		return err
@@ -140,17 +140,6 @@ func (x *trial) Read(ctx context.Context, name string) error {
 func (x *trial) Warn(code, format string, args ...any) {
 	if l := x.record.Ledger; l != nil {
 		l.Warn(code, format, args...)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 

@@ -193,3 +193,15 @@ func (t *Thread) Until(ctx context.Context, at int64) (int64, error) {
 		}
 	}
 }
+
+// Sleep sleeps for d, or until the context ends: its error is then the context's cause.
+func Sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

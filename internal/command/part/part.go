@@ -4,10 +4,7 @@ package part
 
 import (
 	"fmt"
-	"net"
 	"os"
-	"path"
-	"strings"
 
 	"tare/internal/command"
 	"tare/internal/fault"
@@ -39,25 +36,15 @@ func (p *Part) Place() (command.Place, error) {
 			"the files of %s cannot be written", p.Name)
 	}
 	place.Dir = p.dir
-	if h, ok := p.Trial.Cgroups().V2(); ok {
+	if _, ok := p.Trial.Cgroups().V2(); ok {
 		place.CgroupDir = p.group.V2Dir()
-		place.CgroupPath = path.Join("/", strings.TrimPrefix(place.CgroupDir, h.Mount))
+		place.CgroupPath = p.Trial.Cgroups().V2Path(place.CgroupDir)
 		if place.CgroupID, err = cgroup.ID(place.CgroupDir); err != nil {
 			return place, err
 		}
 	}
-	place.Port, err = freePort()
+	place.Port, err = command.FreePort()
 	return place, err
-}
-
-// freePort is a TCP port of the loopback address that nobody uses at this moment.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("looking for a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 // Start starts the command in the group, which Place has made. onEnd is that of command.Start.

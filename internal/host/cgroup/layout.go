@@ -129,6 +129,29 @@ func (l *Layout) V2() (*Hierarchy, bool) {
 	return nil, false
 }
 
+// V2Path is the path below the mount of v2, from /, of a directory there; empty where there is no v2 hierarchy.
+func (l *Layout) V2Path(dir string) string {
+	h, ok := l.V2()
+	if !ok {
+		return ""
+	}
+	return path.Join("/", strings.TrimPrefix(dir, h.Mount))
+}
+
+// MemoryPeak is the most memory in bytes that the group of an identity has had (MemoryPeak of its directory); nil where
+// the kernel does not tell.
+func (l *Layout) MemoryPeak(identity string) *uint64 {
+	h, ok := l.Controller("memory")
+	if !ok {
+		return nil
+	}
+	dir, ok := h.Dir(identity)
+	if !ok {
+		return nil
+	}
+	return MemoryPeak(dir).Ptr()
+}
+
 // CPU finds the hierarchy that gives groups their identity and their CPU time: v1 cpuacct where it is mounted, else v2,
 // which counts CPU time without any controller (cgroup_base_stat_cputime_show in kernel/cgroup/rstat.c).
 func (l *Layout) CPU() (*Hierarchy, bool) {

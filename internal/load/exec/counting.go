@@ -184,7 +184,7 @@ func (c *Counting) Before(ctx context.Context) error {
 		if all && time.Since(still) >= stable {
 			break
 		}
-		if err := sleep(ctx, pollEvery); err != nil {
+		if err := pace.Sleep(ctx, pollEvery); err != nil {
 			return err
 		}
 		before := c.offset.said
@@ -213,11 +213,11 @@ func (c *Counting) Begun(ctx context.Context, s role.Schedule) error {
 		case <-ctx.Done():
 		}
 		end := max(s.Begin+s.Warmup+s.Duration, pace.Now())
-		if sleep(ctx, time.Duration(end-pace.Now())) != nil {
+		if pace.Sleep(ctx, time.Duration(end-pace.Now())) != nil {
 			return
 		}
 		_, ended, err := c.counted()
-		if sleep(ctx, time.Duration(end+int64(lateAfter)-pace.Now())) != nil {
+		if pace.Sleep(ctx, time.Duration(end+int64(lateAfter)-pace.Now())) != nil {
 			return
 		}
 		r := c.read(ctx)
@@ -300,7 +300,7 @@ func (c *Counting) settle(ctx context.Context) (last reading, err error) {
 		if all && time.Since(still) >= stable || time.Now().After(deadline) {
 			break
 		}
-		if err := sleep(ctx, pollEvery); err != nil {
+		if err := pace.Sleep(ctx, pollEvery); err != nil {
 			return last, err
 		}
 		before := last.said
@@ -344,16 +344,4 @@ func (c *Counting) Close() error {
 		return fmt.Errorf("closing the kernel's counter of execs: %w", err)
 	}
 	return nil
-}
-
-// sleep sleeps for d, or until the context ends.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
-	}
 }

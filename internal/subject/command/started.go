@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"path"
 	"strings"
 	"time"
 
@@ -127,9 +125,7 @@ func newPlace(
 		if p.CgroupID, err = cgroup.ID(work); err != nil {
 			return p, err
 		}
-		if h, ok := layout.V2(); ok {
-			p.CgroupPath = path.Join("/", strings.TrimPrefix(work, h.Mount))
-		}
+		p.CgroupPath = layout.V2Path(work)
 	}
 	if uses("{dir}") {
 		if p.Dir, err = dir(); err != nil {
@@ -137,7 +133,7 @@ func newPlace(
 		}
 	}
 	if uses("{port}") {
-		p.Port, err = freePort()
+		p.Port, err = command.FreePort()
 	}
 	return p, err
 }
@@ -149,37 +145,14 @@ func ownDir(in string) (string, error) {
 		"the command's files cannot be written")
 }
 
-// freePort is a TCP port of this machine, or network namespace, that nobody uses at this moment.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("looking for a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
-}
-
 // After finds what belongs to it.
 func (s *started) After(context.Context) error {
 	found, err := command.Discover(proc.FS{}, s.group.V2Dir(), true, s.trial.Record().Ledger, s.began)
 	if err != nil {
 		return fmt.Errorf("finding what belongs to %s: %w", s.trial.Arm(), err)
 	}
-	s.found = &Evidence{Found: found, MemoryPeakBytes: memoryPeak(s.trial.Cgroups(), s.group.Path())}
+	s.found = &Evidence{Found: found, MemoryPeakBytes: s.trial.Cgroups().MemoryPeak(s.group.Path())}
 	return s.found.tell(s.trial)
-}
-
-// memoryPeak is the most memory that a group has had, in bytes; nil where the kernel does not tell.
-func memoryPeak(l *cgroup.Layout, group string) *uint64 {
-	h, ok := l.Controller("memory")
-	if !ok {
-		return nil
-	}
-	dir, ok := h.Dir(group)
-	if !ok {
-		return nil
-	}
-	return cgroup.MemoryPeak(dir).Ptr()
 }
 
 // Evidence is what was found; nil where nobody looked.

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	cmdline "tare/internal/command"
 	execload "tare/internal/load/exec"
 	"tare/internal/param"
 	"tare/internal/subject/exectrace"
@@ -244,7 +245,7 @@ func words(o map[string]string, name string) ([]string, error) {
 	err := checkPlaceholders(o[name])
 	if err == nil {
 		var all []string
-		if all, err = split(o[name]); err == nil {
+		if all, err = cmdline.Words(o[name]); err == nil {
 			return all, nil
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	cmdline "tare/internal/command"
 	"tare/internal/fault"
 )
 
@@ -21,12 +22,12 @@ func TestSplit(t *testing.T) {
 		{`'a\b' "a\b" "a\"b" "a\\b"`, []string{`a\b`, `a\b`, `a"b`, `a\b`}},
 		{`bpftrace -e 'tracepoint:x { printf("%d\n", pid); }'`, []string{"bpftrace", "-e", `tracepoint:x { printf("%d\n", pid); }`}},
 	} {
-		if got, err := split(c.line); err != nil || !slices.Equal(got, c.want) {
+		if got, err := cmdline.Words(c.line); err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, %v, want %q", c.line, got, err, c.want)
 		}
 	}
 	for _, line := range []string{`a 'b`, `a "b`, `a\`} {
-		if _, err := split(line); err == nil {
+		if _, err := cmdline.Words(line); err == nil {
 			t.Errorf("%s is taken for words", line)
 		}
 	}

@@ -5,16 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"path"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
+	cmdline "tare/internal/command"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
@@ -85,21 +82,9 @@ func (j *joined) place() (p Place, err error) {
 	}
 	p = Place{Self: j.trial.Self(), Dir: j.own}
 	p.CgroupDir, p.CgroupID = j.counting.Group()
-	if h, ok := j.trial.Cgroups().V2(); ok {
-		p.CgroupPath = path.Join("/", strings.TrimPrefix(p.CgroupDir, h.Mount))
-	}
-	p.Port, err = freePort()
+	p.CgroupPath = j.trial.Cgroups().V2Path(p.CgroupDir)
+	p.Port, err = cmdline.FreePort()
 	return p, err
-}
-
-// freePort is a TCP port of this machine, or network namespace, that nobody uses at this moment.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("looking for a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 // Scope is execload.Deliverer's, as are the methods until Unknown.
@@ -174,7 +159,7 @@ func (j *joined) look(used *float64) error {
 	if err != nil {
 		return err
 	}
-	j.found = &Evidence{Processes: pids, MemoryPeak: j.memoryPeak(), CPUSeconds: used}
+	j.found = &Evidence{Processes: pids, MemoryPeak: j.trial.Cgroups().MemoryPeak(j.group.Path()), CPUSeconds: used}
 	for _, pid := range pids {
 		now, peak, err := proc.FS{}.Resident(pid)
 		if errors.Is(err, proc.ErrGone) {
@@ -219,39 +204,11 @@ func objectsOf(l *ledger.Ledger, pids []int, began time.Time) kind.Objects {
 	return objects
 }
 
-// memoryPeak is the most memory that the tracer's group has had, in bytes; nil where the kernel does not tell.
-func (j *joined) memoryPeak() *uint64 {
-	h, ok := j.trial.Cgroups().Controller("memory")
-	if !ok {
-		return nil
-	}
-	dir, ok := h.Dir(j.group.Path())
-	if !ok {
-		return nil
-	}
-	return cgroup.MemoryPeak(dir).Ptr()
-}
-
 // processesIn lists the processes in a group of v2, and in groups that they made below it.
 func processesIn(dir string) ([]int, error) {
-	var pids []int
-	err := filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
-		if err != nil || !d.IsDir() {
-			return nil // it has gone
-		}
-		text, _ := os.ReadFile(filepath.Join(p, "cgroup.procs")) // likewise
-		for _, field := range strings.Fields(string(text)) {
-			if pid, err := strconv.Atoi(field); err == nil {
-				pids = append(pids, pid)
-			}
-		}
-		return nil
-	})
-	if err == nil && len(pids) == 0 {
-		err = errors.New("no process is left in its control group")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("listing the processes of the tracer: %w", err)
+	pids := cmdline.Members(dir)
+	if len(pids) == 0 {
+		return nil, errors.New("listing the processes of the tracer: no process is left in its control group")
 	}
 	return pids, nil
 }

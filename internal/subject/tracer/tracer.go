@@ -6,7 +6,6 @@ package tracer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os/exec"
 	"regexp"
@@ -15,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	cmdline "tare/internal/command"
 	"tare/internal/fault"
 	execload "tare/internal/load/exec"
 	"tare/internal/near"
@@ -125,53 +125,6 @@ func (p Place) fill(texts ...string) []string {
 	return filled
 }
 
-// split cuts a command line into words as a shell would: at blanks, with ' and " around what is one word, and \ before
-// what is meant as it stands. Nothing else of a shell is known here.
-func split(line string) ([]string, error) {
-	var words []string
-	var word strings.Builder
-	in, quote, escaped := false, rune(0), false
-	for _, c := range line {
-		switch {
-		case escaped:
-			if quote == '"' && c != '"' && c != '\\' {
-				word.WriteRune('\\')
-			}
-			word.WriteRune(c)
-			escaped = false
-		case c == '\\' && quote != '\'':
-			in, escaped = true, true
-		case quote != 0:
-			if c == quote {
-				quote = 0
-			} else {
-				word.WriteRune(c)
-			}
-		case c == '\'' || c == '"':
-			in, quote = true, c
-		case c == ' ' || c == '\t':
-			if in {
-				words = append(words, word.String())
-			}
-			word.Reset()
-			in = false
-		default:
-			in = true
-			word.WriteRune(c)
-		}
-	}
-	switch {
-	case quote != 0:
-		return nil, fmt.Errorf("has a %c without its other half", quote)
-	case escaped:
-		return nil, errors.New(`ends in \`)
-	}
-	if in {
-		words = append(words, word.String())
-	}
-	return words, nil
-}
-
 // self is the placeholder for the tare binary.
 const self = "{self}"
 
@@ -197,7 +150,7 @@ func (t *Tracer) VersionText(ctx context.Context) string { return versionText(ct
 
 // VersionOf is what a command line says, in one line, that prints a version; empty where it says nothing.
 func VersionOf(ctx context.Context, line string) string {
-	argv, err := split(line)
+	argv, err := cmdline.Words(line)
 	if err != nil {
 		return ""
 	}
