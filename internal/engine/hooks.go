@@ -54,8 +54,12 @@ func (x *trial) Process(name string) kind.Process {
 	return nil
 }
 
-func (x *trial) LoadGroup(name string) (*placement.Group, error) {
-	return x.group(path.Join(kind.WorkGroup, name), measured.NewRole(kind.Load, name), x.spec.Loads[name].Limits)
+func (x *trial) PartGroup(name string) (*placement.Group, error) {
+	part, as := x.spec.Loads[name], kind.Load
+	if part == nil {
+		part, as = x.spec.Applications[name], kind.Application
+	}
+	return x.group(path.Join(kind.WorkGroup, name), measured.NewRole(as, name), part.Limits)
 }
 
 func (x *trial) SubjectGroup(component string, limits param.Values) (*placement.Group, error) {
@@ -87,13 +91,13 @@ func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Va
 	return x.group(path.Join(kind.SubjectGroup, name), as, limits)
 }
 
-func (x *trial) ObserveGroup(path string) error {
+func (x *trial) Observe(as kind.Role, name, path string) error {
 	if measured.Within(path, x.treePath()) || measured.Within(x.treePath(), path) {
-		return fmt.Errorf("the group %s holds the trial, or is part of it, and cannot be observed as its subject", path)
+		return fmt.Errorf("the group %s holds the trial, or is part of it, and cannot be observed", path)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.roles[path] = measured.NewRole(kind.Subject, "")
+	x.roles[path] = measured.NewRole(as, name)
 	return nil
 }
 

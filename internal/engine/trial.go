@@ -348,7 +348,7 @@ func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) erro
 	if err != nil {
 		return err
 	}
-	g, err := x.group(path.Join(kind.WorkGroup, name), measured.NewRole(kind.Application, name), part.Limits)
+	g, err := x.PartGroup(name)
 	if err != nil {
 		return err
 	}
@@ -426,7 +426,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 	if err != nil {
 		return err
 	}
-	g, err := x.LoadGroup(name)
+	g, err := x.PartGroup(name)
 	if err != nil {
 		return err
 	}

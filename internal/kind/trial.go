@@ -117,21 +117,18 @@ type Trial interface {
 	Result(load string) load.Result
 	Process(load string) Process // of a load, once it was started
 
-	// LoadGroup is the group of a load, made before its process is there.
-	LoadGroup(load string) (*placement.Group, error)
-	// PartGroup is the group of an application or a load that its guest starts by itself. What runs in it is charged
+	// PartGroup is the group of an application or a load, made before its process is there. What runs in it is charged
 	// to that part.
 	PartGroup(name string) (*placement.Group, error)
-	// Observe charges a group that the trial did not make, by its path, to an application that runs there already.
-	Observe(application, path string)
+	// Observe says that the group at a path, as a ledger has it, is an application's, whose name is given, or the
+	// subject's, without one: it was there before the trial, and what is charged to it is charged to that part. The
+	// trial neither changes nor removes it.
+	Observe(as Role, name, path string) error
 	// SubjectGroup is a group of the subject: of a component, or where that is empty the subject's only one. limits are
 	// as in a spec; what is charged to the group is charged to the subject. The groups of components are in one that
 	// has the limits of the subject's part, which thus hold for all components together, save that each has the pin of
 	// the part if it has none of its own.
 	SubjectGroup(component string, limits param.Values) (*placement.Group, error)
-	// ObserveGroup says that the group at a path, as a ledger has it, is the subject's: it was there before the trial,
-	// and what is charged to it is charged to the subject. The trial neither changes nor removes it.
-	ObserveGroup(path string) error
 	// ServingGroup is a group of a component of the subject that serves one application alone, to whose workload what
 	// it uses is tare: the shim of a container, a sidecar. Such groups of one component are told of together.
 	ServingGroup(component, app string, limits param.Values) (*placement.Group, error)

@@ -35,7 +35,9 @@ func (o *observed) Serve(context.Context) (app kind.App, err error) {
 			"systemd-run --scope, or name the whole group as cgroup:PATH",
 			"shares its control group with other processes, and what it uses cannot be told from theirs")
 	}
-	o.trial.Observe(o.name, o.existing.Path)
+	if err := o.trial.Observe(kind.Application, o.name, o.existing.Path); err != nil {
+		return app, err
+	}
 	app.Address = o.address
 	app.Ready, err = json.Marshal(struct {
 		Address string `json:"address"`

@@ -55,7 +55,7 @@ type reading struct {
 
 // newCounting makes the control group of a load, before anything is in it, and has the kernel count there.
 func newCounting(t kind.Trial, load string) (*Counting, error) {
-	g, err := t.LoadGroup(load)
+	g, err := t.PartGroup(load)
 	if err != nil {
 		return nil, err
 	}

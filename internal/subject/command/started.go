@@ -201,7 +201,7 @@ func (o *observed) Start(context.Context) error {
 	if o.existing.Path == "" {
 		return nil // After says that its CPU time and memory are not counted apart
 	}
-	return o.trial.ObserveGroup(o.existing.Path)
+	return o.trial.Observe(kind.Subject, "", o.existing.Path)
 }
 
 // After finds what belongs to it now.

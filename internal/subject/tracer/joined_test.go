@@ -136,7 +136,7 @@ func (x *aTrial) Result(string) load.Result { return x.result }
 func (x *aTrial) Process(string) kind.Process {
 	return loadProcess{ended: x.ended}
 }
-func (x *aTrial) LoadGroup(load string) (*placement.Group, error) {
+func (x *aTrial) PartGroup(load string) (*placement.Group, error) {
 	return x.tree.Group(path.Join(kind.WorkGroup, load), placement.Limits{})
 }
 func (x *aTrial) SubjectGroup(string, param.Values) (*placement.Group, error) {

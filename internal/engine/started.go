@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 
 	"tare/internal/kind"
-	"tare/internal/measured"
-	"tare/internal/placement"
 	"tare/internal/role"
 )
 
@@ -81,18 +78,4 @@ func (x *trial) takeGenerated(ctx context.Context) error {
 		x.record.Loads[name] = r
 	}
 	return nil
-}
-
-func (x *trial) PartGroup(name string) (*placement.Group, error) {
-	part, as := x.spec.Loads[name], kind.Load
-	if part == nil {
-		part, as = x.spec.Applications[name], kind.Application
-	}
-	return x.group(path.Join(kind.WorkGroup, name), measured.NewRole(as, name), part.Limits)
-}
-
-func (x *trial) Observe(application, group string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.roles[group] = measured.NewRole(kind.Application, application)
 }
