@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"tare/test/quiet"
 )
 
 func sampler(t testing.TB, o Options) *Sampler {
@@ -30,13 +32,15 @@ func sampler(t testing.TB, o Options) *Sampler {
 }
 
 // A thread that burns one CPU in the kernel must be seen about as often as the rate says, and only with times inside
-// the enabled span.
+// the enabled span. The timer that takes samples goes by the clock: where the hypervisor takes CPU time away, a thread
+// is sampled for what was stolen from it as well, so that is allowed for.
 func TestSamplerSeesABusyThread(t *testing.T) {
 	s := sampler(t, Options{})
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	tid := uint32(unix.Gettid())
 
+	watch := quiet.Start(t)
 	start := monotonic()
 	if err := s.Enable(); err != nil {
 		t.Fatal(err)
@@ -62,6 +66,7 @@ func TestSamplerSeesABusyThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	end := monotonic()
+	stolen := watch.Noise(t).Stolen
 	mine, bad := 0, 0
 	err = s.Drain(&Handler{Sample: func(p *Sample) {
 		if p.Time < start || p.Time > end {
@@ -84,9 +89,11 @@ func TestSamplerSeesABusyThread(t *testing.T) {
 		t.Skip("needs a real processor: an emulated one counts time in which it stood still as CPU time, and takes no samples then")
 	}
 	ran := time.Duration(after.Stime.Nano() - before.Stime.Nano())
-	want := float64(ran) / float64(s.Period())
-	if got := float64(mine); got < 0.7*want || got > 1.3*want {
-		t.Errorf("thread ran %v in the kernel: got %v samples, want about %.0f", ran, got, want)
+	atLeast := 0.7 * float64(ran) / float64(s.Period())
+	atMost := 1.3 * (float64(ran) + stolen*1e9) / float64(s.Period())
+	if got := float64(mine); got < atLeast || got > atMost {
+		t.Errorf("thread ran %v in the kernel, %.2f s were stolen: got %v samples, want %.0f to %.0f",
+			ran, stolen, got, atLeast, atMost)
 	}
 }
 
