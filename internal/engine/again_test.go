@@ -462,7 +462,7 @@ func TestAgainOnTheMachine(t *testing.T) {
 	spec := strings.Replace(shortSpec, "lag: 1s, generator_cpu: 1, errors: 0}", "lag: 1s, generator_cpu: 1, errors: 0, drift: 1000, rate: 0}", 1)
 	spec = strings.Replace(spec, "gates: {rate: 0.5, ", "gates: {", 1)
 	s := mustParse(t, spec)
-	s.Repeat = 2
+	s.Repeat, g.again = 2, true
 	windows, names := 0, map[string]bool{}
 	g.machine.OpenWindow = func() (Window, error) {
 		windows++

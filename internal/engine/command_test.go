@@ -54,8 +54,9 @@ func flow(block string) string {
 // firstTrial runs a spec and gives its first trial.
 func (g *ground) firstTrial(spec string) record.Trial {
 	g.t.Helper()
+	g.first = true
 	_, trials, err := g.run(g.t.Context(), mustParse(g.t, spec), quiet)
-	if err != nil || len(trials) < 2 {
+	if err != nil || len(trials) != 1 {
 		g.t.Fatalf("%d trials: %v", len(trials), err)
 	}
 	return trials[0]

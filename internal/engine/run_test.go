@@ -75,6 +75,8 @@ type ground struct {
 	machine Machine
 	windows int // opened
 	onOpen  func()
+	again   bool // spoiled trials are run again, as the spec says; else a test counts on the trials that it planned
+	first   bool // only the first trial of the plan is run
 }
 
 func newGround(t *testing.T) *ground {
@@ -114,12 +116,21 @@ func (g *ground) nothingLeft() {
 
 func (g *ground) run(ctx context.Context, s *Spec, progress func(Progress)) (*record.Contents, []record.Trial, error) {
 	g.t.Helper()
+	if !g.again {
+		once := *s
+		once.Repeat = 0
+		s = &once
+	}
 	spec, err := json.Marshal(s)
 	if err != nil {
 		g.t.Fatal(err)
 	}
 	dir := filepath.Join(g.t.TempDir(), "run")
-	run := record.Run{Schema: record.RunSchema, Experiment: s.Name, Spec: spec, Seed: 1, Blocks: s.Blocks, Plan: Plan(s, 1)}
+	plan := Plan(s, 1)
+	if g.first {
+		plan = plan[:1]
+	}
+	run := record.Run{Schema: record.RunSchema, Experiment: s.Name, Spec: spec, Seed: 1, Blocks: s.Blocks, Plan: plan}
 	w, err := record.Create(dir, run)
 	if err != nil {
 		g.t.Fatal(err)
