@@ -9,8 +9,8 @@ import (
 
 	"tare/internal/cluster/local"
 	"tare/internal/host/cgroup"
-	"tare/internal/load/write"
 	"tare/internal/placement"
+	"tare/internal/scratch"
 )
 
 func init() { register(newClean) }
@@ -19,8 +19,8 @@ func newClean() *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
-		Long: `Remove what killed runs left behind: their control groups, the network interfaces of local nodes, files of loads
-in the system's directory for temporary ones and, should any have outlived them, their processes. Runs that are under
+		Long: `Remove what killed runs left behind: their control groups, the network interfaces of local nodes, files in the
+system's directories for temporary ones and, should any have outlived them, their processes. Runs that are under
 way and everything that is not Tare's own are left alone. Programs and maps of a subject go with its process.
 'tare run' does the same before it begins.`,
 		Example: `  tare clean`,
@@ -50,7 +50,7 @@ type cleaned struct {
 func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
 	r.Report, err = placement.Clean(layout)
 	links, err2 := local.Clean(layout)
-	directories, err3 := write.Clean("")
+	directories, err3 := scratch.Clean()
 	r.Links, r.Directories = links, directories
 	return r, errors.Join(err, err2, err3)
 }

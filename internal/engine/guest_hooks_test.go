@@ -92,7 +92,7 @@ func TestPrepare(t *testing.T) {
 		{name: "the run is interrupted", spec: guestSpec(""), interrupt: true, parts: 1, trials: 1, says: "canceled"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			g := newGround(t)
+			g, temporary := newGround(t), ownTemporary(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			var made []kind.Preparation
@@ -121,7 +121,7 @@ func TestPrepare(t *testing.T) {
 			if c.interrupt {
 				g.onOpen = cancel
 			}
-			contents, trials, err := g.run(ctx, mustParse(t, c.spec), quiet)
+			_, trials, err := g.run(ctx, mustParse(t, c.spec), quiet)
 			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
@@ -131,22 +131,40 @@ func TestPrepare(t *testing.T) {
 			if len(trials) != c.trials {
 				t.Errorf("%d trials, want %d", len(trials), c.trials)
 			}
-			if _, err := os.Stat(filepath.Join(contents.Dir, preparedDir)); !os.IsNotExist(err) {
-				t.Errorf("what was prepared is left: %v", err)
+			if file != "" && !strings.HasPrefix(file, temporary+"/") {
+				t.Errorf("prepared is in %s, not in %s", file, temporary)
 			}
+			noScratch(t, temporary)
 		})
 	}
 }
 
 // TestNothingPrepared: a run whose guests prepare nothing makes no directory for that.
 func TestNothingPrepared(t *testing.T) {
-	dir := t.TempDir()
-	p, err := prepareRun(t.Context(), mustParse(t, shortSpec), "/bin/tare", dir)
+	dir := ownTemporary(t)
+	p, err := prepareRun(t.Context(), mustParse(t, shortSpec), "/bin/tare")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left, _ := os.ReadDir(dir); len(left) > 0 || p.of(kind.Subject, "kernelmesh") != "" {
-		t.Errorf("made %v", left)
+	noScratch(t, dir)
+	if got := p.of(kind.Subject, "kernelmesh"); got != "" {
+		t.Errorf("it has %q", got)
+	}
+}
+
+// ownTemporary makes a directory the system's for temporary files, for the length of a test.
+func ownTemporary(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	return dir
+}
+
+// noScratch says what is left in a directory of files that were needed for a while.
+func noScratch(t *testing.T, dir string) {
+	t.Helper()
+	if left, err := filepath.Glob(filepath.Join(dir, "tare-scratch-*")); len(left) > 0 || err != nil {
+		t.Errorf("left are %v, %v", left, err)
 	}
 }
 
@@ -154,7 +172,7 @@ func TestNothingPrepared(t *testing.T) {
 func TestNodePrepares(t *testing.T) {
 	for arm, want := range map[string]int{"mine": 1, record.Direct: 0} {
 		g := newGround(t)
-		dir, made := t.TempDir(), 0
+		dir, temporary, made := t.TempDir(), ownTemporary(t), 0
 		useGuest(t, func(p kind.Preparation) error {
 			made++
 			return os.WriteFile(filepath.Join(p.Dir, "image"), nil, 0o600)
@@ -173,9 +191,7 @@ func TestNodePrepares(t *testing.T) {
 		if _, err := a.Run(t.Context(), cluster.Job{ID: 1, Data: data}, soon); err != nil || made != want {
 			t.Errorf("%s: prepared %d times, want %d: %v", arm, made, want, err)
 		}
-		if _, err := os.Stat(filepath.Join(dir, preparedDir)); !os.IsNotExist(err) {
-			t.Errorf("%s: what was prepared is left: %v", arm, err)
-		}
+		noScratch(t, temporary)
 	}
 }
 

@@ -392,7 +392,7 @@ func (a NodeAgent) Run(
 	}
 	m.Share = job.Share
 	r := nodeRecord{Trial: record.Trial{Schema: record.TrialSchema, PlannedTrial: j.Planned, Attempt: j.Attempt}}
-	prepared := newPrepared(a.Dir)
+	prepared := newPrepared()
 	prepared.addTrial(s, j.Planned.Arm)
 	defer func() { err = errors.Join(err, prepared.remove()) }()
 	if err := prepared.prepare(ctx, m.Self); err != nil {

@@ -10,24 +10,20 @@ import (
 	"slices"
 
 	"tare/internal/kind"
+	"tare/internal/scratch"
 )
-
-// preparedDir is, in the directory of a run, what guests prepared for it.
-const preparedDir = "prepared"
 
 // prepared is what guests have prepared below a directory.
 type prepared struct {
-	dir   string                  // absolute
+	dir   *scratch.Dir            // nil until they are to prepare
 	parts map[string][]*kind.Part // of guests that prepare, by their directories below it
 }
 
 // guestDir is the directory of a guest below that of all that was prepared.
 func guestDir(r kind.Role, guest string) string { return filepath.Join(string(r), guest) }
 
-// newPrepared looks for the guests that prepare among those of some trials; dir is of the run.
-func newPrepared(dir string) *prepared {
-	return &prepared{dir: filepath.Join(dir, preparedDir), parts: map[string][]*kind.Part{}}
-}
+// newPrepared looks for the guests that prepare among those of some trials.
+func newPrepared() *prepared { return &prepared{parts: map[string][]*kind.Part{}} }
 
 // addTrial adds the parts of the trials of an arm at a level.
 func (p *prepared) addTrial(level *Spec, arm string) {
@@ -54,9 +50,15 @@ func (p *prepared) add(r kind.Role, part *kind.Part) {
 }
 
 // prepare has the guests prepare, in order of their directories. What they made must be removed, also after an error.
-func (p *prepared) prepare(ctx context.Context, self string) error {
+func (p *prepared) prepare(ctx context.Context, self string) (err error) {
+	if len(p.parts) == 0 {
+		return nil
+	}
+	if p.dir, err = scratch.New(scratch.Large(), "prepared"); err != nil {
+		return fmt.Errorf("preparing the run: %w", err)
+	}
 	for _, name := range slices.Sorted(maps.Keys(p.parts)) {
-		dir, parts := filepath.Join(p.dir, name), p.parts[name]
+		dir, parts := filepath.Join(p.dir.Path(), name), p.parts[name]
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("preparing the run: %w", err)
 		}
@@ -70,10 +72,10 @@ func (p *prepared) prepare(ctx context.Context, self string) error {
 
 // remove removes what was prepared.
 func (p *prepared) remove() error {
-	if len(p.parts) == 0 {
+	if p.dir == nil {
 		return nil
 	}
-	if err := os.RemoveAll(p.dir); err != nil {
+	if err := p.dir.Close(); err != nil {
 		return fmt.Errorf("removing what was prepared for the run: %w", err)
 	}
 	return nil
@@ -81,15 +83,15 @@ func (p *prepared) remove() error {
 
 // of is the directory of a guest; empty where it prepares nothing.
 func (p *prepared) of(r kind.Role, guest string) string {
-	if p == nil || p.parts[guestDir(r, guest)] == nil {
+	if p == nil || p.dir == nil || p.parts[guestDir(r, guest)] == nil {
 		return ""
 	}
-	return filepath.Join(p.dir, guestDir(r, guest))
+	return filepath.Join(p.dir.Path(), guestDir(r, guest))
 }
 
 // prepareRun has guests prepare for all trials of a run that are not on nodes.
-func prepareRun(ctx context.Context, s *Spec, self, dir string) (*prepared, error) {
-	p := newPrepared(dir)
+func prepareRun(ctx context.Context, s *Spec, self string) (*prepared, error) {
+	p := newPrepared()
 	for _, l := range s.Levels() {
 		level := s.At(l)
 		if level.nodes() > 0 {

@@ -99,7 +99,7 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 		if failure != nil {
 			return nil, fmt.Errorf("finding the run directory: %w", failure)
 		}
-		prepared, failure := prepareRun(ctx, r.Spec, r.Machine.Self, dir)
+		prepared, failure := prepareRun(ctx, r.Spec, r.Machine.Self)
 		if failure != nil {
 			return nil, failure
 		}

@@ -29,11 +29,11 @@ func TestWriteLeavesNoFiles(t *testing.T) {
 			dir := t.TempDir()
 			env := []string{"TMPDIR=" + dir}
 			p := command{args: []string{"run", specFile(t, writeSpec)}, env: env}.start(t)
-			awaitFile(t, p, filepath.Join(dir, "tare-write-*", "0-0"))
+			awaitFile(t, p, filepath.Join(dir, "tare-scratch-write-*", "0-0"))
 			p.signal(t, end)
 			o := p.wait(t)
 			if end == syscall.SIGKILL {
-				dead := filepath.Join(dir, "tare-write-dead")
+				dead := filepath.Join(dir, "tare-scratch-write-dead")
 				if err := os.Mkdir(dead, 0o700); err != nil {
 					t.Fatal(err)
 				}

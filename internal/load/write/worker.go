@@ -84,7 +84,7 @@ func (w *worker) nextFile() failure {
 	w.file, w.at = (w.file+1)%ringFiles, 0
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	err := again(func() (err error) {
-		w.fd, err = unix.Openat(w.load.dir.fd, w.names[w.file], flags, 0o600)
+		w.fd, err = unix.Openat(w.load.dir.FD(), w.names[w.file], flags, 0o600)
 		return err
 	})
 	return failed("open", err)

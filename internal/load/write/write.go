@@ -39,6 +39,7 @@ import (
 	"tare/internal/load/running"
 	"tare/internal/pace"
 	"tare/internal/role"
+	"tare/internal/scratch"
 )
 
 // Name is what specs call the load, and results their generator.
@@ -111,7 +112,7 @@ type Ready struct {
 // Load is a load that is ready to run, once: its directory is there, and in it a file for each thread.
 type Load struct {
 	o       Options
-	dir     *directory
+	dir     *scratch.Dir
 	workers []*worker
 
 	// Of the run: the edges of its window, and until when what was due in it may end; ns by pace.Now.
@@ -128,7 +129,7 @@ func New(o Options) (l *Load, err error) {
 		return nil, err
 	}
 	l = &Load{o: o}
-	if l.dir, err = newDirectory(o.Directory); err != nil {
+	if l.dir, err = scratch.New(o.Directory, "write"); err != nil {
 		return nil, err
 	}
 	data := make([]byte, o.Size)
@@ -137,7 +138,7 @@ func New(o Options) (l *Load, err error) {
 		w := newWorker(l, part, data)
 		l.workers = append(l.workers, w)
 		if f := w.nextFile(); f.step != "" {
-			err := fault.Wrap(f.errno, fault.Machine, l.dir.path, "give another directory", "a file cannot be made")
+			err := fault.Wrap(f.errno, fault.Machine, l.dir.Path(), "give another directory", "a file cannot be made")
 			return nil, errors.Join(err, l.Close())
 		}
 	}
@@ -154,7 +155,7 @@ func fill(data []byte, seed uint64) {
 
 // Ready describes the load.
 func (l *Load) Ready() Ready {
-	return Ready{Directory: l.dir.path, Workers: len(l.workers), Wants: role.Wants{Stalls: true}}
+	return Ready{Directory: l.dir.Path(), Workers: len(l.workers), Wants: role.Wants{Stalls: true}}
 }
 
 // Close removes the files and the directory. What is gone already is no error.
@@ -163,7 +164,7 @@ func (l *Load) Close() error {
 	for _, w := range l.workers {
 		errs = append(errs, w.close())
 	}
-	return errors.Join(append(errs, l.dir.close())...)
+	return errors.Join(append(errs, l.dir.Close())...)
 }
 
 // Run writes by the schedule and says what came of it. Those writes count that are intended in the window. A file

@@ -115,7 +115,7 @@ func TestClosed(t *testing.T) {
 	go func() {
 		defer close(watching)
 		for {
-			most = max(most, size(l.dir.path))
+			most = max(most, size(l.dir.Path()))
 			select {
 			case <-done:
 				return
@@ -162,7 +162,7 @@ func TestContents(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]int{"0-0": 3, "0-1": 2} {
-		text, err := os.ReadFile(filepath.Join(l.dir.path, name))
+		text, err := os.ReadFile(filepath.Join(l.dir.Path(), name))
 		if err != nil || string(text) != strings.Repeat(string(w.data), want) {
 			t.Errorf("%s holds %d bytes, %v; want %d writes of 100", name, len(text), err, want)
 		}
