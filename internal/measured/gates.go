@@ -164,8 +164,12 @@ func (j *LoadJudge) rate() {
 	late := max(j.Result.Late-j.underWay()-j.heldUp(), 0)
 	seen := float64(j.Result.Done-late) / float64(j.Result.Intended)
 	if allowed := j.m.Setup.Gates.Float("rate"); seen < allowed {
-		j.Trip(GateRate, seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; lower the rate or give the load more connections",
-			100*seen, 100*allowed)
+		more := ""
+		if j.Result.Connections > 0 {
+			more = " or give the load more connections"
+		}
+		j.Trip(GateRate, seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; "+
+			"lower the rate%s", 100*seen, 100*allowed, more)
 	}
 }
 
