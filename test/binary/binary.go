@@ -35,7 +35,7 @@ func Build(dir string, flags ...string) (string, error) {
 		return "", err
 	}
 	out := filepath.Join(dir, "tare")
-	args := slices.Concat([]string{"build", "-trimpath", "-o", out}, flags, []string{"./cmd/tare"})
+	args := slices.Concat([]string{"build", "-trimpath", "-ldflags=-w", "-o", out}, flags, []string{"./cmd/tare"})
 	cmd := exec.Command("go", args...)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
