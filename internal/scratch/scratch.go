@@ -25,8 +25,8 @@ type Dir struct {
 	fd   int // -1: it was closed
 }
 
-// Large is the system's place for temporary files that are large: TMPDIR if it is set, else /var/tmp, for /tmp may be in
-// memory, which would be charged to whoever writes there first (file-hierarchy(7)).
+// Large is the system's place for temporary files that are large: TMPDIR if it is set, else /var/tmp (file-
+// hierarchy(7)), for /tmp may be in memory, which would be charged to whoever writes there first.
 func Large() string {
 	const disk = "/var/tmp"
 	if info, err := os.Stat(disk); os.Getenv("TMPDIR") != "" || err != nil || !info.IsDir() {
