@@ -205,7 +205,7 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 			if len(p.clauses) == 0 {
 				continue
 			}
-			p.end(p.where() + arm)
+			p.end()
 			all = append(all, p.answer())
 		}
 	}
@@ -281,10 +281,8 @@ func (p *prose) adds(e *Estimate, what string) string {
 	switch {
 	case d == nil:
 		return "takes " + written(e.Value, e.Lo, e.Hi, e.Unit) + " of " + what
-	case len(p.clauses) > 0:
-		return what + " " + p.moved(e)
-	case d.Lo != nil && !d.Resolved:
-		return "adds no " + what + " that is resolved" + p.visible(e)
+	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved:
+		return p.standing(what + " " + p.moved(e))
 	case d.Value < 0:
 		return "saves " + size(d, e.Unit) + " of " + what
 	}
@@ -308,7 +306,7 @@ func (p *prose) latency(t *table) {
 			spoken = d.Instead
 		}
 		if e := p.peek(spoken); e != nil && e.Difference != nil {
-			p.clause(e, p.opening("shows latency whose ", "")+name+while+" "+p.moved(e))
+			p.clause(e, p.standing(name+while+" "+p.moved(e)))
 			continue
 		}
 		if all := p.peek(d.Name); running && len(p.clauses) > 0 && all != nil && all.Difference != nil {
@@ -324,7 +322,7 @@ func quantileName(q float64) string { return fmt.Sprintf("p%.6g", 100*q) }
 func (p *prose) throughput() {
 	// At a fixed rate the throughput is what was asked for; a difference says something only where it is resolved.
 	if e := p.peek("throughput_per_second"); e != nil && e.Difference != nil && e.Difference.Resolved {
-		p.clause(e, p.opening("has a throughput that ", "throughput ")+p.moved(e))
+		p.clause(e, p.standing("throughput "+p.moved(e)))
 	}
 }
 
@@ -339,7 +337,7 @@ func (p *prose) memory() {
 		case p.baseIsZero(e):
 			p.clause(e, p.opening("holds ", "")+quantity.Rough(e.Value, e.Unit)+" of "+m.of)
 		case e.Difference != nil:
-			p.clause(e, p.opening("has "+m.name+" that ", m.name+" ")+p.moved(e))
+			p.clause(e, p.standing(m.name+" "+p.moved(e)))
 		}
 	}
 }
@@ -422,7 +420,7 @@ func (p *prose) others(t *table) {
 		spoken[family] = true
 		named++
 		label := quantity.Label(f.e.Metric)
-		p.clause(f.e, p.opening("differs in the "+label+", which ", label+" ")+f.text)
+		p.clause(f.e, p.standing(label+" "+f.text))
 	}
 }
 

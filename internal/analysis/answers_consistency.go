@@ -41,13 +41,13 @@ func consistencyAnswers(s *Summary, t *table) []Answer {
 			verdict.add("%s:", Capital(s.At(at)))
 		}
 		if len(clean) > 0 {
-			verdict.add("With %s no connection came to an endpoint in neither the old nor the new set, and none failed.", join(clean))
+			verdict.add("With %s every connection went to an endpoint of the old or the new set, and none failed.", join(clean))
 		}
 		if len(lost) > 0 {
-			verdict.add("With %s none came to a wrong endpoint, and some failed.", join(lost))
+			verdict.add("With %s no connection went to a wrong endpoint, but some failed.", join(lost))
 		}
 		if len(misled) > 0 {
-			verdict.add("With %s some came to what is in neither set.", join(misled))
+			verdict.add("With %s some went to an address in neither set.", join(misled))
 		}
 		all = append(append(all, verdict.answer()), each...)
 	}
@@ -69,14 +69,14 @@ func (p *prose) consistency(t *table) {
 	if trait := t.traits[p.arm]; trait != "" {
 		name += " (" + trait + ")"
 	}
-	text := fmt.Sprintf("%s: of %s connections %s came to what is in neither the old nor the new set", name,
+	text := fmt.Sprintf("%s: of %s connections %s went to an address in neither the old nor the new set", name,
 		quantity.Thousands(wrong.N), pooled(wrong))
 	if kinds := p.wrongKinds(); kinds != "" {
 		text += ": " + kinds
 	}
 	for _, m := range []struct{ metric, what string }{
 		{"failed_connect_share", "failed"},
-		{"backward_connect_share", "came to an old endpoint after one before had come to a new one"},
+		{"backward_connect_share", "went to an old endpoint after an earlier one had gone to a new one"},
 	} {
 		if e := p.find(m.metric); e != nil {
 			text += fmt.Sprintf("; %s %s", pooled(e), m.what)
@@ -86,7 +86,7 @@ func (p *prose) consistency(t *table) {
 	if e := p.find("old_endpoint_max_seconds"); e != nil {
 		text := fmt.Sprintf("Old endpoints were seen for at most %s after a change began", said(e))
 		if p50 := p.find("old_endpoint_p50_seconds"); p50 != nil {
-			text += fmt.Sprintf(", and for %s in the median of the changes of which they were seen", said(p50))
+			text += fmt.Sprintf("; over the changes in which they were seen, the median is %s", said(p50))
 		}
 		p.add("%s.", text)
 	}

@@ -45,12 +45,12 @@ func TestConsistencyAnswers(t *testing.T) {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
 	}
 	for i, wants := range [][]string{
-		{"With snapshot no connection came to an endpoint in neither the old nor the new set, and none failed. With value none came to a wrong endpoint, and some failed. With sized and pooled some came to what is in neither set."},
-		{"sized (baseline) (whole per record): of 3,000,000 connections 30,006 (1.00 % [0.99, 1.02]) came to what is in neither the old nor the new set: 6 to endpoints of no set, parts of two, 30,000 past the mesh, to the service's own address; 900,000 (30.00 %",
-			"300,000 (10.00 % [9.96, 10.04]) came to an old endpoint after one before had come to a new one.", "Old endpoints were seen for at most 20.0 ms after a change began, and for 1.00 us in the median",
+		{"With snapshot every connection went to an endpoint of the old or the new set, and none failed. With value no connection went to a wrong endpoint, but some failed. With sized and pooled some went to an address in neither set."},
+		{"sized (baseline) (whole per record): of 3,000,000 connections 30,006 (1.00 % [0.99, 1.02]) went to an address in neither the old nor the new set: 6 to endpoints of no set, parts of two, 30,000 past the mesh, to the service's own address; 900,000 (30.00 %",
+			"300,000 (10.00 % [9.96, 10.04]) went to an old endpoint after an earlier one had gone to a new one.", "Old endpoints were seen for at most 20.0 ms after a change began; over the changes in which they were seen, the median is 1.00 us",
 			"It made 12,300 changes a second, each in 60.0 us, beside 679,000 connections a second."},
 		{"pooled (whole per record)"},
-		{"snapshot (whole per change): of 3,000,000 connections none (below 1 in a million, at 95 %) came to what is in neither the old nor the new set; none (below 1 in a million, at 95 %) failed; none (below"},
+		{"snapshot (whole per change): of 3,000,000 connections none (below 1 in a million, at 95 %) went to an address in neither the old nor the new set; none (below 1 in a million, at 95 %) failed; none (below"},
 		{"value (whole per resource): of 3,000,000 connections none", "42 (14 [9, 21] in a million) failed"},
 	} {
 		for _, want := range wants {
@@ -62,7 +62,7 @@ func TestConsistencyAnswers(t *testing.T) {
 	if e := s.Answers[3].Evidence; len(e) < 5 || e[0] != "wrong_connect_share snapshot" {
 		t.Errorf("evidence %v", e)
 	}
-	if s := connectRun(t, nil); strings.Contains(s.Answers[0].Answer, "some") || !strings.Contains(s.Answers[0].Answer, "With sized, pooled, snapshot and value no connection") {
+	if s := connectRun(t, nil); strings.Contains(s.Answers[0].Answer, "some") || !strings.Contains(s.Answers[0].Answer, "With sized, pooled, snapshot and value every connection") {
 		t.Errorf("all are clean: %s", s.Answers[0].Answer)
 	}
 }

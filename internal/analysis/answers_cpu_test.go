@@ -17,7 +17,7 @@ func difference(v float64, resolved bool) *Difference {
 	lo, hi := min(v*0.9, v*1.1), max(v*0.9, v*1.1)
 	d := &Difference{Value: v, Lo: &lo, Hi: &hi, Resolved: resolved}
 	if !resolved {
-		d.Unresolved = "its interval holds 0"
+		d.Unresolved = "its interval contains 0"
 	}
 	return d
 }

@@ -135,7 +135,7 @@ func (p *prose) mapModel(t *table) {
 		if !m.Linear {
 			text += " (not a straight line, by its lack of fit)"
 		}
-		p.add("%s; %s at the most.", text, p.say("map_bytes"))
+		p.add("%s; %s at most.", text, p.say("map_bytes"))
 		return
 	}
 	p.add("%s: each map counted once, %s%s.", p.arm, p.say("map_bytes"), p.here())
@@ -173,7 +173,7 @@ func (p *prose) otherCounts(t *table) {
 func (p *prose) charged() {
 	share, kernel, hard := p.find("map_charged_share"), p.find("memory_kernel_bytes"), p.find("memory_hard_bytes")
 	if share == nil {
-		p.add("To whom the maps are charged, this kernel does not tell.")
+		p.add("This kernel does not tell to whom the maps are charged.")
 	} else {
 		p.add("%s of the bytes are charged to the data plane's own control group, whoever uses them.",
 			quantity.Value(share.Value, quantity.Part))
@@ -191,12 +191,12 @@ func (p *prose) downAgain(t *table) {
 	if before == nil || loaded == nil || after == nil {
 		return
 	}
-	load := "Load changes nothing in the maps' size"
+	load := "Load does not change the maps' size"
 	if d := loaded.Value - before.Value; math.Abs(d) >= 1 {
 		load = "Load changes the maps' size by " + quantity.Value(d, quantity.Bytes)
 	}
 	p.add("%s.", load)
-	text := fmt.Sprintf("When the services go again, the maps say %s", said(after))
+	text := fmt.Sprintf("After the services are removed, the maps report %s", said(after))
 	if first := p.s.Find("map_bytes", p.arm, t.levels[0]); first != nil && !maps.Equal(t.levels[0], p.at) {
 		text += fmt.Sprintf(" (a fresh start %s: %s)", p.s.At(t.levels[0]), said(first))
 	}
@@ -204,7 +204,7 @@ func (p *prose) downAgain(t *table) {
 	if kBefore != nil && kAfter != nil {
 		text += fmt.Sprintf(", and the group's kernel memory goes from %s to %s", said(kBefore), said(kAfter))
 		if freed := before.Value - after.Value; freed > 100e3 && kBefore.Value-kAfter.Value < freed/2 {
-			text += ": the kernel keeps what was deleted, for these maps"
+			text += ": of these maps the kernel keeps what was deleted"
 		}
 	}
 	p.add("%s.", text)

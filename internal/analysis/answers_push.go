@@ -35,7 +35,7 @@ func (p *prose) taken(metric string) string {
 		return said(mid)
 	case mean != nil:
 		p.find(metric + "_seconds") // as evidence
-		return said(mean) + " in the mean"
+		return said(mean) + " on average"
 	}
 	return ""
 }
@@ -48,15 +48,15 @@ func (p *prose) pushed(t *table) {
 	text := fmt.Sprintf("A change%s, %s: a new connection shows it %s after the control plane sent it",
 		p.here(), p.s.ArmName(p.arm), usable)
 	if longest := t.column(p.at, p.arm, "push_usable_max_seconds"); len(longest) > 0 {
-		text += ", " + quantity.Value(slices.Max(longest), quantity.Seconds) + " at the longest"
+		text += ", and " + quantity.Value(slices.Max(longest), quantity.Seconds) + " after at the latest"
 	}
 	if e := p.find("push_usable_seconds"); e != nil && p.arm != record.Direct {
 		switch d := e.Difference; {
 		case d == nil || d.Lo == nil:
 		case !d.Resolved:
-			text += "; that is not resolved from " + p.s.Baseline
+			text += "; the difference from " + p.s.Baseline + " is not resolved"
 		default:
-			text += fmt.Sprintf("; in the mean %s", strings.Replace(timesOf(e.Ratio), "times as long", "times as long as "+p.s.Baseline, 1))
+			text += fmt.Sprintf("; on average %s", strings.Replace(timesOf(e.Ratio), "times as long", "times as long as "+p.s.Baseline, 1))
 			if e.Ratio != nil && e.Ratio.Value < 1 {
 				text += " than " + p.s.Baseline
 			}
@@ -75,12 +75,12 @@ func (p *prose) pushed(t *table) {
 		p.add("It %s.", strings.Join(steps, ", "))
 	}
 	if sent := p.taken("push_sent"); sent != "" {
-		p.add("To make and encode it takes the control plane %s before that.", sent)
+		p.add("Before that, the control plane takes %s to make and encode it.", sent)
 	}
 	if r := p.find("push_refused_ratio"); r != nil && r.Value > 0 {
 		p.add("%s of the connections tried meanwhile are refused.", said(r))
 	}
 	if r := p.find("push_wrong_ratio"); r != nil && r.Value > 0 {
-		p.add("%s get what is no endpoint of the service.", said(r))
+		p.add("%s reach no endpoint of the service.", said(r))
 	}
 }

@@ -42,7 +42,7 @@ func (p *prose) flush(arm string) string {
 	if d := e.Difference; arm != record.Direct && d != nil {
 		switch ratio := timesOf(e.Ratio); {
 		case d.Lo != nil && !d.Resolved:
-			text += ", which is not resolved from " + p.s.Baseline
+			text += ", a difference from " + p.s.Baseline + " that is not resolved"
 		case ratio != "":
 			text += ", " + ratio
 		}
@@ -133,7 +133,7 @@ func (s *Summary) flushVerdict(t *table) Answer {
 		switch {
 		case v.n == 0:
 		case v.resolved == 0:
-			p.add("%s is not resolved from %s at any level.", arm, s.Baseline)
+			p.add("The difference between %s and %s is not resolved at any level.", arm, s.Baseline)
 		default:
 			text := strings.Replace(v.String(), "times as long", "times slower", 1)
 			if v.resolved < v.n {
@@ -172,7 +172,7 @@ func (p *prose) lookups(t *table) {
 	}
 	p.add("%s: a lookup takes %s%s.", name, join(ends), verdict)
 	if e := p.find("lookup_first_seconds"); e != nil {
-		p.add("The first for a service after others, with what the processor has forgotten, takes %s%s.", said(e), p.here())
+		p.add("The first lookup of another service, with cold caches, takes %s%s.", said(e), p.here())
 	}
 }
 
@@ -185,7 +185,7 @@ func (p *prose) holds(t *table) {
 		}
 	}
 	if e := p.find("memory_hard_bytes"); e != nil {
-		text += fmt.Sprintf("; its group has %s of hard memory in all, the process with it", said(e))
+		text += fmt.Sprintf("; its group has %s of hard memory in all, including the process", said(e))
 	}
 	p.add("%s.", Capital(text))
 	if open, fill := p.find("store_open_seconds"), p.find("store_fill_seconds"); open != nil && fill != nil {
@@ -194,7 +194,7 @@ func (p *prose) holds(t *table) {
 }
 
 // against gives a metric of the arm at the first and the last level in words, and a verdict over all levels: at how
-// many of them it is, resolved, above or below the baseline's. It leaves the answer at the last level.
+// many of them it is, resolved, more or less than the baseline's. It leaves the answer at the last level.
 func (p *prose) against(t *table, metric string) (ends []string, verdict string) {
 	above, below, n := 0, 0, 0
 	for i, at := range t.levels {
@@ -216,14 +216,32 @@ func (p *prose) against(t *table, metric string) (ends []string, verdict string)
 			}
 		}
 	}
-	switch base := p.s.Baseline; {
-	case n == 0:
-	case below == n:
-		verdict = ", less than with " + base + " at every level"
-	case above > 0:
-		verdict = fmt.Sprintf(", more than with %s at %d of %d levels", base, above, n)
-	default:
-		verdict = fmt.Sprintf(", less than with %s at %d of %d levels and at no level more that is resolved", base, below, n)
+	if n > 0 {
+		verdict = ", " + verdictOf(p.s.Baseline, above, below, n)
 	}
 	return ends, verdict
+}
+
+// verdictOf words a comparison with the baseline at n levels: at how many it is resolved as more and as less.
+func verdictOf(base string, above, below, n int) string {
+	var sides []string
+	for _, side := range []struct {
+		word string
+		at   int
+	}{{"more", above}, {"less", below}} {
+		switch {
+		case side.at == n:
+			return side.word + " than with " + base + map[bool]string{true: " at every level"}[n > 1]
+		case side.at > 0:
+			sides = append(sides, fmt.Sprintf("%s than with %s at %d of %d levels", side.word, base, side.at, n))
+		}
+	}
+	rest := n - above - below
+	switch {
+	case rest == n:
+		return "not resolved as more or less than with " + base + map[bool]string{true: " at any level"}[n > 1]
+	case rest > 0:
+		sides = append(sides, fmt.Sprintf("not resolved at %d", rest))
+	}
+	return join(sides)
 }

@@ -73,9 +73,9 @@ func TestFlushAnswers(t *testing.T) {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
 	}
 	for i, wants := range [][]string{
-		{"quick has the shortest flushes at every level.", "Against pooled, naive is 4,500 times slower.", "Against pooled, quick is 25 to 50 times faster.", "same is not resolved from pooled at any level."},
+		{"quick has the shortest flushes at every level.", "Against pooled, naive is 4,500 times slower.", "Against pooled, quick is 25 to 50 times faster.", "The difference between same and pooled is not resolved at any level."},
 		{"At operation delete: pooled (baseline) takes ", "(45 records, 71 map updates, 71 system calls, 88.4 kB). naive takes", "4,500 times as long (45 records", "45 grace periods, 88.4 kB, 9.9 ms for each grace period)",
-			"same takes", "for a flush, which is not resolved from pooled ("},
+			"same takes", "for a flush, a difference from pooled that is not resolved ("},
 		{"At operation insert: ", "quick takes 2.0", "50 times faster"},
 	} {
 		for _, want := range wants {
@@ -113,14 +113,57 @@ func TestScaleAnswers(t *testing.T) {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
 	}
 	for i, wants := range [][]string{
-		{"sized (baseline): a lookup takes 600 ns", "at services 1 and", "At services 1000 its maps have 21.0 MB (20.0 MB and 1.00 kB for each service)", "takes these services in 100 ms", "The first for a service after others, with what the processor has forgotten, takes 9.0"},
+		{"sized (baseline): a lookup takes 600 ns", "at services 1 and", "At services 1000 its maps have 21.0 MB (20.0 MB and 1.00 kB for each service)", "takes these services in 100 ms", "The first lookup of another service, with cold caches, takes 9.0"},
 		{"less: a lookup takes 129 ns", "less than with sized at every level"},
-		{"mixed: a lookup", "more than with sized at 2 of 3 levels"},
+		{"mixed: a lookup", "more than with sized at 2 of 3 levels and not resolved at 1."},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(s.Answers[i].Answer, want) {
 				t.Errorf("answer %d lacks %q:\n%s", i, want, s.Answers[i].Answer)
 			}
+		}
+	}
+}
+
+func TestVerdictOf(t *testing.T) {
+	for _, c := range []struct {
+		above, below, n int
+		want            string
+	}{
+		{0, 2, 2, "less than with sized at every level"},
+		{0, 1, 1, "less than with sized"},
+		{3, 0, 3, "more than with sized at every level"},
+		{0, 0, 2, "not resolved as more or less than with sized at any level"},
+		{0, 0, 1, "not resolved as more or less than with sized"},
+		{2, 0, 3, "more than with sized at 2 of 3 levels and not resolved at 1"},
+		{0, 1, 3, "less than with sized at 1 of 3 levels and not resolved at 2"},
+		{1, 2, 3, "more than with sized at 1 of 3 levels and less than with sized at 2 of 3 levels"},
+	} {
+		if got := verdictOf("sized", c.above, c.below, c.n); got != c.want {
+			t.Errorf("%d above, %d below of %d: %q; want %q", c.above, c.below, c.n, got, c.want)
+		}
+	}
+}
+
+// TestStanding: a sentence whose first clause has no verb for its arm puts the arm before a colon.
+func TestStanding(t *testing.T) {
+	for _, c := range []struct {
+		at   factors
+		want string
+	}{
+		{nil, "sleep: p50 is not resolved; p99 is not resolved. sleep holds 1 MB; p50 is not resolved."},
+		{factors{"rate": "10"}, "At rate 10, sleep: p50 is not resolved; p99 is not resolved. " +
+			"At rate 10: sleep holds 1 MB; p50 is not resolved."},
+	} {
+		p := &prose{s: &Summary{}, arm: "sleep", at: c.at}
+		for _, clauses := range [][]string{
+			{p.standing("p50 is not resolved"), "p99 is not resolved"}, {"holds 1 MB", "p50 is not resolved"},
+		} {
+			p.clauses = clauses
+			p.end()
+		}
+		if got := strings.Join(p.text, " "); got != c.want {
+			t.Errorf("at %v:\n%s\nand not\n%s", c.at, got, c.want)
 		}
 	}
 }

@@ -42,7 +42,7 @@ func traceAnswers(s *Summary, t *table) []Answer {
 		verdict.add("%s delivered every event.", join(whole))
 	}
 	if len(inventive) > 0 {
-		verdict.add("%s delivered every event, and some that never were.", join(inventive))
+		verdict.add("%s delivered every event, and some that never happened.", join(inventive))
 	}
 	return append([]Answer{verdict.answer()}, each...)
 }
@@ -97,7 +97,7 @@ func (p *prose) tracer(t *table, all loss) {
 	case all.lost == 0:
 		// Trials, not events, are independent of each other: the rule of three (Hanley and Lippman-Hand, JAMA 1983) is
 		// over them.
-		bound := "they are too few to say in how many such trials any would be"
+		bound := "that is too few trials to say how often any would be"
 		if all.trials > 3 {
 			bound = fmt.Sprintf("so fewer than 3 in %d such trials lose any, at 95 %%", all.trials)
 		}
@@ -117,7 +117,7 @@ func (p *prose) tracer(t *table, all loss) {
 		p.add("What it says of its own losses is wrong by %s events in all.", count(all.unsaid))
 	}
 	if all.extra > 0 {
-		p.add("It delivered %s events that never were.", count(all.extra))
+		p.add("It delivered %s events that never happened.", count(all.extra))
 	}
 	if all.late > 0 {
 		p.add("%s came late (%s), when the load had ended.", count(all.late), part(all.late, all.made))
@@ -182,16 +182,16 @@ func (p *prose) traceCost(t *table) {
 		case e.Difference.Resolved && e.Ratio.Lo != nil:
 			p.add("%s %s events/s with it and %s without: %s.", Capital(made), digits(e), digits(base), changeOf(e.Ratio))
 		default:
-			p.add("%s %s events/s with it and %s without, which is not resolved.", Capital(made), digits(e), digits(base))
+			p.add("%s %s events/s with it and %s without; the difference is not resolved.", Capital(made), digits(e), digits(base))
 		}
 	}
 	if e := p.find("rss_bytes"); e != nil {
 		text := fmt.Sprintf("Its processes hold %s of resident memory", said(e))
 		if peak := p.find("rss_peak_bytes"); peak != nil {
-			text += fmt.Sprintf(", %s at the most", said(peak))
+			text += fmt.Sprintf(", %s at their peak", said(peak))
 		}
 		if hard := p.find("memory_hard_bytes"); hard != nil {
-			text += fmt.Sprintf("; its group holds %s that could not be given back", said(hard))
+			text += fmt.Sprintf("; its group holds %s of hard memory", said(hard))
 		}
 		p.add("%s.", text)
 	}

@@ -43,10 +43,10 @@ func TestTraceAnswers(t *testing.T) {
 	for i, wants := range [][]string{
 		{"liar lost 40 of 16,000 events (0.250 %), lossy lost 40 of 16,000 events (0.250 %) and silent lost 40 of 16,000 events (0.250 %). whole delivered every event."},
 		{"liar: of 16,000 events in 16 trials 40 were lost (0.250 %), in 8 of the trials.", "wrong by 24 events", "56 came late (0.350 %)"},
-		{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.", "It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without, which is not resolved."},
+		{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.", "It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without; the difference is not resolved."},
 		{"silent: ", "It says nothing of what it loses."},
 		{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.", "The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",
-			"At rate 64000, the load made 27,000 events/s with it and 36,000 without: 25", "less.", "Its processes hold 14.0 MB of resident memory, 20.0 MB at the most; its group holds 9.00 MB that could not be given back."},
+			"At rate 64000, the load made 27,000 events/s with it and 36,000 without: 25", "less.", "Its processes hold 14.0 MB of resident memory, 20.0 MB at their peak; its group holds 9.00 MB of hard memory."},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(s.Answers[i].Answer, want) {

@@ -171,18 +171,15 @@ func blocks(n int) string {
 func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) string {
 	switch {
 	case !d.HasInterval:
-		if d.N == 1 {
-			return fmt.Sprintf("1 block carries no interval; %d are needed", stats.MinBlocks)
-		}
-		return fmt.Sprintf("%d blocks carry no interval; %d are needed", d.N, stats.MinBlocks)
+		return fmt.Sprintf("%d of the %d blocks that an interval needs", d.N, stats.MinBlocks)
 	case !d.Excludes(0):
-		return "its interval holds 0"
+		return "its interval contains 0"
 	case arm == record.AA:
 		return ""
 	case !farKnown:
-		return "there are no A/A twins to hold it against"
+		return "there are no A/A twins to compare it with"
 	case !stats.Resolved(d, visible):
-		return "it is not larger than the smallest visible difference: what separates the A/A twins, and half its own interval"
+		return "it is no larger than the smallest visible difference: what separates the A/A twins, or half its own interval"
 	}
 	return ""
 }
@@ -239,8 +236,8 @@ func (s *Summary) warnOfDependence(dependences map[string]stats.Dependence) {
 		}
 	}
 	if unknown && !known { // one metric by itself can vary too seldom to tell; that is no matter of how many blocks there are
-		s.Warnings = append(s.Warnings, "too few blocks to tell whether neighbouring ones resemble each other: intervals take them as "+
-			"independent; where their lag-1 autocorrelation is 0.5, those of 6 blocks cover 85 % rather than 97 %")
+		s.Warnings = append(s.Warnings, "too few blocks to tell whether neighbouring ones resemble each other, so intervals treat them as "+
+			"independent; at a lag-1 autocorrelation of 0.5, those of 6 blocks cover 85 % rather than 97 %")
 	}
 	if len(strong) > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other strongly (lag-1 autocorrelation over %g) in %s: "+

@@ -325,14 +325,14 @@ func (p *prose) missing(run record.Run, t *table) {
 	}
 	gaps := p.s.gaps(run, t, p.arm, p.at)
 	for _, g := range gaps {
-		p.clauses = append(p.clauses, g.word())
+		p.clauses = append(p.clauses, p.standing(g.word()))
 	}
 	if p.arm == record.Direct {
 		return
 	}
 	for _, g := range p.s.gaps(run, t, record.Direct, p.at) {
 		if !slices.ContainsFunc(gaps, func(o gap) bool { return o.metrics == g.metrics }) {
-			p.clauses = append(p.clauses, "in the baseline, "+g.word())
+			p.clauses = append(p.clauses, p.standing("in the baseline, "+g.word()))
 		}
 	}
 }

@@ -117,7 +117,7 @@ func TestOneLevelSilencesNoOther(t *testing.T) {
 		if !s.Valid {
 			t.Errorf("%s: %q", name, s.InvalidReasons)
 		}
-		for _, want := range []string{"At rate 500: candidate adds 3.", "At rate 1000: candidate adds ", "At rate 4000: candidate "} {
+		for _, want := range []string{"At rate 500: candidate adds 3.", "At rate 1000: candidate adds ", "At rate 4000, candidate: "} {
 			if !strings.Contains(texts(s), want) {
 				t.Errorf("%s: no %q in\n%s", name, want, texts(s))
 			}

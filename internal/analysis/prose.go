@@ -20,6 +20,7 @@ type prose struct {
 	at       factors
 	text     []string // sentences
 	clauses  []string // of the sentence under way
+	apart    bool     // the first of them has a subject of its own
 	evidence []string // "metric arm", in the order in which they are quoted
 }
 
@@ -61,7 +62,7 @@ func (p *prose) add(format string, args ...any) {
 	p.text = append(p.text, fmt.Sprintf(format, args...))
 }
 
-// clause adds a clause to the sentence under way; its first has the verb that the subject goes with.
+// clause adds a clause to the sentence under way. Its first has the verb that the subject goes with, or stands apart.
 func (p *prose) clause(e *Estimate, text string) {
 	p.clauses = append(p.clauses, text)
 	p.rest(e.Metric, e.Arm)
@@ -76,10 +77,25 @@ func (p *prose) opening(first, other string) string {
 	return other
 }
 
-// end makes a sentence of the clauses under way.
-func (p *prose) end(subject string) {
-	p.add("%s %s.", subject, strings.Join(p.clauses, "; "))
-	p.clauses = nil
+// standing is a clause with a subject of its own. As the first of its sentence it stands after a colon: "candidate: p50
+// is not resolved".
+func (p *prose) standing(text string) string {
+	p.apart = p.apart || len(p.clauses) == 0
+	return text
+}
+
+// end makes a sentence of the clauses under way, about the arm at its level.
+func (p *prose) end() {
+	begin := p.where() + p.arm + " "
+	if p.apart {
+		begin = strings.TrimSuffix(p.where(), ": ")
+		if begin != "" {
+			begin += ", "
+		}
+		begin += p.arm + ": "
+	}
+	p.add("%s%s.", begin, strings.Join(p.clauses, "; "))
+	p.clauses, p.apart = nil, false
 }
 
 // where begins an answer with its level: "At rate 1000: ". Where the run has no levels it is empty.

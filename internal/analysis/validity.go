@@ -108,8 +108,8 @@ func (s *Summary) judge(run record.Run, t *table) {
 	}
 	s.Valid = len(s.InvalidReasons) == 0
 	if planned := plannedBlocks(run); s.Valid && planned < stats.MinBlocks {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%d blocks carry no 95 %% interval, so values stand alone and no difference is resolved: %d blocks are the least (--blocks %d)",
-			planned, stats.MinBlocks, stats.MinBlocks))
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s: too few for 95 %% intervals, so values have none and no difference is resolved; run at least %d (--blocks %d)",
+			blocks(planned), stats.MinBlocks, stats.MinBlocks))
 	}
 }
 

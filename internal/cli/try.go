@@ -168,8 +168,8 @@ func (f tryFlags) rehearse(ctx context.Context, name string) error {
 		fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
 			found.ReadyAfter.Seconds())
 	default:
-		fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never was steady; --ready-after says how long "+
-			"it takes\n", name)
+		fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never settled; "+
+			"give the time that its start-up takes with --ready-after\n", name)
 	}
 	if found.ReadyAfter > 0 {
 		f.command["ready-after"] = found.ReadyAfter.String()

@@ -12,7 +12,7 @@
 //	child:  {"event":"log","data":"..."}        anything worth a line in the record
 //
 // End of the child's standard input means "end": it stops, cleans up and exits. A role also dies with its parent
-// (PR_SET_PDEATHSIG), so a killed run leaves no process behind.
+// (PR_SET_PDEATHSIG), which what it forks does not inherit.
 package role
 
 import (

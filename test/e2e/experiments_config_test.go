@@ -37,7 +37,7 @@ func TestConsistency(t *testing.T) {
 	if e := s.Find("old_endpoint_max_seconds", record.Direct, at); e == nil || e.Value <= 0 {
 		t.Errorf("old endpoints were never seen: %+v", e)
 	}
-	for i, want := range []string{"With snapshot no connection came to an endpoint in neither the old nor the new set, and none failed.", "sized (baseline) (whole per record): of ", "snapshot (whole per change): of "} {
+	for i, want := range []string{"With snapshot every connection went to an endpoint of the old or the new set, and none failed.", "sized (baseline) (whole per record): of ", "snapshot (whole per change): of "} {
 		if i >= len(s.Answers) || !strings.Contains(s.Answers[i].Answer, want) {
 			t.Errorf("answer %d lacks %q: %+v", i, want, s.Answers)
 		}

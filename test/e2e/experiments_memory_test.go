@@ -92,7 +92,7 @@ func TestMemory(t *testing.T) {
 	if shared && declared != nil && byProgram != nil && byProgram.Value <= declared.Value {
 		t.Errorf("programs share maps, and once for each program they are %g B, each once %g B", byProgram.Value, declared.Value)
 	}
-	for _, want := range []string{"each map counted once", "for each service", "once for each program that uses them", "own control group", "When the services go again"} {
+	for _, want := range []string{"each map counted once", "for each service", "once for each program that uses them", "own control group", "After the services are removed"} {
 		if !strings.Contains(s.Answers[len(s.Answers)-1].Answer, want) {
 			t.Errorf("the answer lacks %q: %s", want, s.Answers[len(s.Answers)-1].Answer)
 		}
