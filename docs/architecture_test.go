@@ -100,7 +100,7 @@ func TestArrows(t *testing.T) {
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
-	picture, _, _ := strings.Cut(read(t, "architecture.md"), "## The way of data")
+	picture, _, _ := strings.Cut(read(t, "architecture.md"), "## Data flow")
 	boxes := map[string][]string{} // import paths by name
 	for _, m := range regexp.MustCompile(`(\w+)\["([^"]+)"\]`).FindAllStringSubmatch(picture, -1) {
 		for _, path := range paths.FindAllString(m[2], -1) {
@@ -135,21 +135,51 @@ func within(all []string) func(string) bool {
 	}
 }
 
-// TestLinks: every page of a link between pages is there, with the heading that the link goes to.
+// TestLinks: every file that a page links to is there, with the heading that the link goes to.
 func TestLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([A-Za-z0-9_/.-]*)(#[a-z0-9-]+)?\)`)
-	for _, page := range []string{"architecture.md", "extending.md"} {
+	for _, page := range append(pages(t), "../README.md", "../CHANGELOG.md") {
 		for _, m := range link.FindAllStringSubmatch(read(t, page), -1) {
-			target := m[1]
-			if target == "" {
-				target = page
+			target := page
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(page), m[1])
 			}
-			text := read(t, target)
-			if m[2] != "" && !headings(text)[m[2]] {
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: %v", page, err)
+			} else if m[2] != "" && !headings(read(t, target))[m[2]] {
 				t.Errorf("%s: %s has no heading %s", page, target, m[2])
 			}
 		}
 	}
+}
+
+// TestIndex: README.md lists every other page, each once.
+func TestIndex(t *testing.T) {
+	index := read(t, "README.md")
+	for _, page := range pages(t) {
+		if page == "README.md" {
+			continue
+		}
+		if n := strings.Count(index, "\n- ["+strings.TrimSuffix(filepath.Base(page), ".md")+"]("+page+"): "); n != 1 {
+			t.Errorf("%s is %d times in the index", page, n)
+		}
+	}
+}
+
+// pages are all pages here and below, by their paths from here.
+func pages(t *testing.T) (found []string) {
+	t.Helper()
+	for _, pattern := range []string{"*.md", "*/*.md"} {
+		some, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, some...)
+	}
+	if len(found) < 30 {
+		t.Fatalf("only %d pages", len(found))
+	}
+	return found
 }
 
 // headings are the anchors of a page, as GitHub makes them.

@@ -447,12 +447,14 @@ func WriteMetrics(w io.Writer) error {
 
 One value for each trial, in the "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in
 every experiment. A metric whose source this machine does not have is absent, never 0. This page is made from the
-definitions in the source (internal/measured, and the folder of each guest). Each run keeps the definitions of its own
-metrics, in "metrics" of run.json.
+definitions in the source (internal/measured, and the folder of each guest). Each run keeps the definitions of its
+version, in "metrics" of run.json.
 
-A metric needs certain things of its trial. A gate that was tripped breaks some of them, and the trial then cannot
-tell the metrics that have one of these needs; all others of the same trial stand. Answers speak of the metrics marked
-with *; a run with a precision ends by those of them that are not quantiles above the median or pooled over trials.
+A metric needs certain things of its trial. A tripped gate breaks some of them, and voids the metrics of the trial that
+need one of these; all others stand. Answers speak of the metrics marked with *; the precision of a run is that of
+those among them that are neither quantiles above the median nor pooled over trials.
+
+The table has the gates by the names that records and reports use. [The spec](spec.md#gates) says which have a setting.
 
 | gate | breaks | for |
 |---|---|---|
@@ -461,14 +463,14 @@ with *; a run with a precision ends by those of them that are not quantiles abov
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", g.Name, needWords(g.Breaks), g.Why)
 	}
 	b.WriteString(`
-When the subject itself tripped the gate, for it was too slow and nobody else disturbed the machine, that is a result:
-its throughput and the part of its requests that failed stand.
+When the subject itself tripped the gate, because it was too slow and nobody else disturbed the machine, that is a
+result: its throughput and the part of its requests that failed stand.
 
-Over the nodes of a trial on several (docs/nodes.md) a metric is pooled as its column says: by merged histograms and
-counts, a sum, the largest, the mean, or the mean weighted by connections, requests or events. A cost (**+**) may be a
-fixed part and parts that grow with factors; models are fitted to these.
+In a trial on several [nodes](nodes.md#metrics-on-several-nodes) a metric is pooled as the column "over nodes" says: by
+merged histograms and counts, as a sum, the largest, the mean, or the mean weighted by connections, requests or events.
+A cost (**+**) may have a fixed part and parts that grow with factors; models are fitted to it.
 
-Of a subject whose processes have named components, those marked with **c** are told of each component as well, in
+If a subject's processes have named components, the metrics marked with **c** are also given for each component, in
 "components" of the trial, by its groups and what its processes hold.
 
 | metric | unit | better | over nodes | needs | how |
