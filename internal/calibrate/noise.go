@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"tare/internal/metric"
 	"tare/internal/quantity"
 	"tare/internal/record"
+	"tare/internal/scratch"
 	"tare/internal/version"
 )
 
@@ -65,11 +65,11 @@ func (b *bench) noise(ctx context.Context) error {
 
 // experiment runs a spec in a run directory that is gone afterwards.
 func (b *bench) experiment(ctx context.Context, s *engine.Spec) (_ *analysis.Summary, err error) {
-	dir, err := os.MkdirTemp("", "tare-calibrate-")
+	dir, err := scratch.New("", "calibrate")
 	if err != nil {
 		return nil, fmt.Errorf("making a run directory: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() { err = errors.Join(err, dir.Close()) }()
 	m, err := meter.New(ctx, meter.Options{SampleHz: s.SampleHz})
 	if err != nil {
 		return nil, err
@@ -84,7 +84,7 @@ func (b *bench) experiment(ctx context.Context, s *engine.Spec) (_ *analysis.Sum
 		Schema: record.RunSchema, ID: "calibrate", Experiment: s.Name, Question: s.Question, Spec: spec, Seed: seed, Blocks: s.Blocks,
 		Plan: engine.Plan(s, seed), Started: time.Now(), Version: version.Version, Metrics: measured.Definitions(),
 	}
-	w, err := record.Create(filepath.Join(dir, "run"), run)
+	w, err := record.Create(filepath.Join(dir.Path(), "run"), run)
 	if err != nil {
 		return nil, err
 	}

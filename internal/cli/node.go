@@ -19,6 +19,7 @@ import (
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/meter"
+	"tare/internal/scratch"
 	"tare/internal/version"
 )
 
@@ -129,10 +130,12 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	}
 	cleanUpFirst(layout, log)
 	if f.dir == "" {
-		if f.dir, err = os.MkdirTemp("", "tare-node-"); err != nil {
-			return fault.Wrap(err, fault.Machine, os.TempDir(), "name a directory with --dir", "a directory for trials cannot be made")
+		own, failure := scratch.New("", "node")
+		if failure != nil {
+			return fmt.Errorf("making a directory for trials: %w", failure)
 		}
-		defer os.RemoveAll(f.dir)
+		defer func() { err = errors.Join(err, own.Close()) }()
+		f.dir = own.Path()
 	} else if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return fault.Wrap(err, fault.Machine, f.dir, "name a directory that can be written with --dir", "the directory for trials cannot be made")
 	}

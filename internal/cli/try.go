@@ -155,7 +155,7 @@ func (f tryFlags) rehearse(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("finding the tare binary: %w", err)
 	}
-	found, err := subject.Rehearse(ctx, layout, self, os.TempDir(), f.command)
+	found, err := subject.Rehearse(ctx, layout, self, f.command)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

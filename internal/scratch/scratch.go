@@ -68,15 +68,20 @@ func cannotMake(err error, path string) error {
 	return fault.Wrap(err, fault.Machine, path, "give a directory that can be written", "no directory for files can be made")
 }
 
-// Path is where the directory is.
-func (d *Dir) Path() string { return d.path }
+// Path is where the directory is; empty of nil.
+func (d *Dir) Path() string {
+	if d == nil {
+		return ""
+	}
+	return d.path
+}
 
 // FD is the open directory, until Close.
 func (d *Dir) FD() int { return d.fd }
 
-// Close removes the directory with everything in it. A second Close does nothing.
+// Close removes the directory with everything in it. A second Close does nothing, nor does one of nil.
 func (d *Dir) Close() error {
-	if d.fd < 0 {
+	if d == nil || d.fd < 0 {
 		return nil
 	}
 	fd := d.fd

@@ -3,13 +3,13 @@ package command
 import (
 	"context"
 	"errors"
-	"os"
 	"time"
 
 	"tare/internal/command"
 	"tare/internal/host/cgroup"
 	"tare/internal/param"
 	"tare/internal/placement"
+	"tare/internal/scratch"
 )
 
 // How a rehearsal watches the CPU time of a command. Compiling and attaching programs, or reading a configuration,
@@ -33,9 +33,9 @@ type Rehearsal struct {
 }
 
 // Rehearse starts a command once by itself, in control groups of its own, and ends it again: whether it starts, becomes
-// ready and goes on running, and how long it takes until its start-up is over. dir is for files of its own. The error
+// ready and goes on running, and how long it takes until its start-up is over. The error
 // is that of the command.
-func Rehearse(ctx context.Context, l *cgroup.Layout, self, dir string, o param.Values) (found Rehearsal, err error) {
+func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values) (found Rehearsal, err error) {
 	c, err := command.OptionsOf(o)
 	if err != nil {
 		return found, err
@@ -56,16 +56,12 @@ func Rehearse(ctx context.Context, l *cgroup.Layout, self, dir string, o param.V
 	if err != nil {
 		return found, err
 	}
-	own := ""
+	var own *scratch.Dir
 	place, err := newPlace(self, work.V2Dir(), l, func(p string) bool { return uses(o, p) }, func() (string, error) {
-		own, err = ownDir(dir)
-		return own, err
+		own, err = ownDir()
+		return own.Path(), err
 	})
-	defer func() {
-		if own != "" {
-			err = errors.Join(err, os.RemoveAll(own))
-		}
-	}()
+	defer func() { err = errors.Join(err, own.Close()) }()
 	if err != nil {
 		return found, err
 	}

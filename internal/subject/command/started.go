@@ -5,16 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
 	"tare/internal/command"
-	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/placement"
+	"tare/internal/scratch"
 )
 
 // Evidence is what is found of a command when the window is closed, before it is told to end.
@@ -58,7 +57,7 @@ type started struct {
 	group   *placement.Group
 	running *command.Running // nil before Start
 	began   time.Time
-	own     string // directory of its own, which Close removes; empty where it has none
+	own     *scratch.Dir // directory of its own, which Close removes; nil where it has none
 	found   *Evidence
 }
 
@@ -97,8 +96,8 @@ func (s *started) ended(err error) {
 func (s *started) place() (command.Place, error) {
 	return newPlace(s.trial.Self(), s.trial.WorkDir(), s.trial.Cgroups(), s.uses, func() (string, error) {
 		var err error
-		s.own, err = ownDir(s.trial.Dir())
-		return s.own, err
+		s.own, err = ownDir()
+		return s.own.Path(), err
 	})
 }
 
@@ -139,11 +138,7 @@ func newPlace(
 }
 
 // ownDir makes a directory for the command's files.
-func ownDir(in string) (string, error) {
-	dir, err := os.MkdirTemp(in, "command-")
-	return dir, fault.Wrap(err, fault.Machine, in, "make room, or name another directory with --out",
-		"the command's files cannot be written")
-}
+func ownDir() (*scratch.Dir, error) { return scratch.New(scratch.Large(), "command") }
 
 // After finds what belongs to it.
 func (s *started) After(context.Context) error {
@@ -168,10 +163,7 @@ func (s *started) Close() error {
 	if s.running != nil && s.running.Stop() {
 		s.trial.Warn("command-killed", "%s did not end in its time when it was told to, and was killed", s.trial.Arm())
 	}
-	if s.own == "" {
-		return nil
-	}
-	if err := os.RemoveAll(s.own); err != nil {
+	if err := s.own.Close(); err != nil {
 		return fmt.Errorf("removing the files of %s: %w", s.trial.Arm(), err)
 	}
 	return nil

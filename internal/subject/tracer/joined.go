@@ -5,20 +5,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
 	"time"
 
 	cmdline "tare/internal/command"
-	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/ledger"
 	execload "tare/internal/load/exec"
 	"tare/internal/placement"
+	"tare/internal/scratch"
 )
 
 // readyTimeout is for a tracer to be ready: some compile first, and may have a twentieth of a CPU to do it with.
@@ -32,11 +31,11 @@ type joined struct {
 	counting *execload.Counting
 
 	group   *placement.Group
-	running *Running  // nil before Start
-	began   time.Time // of its process
-	own     string    // directory of its own
-	cpu     string    // directory of its group where CPU time is counted
-	found   *Evidence // once it was looked at
+	running *Running     // nil before Start
+	began   time.Time    // of its process
+	own     *scratch.Dir // directory of its own
+	cpu     string       // directory of its group where CPU time is counted
+	found   *Evidence    // once it was looked at
 }
 
 // Start starts the tracer and waits until it sees every exec.
@@ -75,12 +74,10 @@ func (j *joined) Start(ctx context.Context) error {
 
 // place is where and for what the tracer runs. It makes the directory, which Close removes.
 func (j *joined) place() (p Place, err error) {
-	dir := j.trial.Dir()
-	if j.own, err = os.MkdirTemp(dir, "tracer-"); err != nil {
-		return p, fault.Wrap(err, fault.Machine, dir, "make room, or name another directory with --out",
-			"the tracer's files cannot be written")
+	if j.own, err = scratch.New(scratch.Large(), "tracer"); err != nil {
+		return p, err
 	}
-	p = Place{Self: j.trial.Self(), Dir: j.own}
+	p = Place{Self: j.trial.Self(), Dir: j.own.Path()}
 	p.CgroupDir, p.CgroupID = j.counting.Group()
 	p.CgroupPath = j.trial.Cgroups().V2Path(p.CgroupDir)
 	p.Port, err = cmdline.FreePort()
@@ -218,10 +215,7 @@ func (j *joined) Close() error {
 	if j.running != nil {
 		j.running.Kill()
 	}
-	if j.own == "" {
-		return nil
-	}
-	if err := os.RemoveAll(j.own); err != nil {
+	if err := j.own.Close(); err != nil {
 		return fmt.Errorf("removing the tracer's files: %w", err)
 	}
 	return nil
