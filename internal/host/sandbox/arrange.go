@@ -118,7 +118,7 @@ func (c *Census) Findings(s *Sandbox, sizes Sizes) ([]Finding, error) {
 		}
 		words := s.words(r, parts, sizes)
 		if left != nil {
-			words = append(words, "{left_group}", left.Path, "{left_size}", bytesOf(leftBytes))
+			words = append(words, "{left_group}", left.inWords(), "{left_size}", bytesOf(leftBytes))
 		}
 		found = append(found, Finding{Code: r.Code, Sandbox: s.ID, Message: strings.NewReplacer(words...).Replace(r.Says)})
 	}

@@ -67,7 +67,9 @@ const testPod = "6f2f4b1c-92a0-4c63-8d0e-0d5b7f3a9e11"
 // expand puts ids in for the names that fixtures have for them.
 func expand(s string) string {
 	hex := func(digits string) string { return strings.Repeat(digits, 64/len(digits)) }
-	return strings.NewReplacer("$A", hex("a1b2c3d4"), "$B", hex("b0b1b2b3"), "$C", hex("c0ffee00"), "$N", hex("dead0001"),
+	kind := "/system.slice/docker-" + hex("dead0001") + ".scope/kubelet.slice/kubelet-kubepods.slice/" +
+		"kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod0123456789abcdef0123456789abcdef.slice"
+	return strings.NewReplacer("$K", kind, "$A", hex("a1b2c3d4"), "$B", hex("b0b1b2b3"), "$C", hex("c0ffee00"), "$N", hex("dead0001"),
 		"$P_", strings.ReplaceAll(testPod, "-", "_"), "$P", testPod).Replace(s)
 }
 
@@ -276,7 +278,7 @@ func TestFixtures(t *testing.T) {
 			}
 			f.check(t, c, root)
 			// Readings in turns say the same.
-			for range 2 * strangerTurns {
+			for range 2 * membershipTurns {
 				if c, err = r.Read(false); err != nil {
 					t.Fatal(err)
 				}

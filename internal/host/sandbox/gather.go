@@ -19,10 +19,11 @@ import (
 // where it does not contradict: an application may call itself what it likes.
 type gathering struct {
 	r      *Reader
-	parent map[string]string // of names: union-find
-	pods   map[string]bool   // uids
-	names  map[string]string // of paths of groups that only state knows: the name of what is in them
-	byPID  map[int]string    // what state says of a process
+	parent map[string]string   // of names: union-find
+	pods   map[string]bool     // uids
+	nested map[string][]string // by id: paths of groups that have it
+	names  map[string]string   // of paths of groups that only state knows: the name of what is in them
+	byPID  map[int]string      // what state says of a process
 	role   map[int]Component
 	of     map[*known]string // the name of what a process belongs to
 	signs  map[*known][]Sign
@@ -32,7 +33,8 @@ type gathering struct {
 
 // gather makes the census of what is known.
 func (r *Reader) gather() {
-	g := &gathering{r: r, parent: map[string]string{}, pods: map[string]bool{}, names: map[string]string{}, byPID: map[int]string{},
+	g := &gathering{r: r, parent: map[string]string{}, pods: map[string]bool{}, nested: map[string][]string{},
+		names: map[string]string{}, byPID: map[int]string{},
 		role: map[int]Component{}, of: map[*known]string{}, signs: map[*known][]Sign{}, mute: map[*known]bool{}}
 	all := slices.SortedFunc(maps.Values(r.known), func(a, b *known) int { return cmp.Compare(a.PID, b.PID) })
 	g.unite(all)
@@ -78,6 +80,7 @@ func (g *gathering) unite(all []*known) {
 				continue
 			}
 			ids[w.id] = true
+			g.nested[w.id] = append(g.nested[w.id], w.idPath)
 			if w.pod != "" {
 				g.union(idKey(w.id), podKey(w.pod))
 			}
@@ -184,6 +187,8 @@ func (g *gathering) assign(k *known) {
 		case w.id == "" && g.podOf(claimed) == "":
 			g.union(name, claimed)
 			g.signs[k] = append(g.signs[k], SignCommand)
+		case g.encloses(w, id):
+			g.of[k], g.signs[k] = claimed, []Sign{SignCommand}
 		default:
 			g.late = append(g.late, k)
 		}
@@ -196,6 +201,17 @@ func (g *gathering) assign(k *known) {
 			g.signs[k] = append(g.signs[k], SignState)
 		}
 	}
+}
+
+// encloses says whether the container with the id is inside the one whose group w is: a node of a cluster may be a
+// container, and has the shims of its pods in its own group.
+func (g *gathering) encloses(w *where, id string) bool {
+	for _, p := range g.nested[id] {
+		if w.idPath != "" && strings.HasPrefix(p, w.idPath+"/") {
+			return true
+		}
+	}
+	return false
 }
 
 // podOf is the pod that a name has been united with; empty where it is none.
@@ -492,19 +508,21 @@ func (a *assembly) fromLimit(containers uint64) *Overhead {
 		return nil
 	}
 	for _, k := range a.members {
-		_, w := a.g.located(k)
-		if w.podPath == "" {
-			continue
+		for _, w := range a.g.locations(k) {
+			if w.podPath == "" {
+				continue
+			}
+			dir, ok := h.Dir(w.podPath)
+			if !ok {
+				return nil
+			}
+			limit := cgroup.MemoryLimit(dir)
+			if !limit.OK || limit.N <= containers {
+				return nil
+			}
+			return &Overhead{MemoryBytes: limit.N - containers,
+				Source: "limit of the pod's group less the sum of its containers"}
 		}
-		dir, ok := h.Dir(w.podPath)
-		if !ok {
-			return nil
-		}
-		limit := cgroup.MemoryLimit(dir)
-		if !limit.OK || limit.N <= containers {
-			return nil
-		}
-		return &Overhead{MemoryBytes: limit.N - containers, Source: "limit of the pod's group less the sum of its containers"}
 	}
 	return nil
 }
@@ -573,22 +591,24 @@ func (a *assembly) component(k *known, p *Process) Component {
 func (a *assembly) location(group string) Location {
 	w := a.g.r.where(group)
 	l := Location{Path: group, Place: w.place}
+	for p := group; w.key() == "" && len(p) > 1; p = path.Dir(p) {
+		if name, ok := a.g.names[p]; ok && a.g.find(name) == a.root {
+			return Location{Path: group, Place: PlaceContainer, Inside: a.s.Pod.UID == ""}
+		}
+	}
 	switch {
 	case w.place == PlaceLiteral || w.place == PlaceOverhead:
 	case w.pod != "":
 		l.Inside = w.pod == a.s.Pod.UID
+	case w.id != "" && a.g.find(idKey(w.id)) != a.root:
+		l.Place = PlaceOther
 	case w.id != "":
-		l.Inside = a.s.Pod.UID == "" && a.g.find(idKey(w.id)) == a.root && w.place != PlaceHelper
+		l.Inside = a.s.Pod.UID == "" && w.place != PlaceHelper
 	case w.place == PlaceOther || w.place == PlaceService:
 		// A group without a name that we know is the sandbox's if nothing else is in it. What a service holds is the
 		// service's: it is what the machine restarts as one.
 		if w.place == PlaceOther && a.owners[group] == a.root {
 			l.Place, l.Inside = PlaceOwn, a.s.Pod.UID == ""
-		}
-	}
-	for p := group; l.Place == PlaceOther && len(p) > 1; p = path.Dir(p) {
-		if name, ok := a.g.names[p]; ok && a.g.find(name) == a.root {
-			l.Place, l.Inside = PlaceContainer, a.s.Pod.UID == ""
 		}
 	}
 	return l

@@ -7,8 +7,8 @@ import (
 
 // Bounds of what others write.
 const (
-	maxPath     = 4096    // bytes of the path of a group
-	maxElements = 64      // of such a path
+	maxPath     = 4096     // bytes of the path of a group
+	maxElements = 64       // of such a path
 	maxCommand  = 32 << 10 // bytes of a command line
 	maxArgs     = 1024
 	maxState    = 1 << 20 // bytes of a file of a runtime's state
@@ -18,6 +18,7 @@ const (
 type where struct {
 	path    string
 	podPath string // path of the pod's group; empty where it is in none
+	idPath  string // path of the group that has the id
 	pod     string // uid, with dashes
 	id      string // of a container or sandbox
 	place   Place
@@ -91,11 +92,11 @@ func (w *where) apply(r *pathRule, element, upTo string) {
 		if r.Place == PlaceLiteral {
 			w.podPath = ""
 		}
-		w.id, w.engine, w.runtime, w.flavour = "", "", "", ""
+		w.id, w.idPath, w.engine, w.runtime, w.flavour = "", "", "", "", ""
 	}
 	w.place = r.Place
 	if id != "" {
-		w.id = id
+		w.id, w.idPath = id, upTo
 	}
 	take := func(to *string, v string) {
 		if v != "" {

@@ -111,6 +111,10 @@ func (r *Reader) Read(full bool) (*Census, error) {
 	if len(r.entries) > maxProcesses {
 		return nil, fmt.Errorf("taking a census: more than %d processes", maxProcesses)
 	}
+	if full || len(r.states) > maxWhere {
+		clear(r.states)
+		r.dirs = r.dirs[:0]
+	}
 	changed := r.census == nil || full
 	for _, e := range r.entries {
 		changed = r.look(e, full) || changed
@@ -122,10 +126,6 @@ func (r *Reader) Read(full bool) (*Census, error) {
 		}
 	}
 	if changed {
-		if full || len(r.states) > maxWhere {
-			clear(r.states)
-			r.dirs = r.dirs[:0]
-		}
 		r.gather()
 	}
 	r.count(full)

@@ -15,7 +15,7 @@ type state struct {
 	id, sandbox, name        string
 	pod                      Pod
 	runtime, flavour, engine string
-	groups                   []string    // paths of its control groups, as the runtime names them
+	groups                   []string // paths of its control groups, as the runtime names them
 	pids                     map[int]Component
 	overhead, memory         *uint64 // declared: podFixed; the sum of the containers without it
 	overheadKey              string
@@ -113,7 +113,9 @@ func (t *table) listed(root string) (ids []string) {
 	return ids
 }
 
-func escapeGlob(s string) string { return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s) }
+func escapeGlob(s string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
+}
 
 // The formats of state.
 const (
