@@ -445,7 +445,8 @@ func (a *assembly) describe() {
 		}
 	}
 	s.Runtime = cmp.Or(runtimes[0], runtimes[1], runtimes[2])
-	s.VM = a.g.r.table.vm(s.Runtime)
+	runtime := a.g.r.table.runtime(s.Runtime)
+	s.VM, s.GuestMemory = runtime.VM, runtime.GuestMemory
 	for _, k := range a.members { // a VMM of a runtime that the table does not know
 		s.VM = s.VM || k.claim.component() == VMM && !a.g.mute[k]
 	}

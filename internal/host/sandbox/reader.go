@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,8 +18,8 @@ type Options struct {
 	Root string // put before /proc, /sys and /run; for trees of test files
 }
 
-// Reader takes a census again and again. What cannot change is read once: a process is known by its pid and the inode of
-// its directory, and then only its counters are read. What changes seldom is read in turns. It is for one goroutine.
+// Reader takes a census again and again. What cannot change is read once: a process is known by its pid and the inode
+// of its directory, and then only its counters are read. What changes seldom is read in turns. It is for one goroutine.
 type Reader struct {
 	fs       proc.FS
 	root     string
@@ -161,8 +162,8 @@ func (r *Reader) look(e proc.Entry, full bool) bool {
 		delete(r.known, e.PID)
 		return ours
 	}
-	same := fresh.charged == k.charged && fresh.claim.rule == k.claim.rule && fresh.claim.id == k.claim.id &&
-		len(fresh.threads) == len(k.threads) && fresh.Process == k.Process
+	same := fresh.charged == k.charged && fresh.claim == k.claim && slices.Equal(fresh.threads, k.threads) &&
+		fresh.PPID == k.PPID && fresh.Start == k.Start && fresh.Comm == k.Comm
 	*k = *fresh
 	return !same && (ours || r.concerns(k))
 }
@@ -247,10 +248,7 @@ func (r *Reader) moved(k *known) bool {
 	if k.claim.rule != nil && k.claim.rule.Threads {
 		was := k.threads
 		k.threads = r.threads(k.PID)
-		changed = changed || len(was) != len(k.threads)
-		for i := range min(len(was), len(k.threads)) {
-			changed = changed || was[i] != k.threads[i]
-		}
+		changed = changed || !slices.Equal(was, k.threads)
 	}
 	return changed
 }
@@ -285,6 +283,7 @@ func (r *Reader) threads(pid int) (all []knownThread) {
 		t.charged = r.resolver.Charged(content)
 		all = append(all, t)
 	}
+	slices.SortFunc(all, func(a, b knownThread) int { return a.tid - b.tid })
 	return all
 }
 

@@ -130,20 +130,22 @@ type Finding struct {
 
 // Sandbox is a container, a pod, or a virtual machine that stands for one.
 type Sandbox struct {
-	ID         string
-	Pod        Pod
-	Runtime    string // empty where it is not known
-	Flavour    string // go or rs, of Kata
-	Engine     string
-	Driver     string // systemd or cgroupfs, by how groups are called
-	VM         bool   // the application is inside a virtual machine
-	Row        string // how it is arranged: name of the row of the table; empty where none fits
-	Title      string // of the row
-	Containers []string
-	Processes  []*Process
-	Groups     []*Group
-	Empty      []string // groups of containers below the pod in which there is no process
-	Declared   *Overhead
+	ID      string
+	Pod     Pod
+	Runtime string // empty where it is not known
+	Flavour string // go or rs, of Kata
+	Engine  string
+	Driver  string // systemd or cgroupfs, by how groups are called
+	VM      bool   // the application is inside a virtual machine
+	// GuestMemory are the components whose shared memory is the application's, or the guest's that holds it.
+	GuestMemory []Component
+	Row         string // how it is arranged: name of the row of the table; empty where none fits
+	Title       string // of the row
+	Containers  []string
+	Processes   []*Process
+	Groups      []*Group
+	Empty       []string // groups of containers below the pod in which there is no process
+	Declared    *Overhead
 }
 
 // Census is all sandboxes of a machine.

@@ -105,8 +105,9 @@ type threadRule struct {
 }
 
 type runtimeRule struct {
-	Name string `yaml:"name"`
-	VM   bool   `yaml:"vm"`
+	Name        string      `yaml:"name"`
+	VM          bool        `yaml:"vm"`
+	GuestMemory []Component `yaml:"guest_memory"` // whose shared memory is the application's
 }
 
 // stateRule is where a runtime keeps its state; see state.go.
@@ -232,12 +233,12 @@ func (t *table) known(c Component) error {
 	return fmt.Errorf("the table of sandboxes has a component %q, which is none", c)
 }
 
-// vm says whether a runtime puts the application into a virtual machine.
-func (t *table) vm(runtime string) bool {
+// runtime is what is known of a runtime; the zero value where nothing is.
+func (t *table) runtime(name string) runtimeRule {
 	for _, r := range t.Runtimes {
-		if r.Name == runtime {
-			return r.VM
+		if r.Name == name {
+			return r
 		}
 	}
-	return false
+	return runtimeRule{}
 }
