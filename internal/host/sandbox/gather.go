@@ -445,12 +445,14 @@ func (a *assembly) describe() {
 		}
 	}
 	s.Runtime = cmp.Or(runtimes[0], runtimes[1], runtimes[2])
-	runtime := a.g.r.table.runtime(s.Runtime)
-	s.VM, s.GuestMemory = runtime.VM, runtime.GuestMemory
-	for _, k := range a.members { // a VMM of a runtime that the table does not know
-		s.VM = s.VM || k.claim.component() == VMM && !a.g.mute[k]
-	}
 	s.Engine, s.Driver = engineOf, driverOf
+	runtime := a.g.r.table.runtime(s.Runtime)
+	if s.Runtime == "" && slices.ContainsFunc(a.members, func(k *known) bool {
+		return k.claim.component() == VMM && !a.g.mute[k]
+	}) {
+		runtime = a.g.r.table.runtime(otherVM)
+	}
+	s.VM, s.GuestMemory = runtime.VM, runtime.GuestMemory
 	s.ID = a.name(sandbox, ids, claimed)
 	if s.VM {
 		delete(containers, s.ID)
@@ -460,6 +462,9 @@ func (a *assembly) describe() {
 		s.Declared = a.fromLimit(*memory)
 	}
 }
+
+// otherVM is the entry for virtual machines of runtimes that the table does not have.
+const otherVM = "other vm"
 
 // name chooses the id: what the state calls the sandbox, what its shim, VMM or sentry does, the pause container, the
 // only id that there is, the pod.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 )
@@ -38,11 +40,13 @@ type Reader struct {
 	census   *Census
 	measured []*Group // with a Reading
 	cost     time.Duration
+	budget   int // descriptors that may still be kept open for the clocks of threads
 }
 
 // In turns of so many readings: what changes seldom.
 const (
 	membershipTurns = 4  // the groups that a process of a sandbox is in
+	threadTurns     = 16 // which threads it has, and the groups that they are in; a multiple of membershipTurns
 	strangerTurns   = 32 // whether another process has become one of a sandbox
 	memoryTurns     = 8  // the memory of a group
 	settling        = 2  // readings after the first in which a process may still become another by exec
@@ -62,6 +66,7 @@ type known struct {
 	threads  []knownThread
 	sandbox  *Sandbox // as of the last gathering
 	process  *Process
+	clocks   map[int]int // by thread: the descriptor of its schedstat
 }
 
 type knownThread struct {
@@ -86,6 +91,10 @@ func New(o Options) (*Reader, error) {
 	if r.layout, err = cgroup.Discover(roots); err != nil {
 		return nil, err
 	}
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
+		r.budget = int(min(limit.Cur/4, maxThreads))
+	}
 	r.resolver = r.layout.NewResolver()
 	if r.groups, err = cgroup.NewReaderOfSome(r.layout); err != nil {
 		return nil, err
@@ -94,7 +103,21 @@ func New(o Options) (*Reader, error) {
 }
 
 // Close closes the files that are open. A census that was taken stays.
-func (r *Reader) Close() { r.groups.Close() }
+func (r *Reader) Close() {
+	for _, k := range r.known {
+		r.forget(k)
+	}
+	r.groups.Close()
+}
+
+// forget closes the clocks of a process's threads.
+func (r *Reader) forget(k *known) {
+	for _, fd := range k.clocks {
+		unix.Close(fd)
+		r.budget++
+	}
+	k.clocks = nil
+}
 
 // Cost is the CPU time of the readings so far.
 func (r *Reader) Cost() time.Duration { return r.cost }
@@ -122,6 +145,7 @@ func (r *Reader) Read(full bool) (*Census, error) {
 	}
 	for pid, k := range r.known {
 		if k.pass != r.pass {
+			r.forget(k)
 			delete(r.known, pid)
 			changed = changed || k.sandbox != nil || k.process != nil
 		}
@@ -137,9 +161,14 @@ func (r *Reader) Read(full bool) (*Census, error) {
 func (r *Reader) look(e proc.Entry, full bool) bool {
 	k := r.known[e.PID]
 	if k == nil || k.inode != e.Inode {
+		if k != nil {
+			r.forget(k)
+		}
 		k = &known{inode: e.Inode, settling: settling, pass: r.pass}
 		if !r.identify(k, e.PID) {
-			return r.known[e.PID] != nil
+			_, was := r.known[e.PID]
+			delete(r.known, e.PID)
+			return was
 		}
 		r.known[e.PID] = k
 		return r.concerns(k)
@@ -157,8 +186,10 @@ func (r *Reader) look(e proc.Entry, full bool) bool {
 		return r.moved(k)
 	}
 	k.settling = max(k.settling-1, 0)
-	fresh := &known{inode: k.inode, pass: k.pass, settling: k.settling, sandbox: k.sandbox, process: k.process}
+	fresh := &known{inode: k.inode, pass: k.pass, settling: k.settling, sandbox: k.sandbox, process: k.process,
+		clocks: k.clocks}
 	if !r.identify(fresh, e.PID) {
+		r.forget(k)
 		delete(r.known, e.PID)
 		return ours
 	}
@@ -245,7 +276,7 @@ func (r *Reader) moved(k *known) bool {
 	was := k.charged
 	k.charged = r.resolver.Charged(content)
 	changed := k.charged != was
-	if k.claim.rule != nil && k.claim.rule.Threads {
+	if k.claim.rule != nil && k.claim.rule.Threads && (r.pass+uint64(k.PID))%threadTurns == 0 {
 		was := k.threads
 		k.threads = r.threads(k.PID)
 		changed = changed || !slices.Equal(was, k.threads)
@@ -331,7 +362,7 @@ func (r *Reader) count(full bool) {
 			p.CPUNs = r.processTime(p.PID)
 			for i := range p.Threads {
 				if t := &p.Threads[i]; t.Component != p.Component {
-					t.CPUNs = r.threadTime(p.PID, t.TID)
+					t.CPUNs = r.threadTime(k, t.TID)
 				}
 			}
 		}
@@ -359,15 +390,37 @@ func (r *Reader) processTime(pid int) *uint64 {
 }
 
 // threadTime is the CPU time of a thread: the first field of its schedstat (Documentation/scheduler/sched-stats.rst).
-func (r *Reader) threadTime(pid, tid int) *uint64 {
-	b, err := r.readFile(filepath.Join(r.root, "proc", strconv.Itoa(pid), "task", strconv.Itoa(tid), "schedstat"))
+func (r *Reader) threadTime(k *known, tid int) *uint64 {
+	fd, open := k.clocks[tid]
+	if !open {
+		var err error
+		name := filepath.Join(r.root, "proc", strconv.Itoa(k.PID), "task", strconv.Itoa(tid), "schedstat")
+		if fd, err = unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			return nil
+		}
+		if r.budget > 0 {
+			r.budget--
+			if k.clocks == nil {
+				k.clocks = map[int]int{}
+			}
+			k.clocks[tid] = fd
+		} else {
+			defer unix.Close(fd)
+		}
+	}
+	n, err := unix.Pread(fd, r.buf[:256], 0)
+	if err != nil || n <= 0 {
+		if open { // the thread has ended
+			unix.Close(fd)
+			r.budget++
+			delete(k.clocks, tid)
+		}
+		return nil
+	}
+	first, _, _ := strings.Cut(string(r.buf[:n]), " ")
+	ns, err := strconv.ParseUint(first, 10, 64)
 	if err != nil {
 		return nil
 	}
-	first, _, _ := strings.Cut(string(b), " ")
-	n, err := strconv.ParseUint(first, 10, 64)
-	if err != nil {
-		return nil
-	}
-	return &n
+	return &ns
 }

@@ -1,0 +1,285 @@
+package sandbox
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/host/cgroup"
+)
+
+func mustTable(t testing.TB) *table {
+	t.Helper()
+	table, err := builtin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+// What a path says, for names beside those of the fixtures.
+func TestLocate(t *testing.T) {
+	hex := strings.Repeat("0123abcd", 8)
+	for _, c := range []struct{ path, pod, id, place, driver string }{
+		{"/", "", "", "root", ""},
+		{"", "", "", "root", ""},
+		{"/system.slice/ssh.service", "", "", "service", ""},
+		{"/user.slice/user-0.slice/user@0.service/app.slice", "", "", "other", ""},
+		{"/kubepods/pod" + testPod, testPod, "", "pod", "cgroupfs"},
+		{"/kubepods.slice/kubepods-pod" + strings.ReplaceAll(testPod, "-", "_") + ".slice", testPod, "", "pod", "systemd"},
+		{"/kubepods/pod" + testPod + "/" + hex + "/x/y", testPod, hex, "container", "cgroupfs"},
+		{"/kubepods/podx/" + hex, "", hex, "container", "cgroupfs"},
+		{"/kata_overhead", "", "", "other", ""},
+		{"/kata_overhead/s1", "", "s1", "overhead", "cgroupfs"},
+		{"/kata_s1", "", "s1", "sandbox", "cgroupfs"},
+		{"/a/firecracker/vm/b", "", "vm", "sandbox", "cgroupfs"},
+		{"/x.slice:runc:abc", "", "abc", "literal", "systemd"},
+		{"/system.slice/docker-" + hex[1:] + ".scope", "", "", "other", ""},
+		{"/kata_../x", "", "", "other", ""},
+		{"relative/" + hex, "", hex, "container", "cgroupfs"},
+	} {
+		w := mustTable(t).locate(c.path)
+		if got := [4]string{w.pod, w.id, string(w.place), w.driver}; got != [4]string{c.pod, c.id, c.place, c.driver} {
+			t.Errorf("%s: %q, want %q", c.path, got, c)
+		}
+	}
+}
+
+// A table that is wrong says where, and does not come to anything.
+func TestTableRefusesWhatIsWrong(t *testing.T) {
+	for _, c := range []struct{ text, says string }{
+		{"paths: [{match: '(', place: pod}]", "missing"},
+		{"paths: [{match: '(?P<who>x)', place: pod}]", `no group "who"`},
+		{"processes: [{program: x, component: vm}]", `component "vm"`},
+		{"rows: [{name: x, components: {vmmm: {}}}]", `component "vmmm"`},
+		{"pathes: []", "unknown field"},
+	} {
+		if _, err := parseTable([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want %q", c.text, err, c.says)
+		}
+	}
+}
+
+// A process is looked at again when another has taken its pid, and when it has become another by exec soon after.
+func TestReadSeesWhatChanges(t *testing.T) {
+	root := t.TempDir()
+	f := &fixture{Cgroups: "v2", Procs: []fixtureProcess{{PID: 10, Comm: "sh", Args: "sh", At: "/x"}}}
+	f.unpack(t, root)
+	r, err := New(Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	read := func(want ...string) {
+		t.Helper()
+		c, err := r.Read(false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, s := range c.Sandboxes {
+			for _, p := range s.Processes {
+				got = append(got, fmt.Sprintf("%s %d %s %s", s.ID, p.PID, p.Component, p.Memory.Path))
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("%q, want %q", got, want)
+		}
+	}
+	read()
+	shim := fixtureProcess{PID: 10, Comm: "containerd-shim", Args: "containerd-shim-kata-v2 -id s1", At: "/x"}
+	f.process(writer{t, root}, shim) // by exec: the directory is the same
+	read("s1 10 shim /x")
+	for range strangerTurns {
+		read("s1 10 shim /x")
+	}
+	shim.At = "/kata_overhead/s1"
+	f.process(writer{t, root}, shim) // it is moved
+	for range membershipTurns - 1 {
+		if _, err := r.Read(false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read("s1 10 shim /kata_overhead/s1")
+	old := filepath.Join(root, "old")
+	if err := os.Rename(filepath.Join(root, "proc", "10"), old); err != nil { // keeps its inode
+		t.Fatal(err)
+	}
+	shim.Args = "containerd-shim-kata-v2 -id s2"
+	f.process(writer{t, root}, shim)
+	read("s1 10 other /kata_overhead/s1") // another process; what its command line says contradicts its group
+	if err := os.RemoveAll(filepath.Join(root, "proc", "10")); err != nil {
+		t.Fatal(err)
+	}
+	read()
+}
+
+// Files without an end, and names that are no ids, are no reason to fail or to grow.
+func TestHostileFiles(t *testing.T) {
+	root := t.TempDir()
+	long := strings.Repeat("x ", 1<<20)
+	f := &fixture{Cgroups: "v2", Procs: []fixtureProcess{
+		{PID: 10, Comm: "a) R 1", Args: "qemu-system-x86_64 -name sandbox-../../etc " + long, At: "/x"},
+		{PID: 11, Comm: "qemu", Args: "qemu-system-x86_64 -name sandbox-ok " + long, At: "/y"},
+		{PID: 12, Comm: "sh", Args: "runsc-gofer --root=/*/*/*/*/* gofer", At: "/" + strings.Repeat("a/", 100)},
+		{PID: 13, Comm: "shim", Args: "containerd-shim-kata-v2 -id *", At: "/z"},
+		{PID: 14, Comm: "shim", Args: "containerd-shim-kata-v2 -id", At: "/z"},
+	}}
+	f.unpack(t, root)
+	for pid, name := range map[string]string{"20": "stat", "21": "cmdline", "22": "cgroup"} { // half a process
+		writer{t, root}.file("/proc/"+pid+"/"+name, "\x00\x00((\n")
+	}
+	r, err := New(Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	c, err := r.Read(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Sandboxes) != 1 || c.Sandboxes[0].ID != "ok" {
+		t.Errorf("%d sandboxes: %+v", len(c.Sandboxes), c.Sandboxes)
+	}
+}
+
+// On this machine: a process that calls itself a sandbox's VMM is found, where it is charged, and what it has used; and
+// it is gone when it has ended.
+func TestReadOnThisMachine(t *testing.T) {
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	group := fmt.Sprintf("/tare-test-%d-sandbox", os.Getpid())
+	var dirs []string
+	for i := range layout.Hierarchies {
+		h := &layout.Hierarchies[i]
+		if dir, ok := h.Dir(group); ok && (h.V2 || h.Has("cpuacct") || h.Has("memory")) {
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.Remove(dir) })
+			dirs = append(dirs, dir)
+		}
+	}
+	busy := exec.Command("sh", "-c", "while :; do :; done")
+	busy.Args = []string{"qemu-system-x86_64", "-c", "while :; do :; done", "-name", "sandbox-here,debug-threads=on"}
+	if err := busy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { busy.Process.Kill(); busy.Wait() }()
+	for _, dir := range dirs {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Appendln(nil, busy.Process.Pid), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	find := func() *Process {
+		c, err := r.Read(false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, ok := c.Sandbox("here"); ok {
+			return s.Processes[0]
+		}
+		return nil
+	}
+	var first uint64
+	for range 200 { // it has to run before it has used anything
+		p := find()
+		if p == nil || p.PID != busy.Process.Pid || p.Component != VMM || p.CPUNs == nil {
+			t.Fatalf("the process is %+v", p)
+		}
+		if p.Memory.Path != group || p.Memory.Place != PlaceOwn || !p.Memory.Inside || p.CPU != p.Memory {
+			t.Fatalf("it is charged to %+v and %+v, want %s", p.CPU, p.Memory, group)
+		}
+		if first == 0 {
+			first = *p.CPUNs
+		} else if *p.CPUNs > first {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if p := find(); *p.CPUNs <= first {
+		t.Errorf("it has used %d ns, and did before", *p.CPUNs)
+	}
+	c, err := r.Read(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _ := c.Sandbox("here")
+	if g := s.Groups[0]; g.Reading == nil || !g.Reading.CPU.UsageNs.OK {
+		t.Errorf("the group was not read: %+v", g)
+	}
+	busy.Process.Kill()
+	busy.Wait()
+	if p := find(); p != nil {
+		t.Errorf("it has ended and is still there: %+v", p)
+	}
+}
+
+func FuzzLocate(f *testing.F) {
+	for _, s := range []string{"/", "/kubepods/pod" + testPod, "/kata_overhead/x", "a.slice:b:c", "//", "/x.scope/" + testPod} {
+		f.Add(s)
+	}
+	table := mustTable(f)
+	f.Fuzz(func(t *testing.T, path string) {
+		w := table.locate(path)
+		if w.id != "" && !table.validID(w.id) {
+			t.Errorf("%q has id %q", path, w.id)
+		}
+		if w.pod != "" && !table.validID(w.pod) || !strings.HasPrefix(path, w.podPath) {
+			t.Errorf("%q is in pod %q at %q", path, w.pod, w.podPath)
+		}
+	})
+}
+
+func FuzzIdentify(f *testing.F) {
+	f.Add("qemu-system-x86", "qemu-system-x86_64\x00-name\x00sandbox-a,debug-threads=on\x00", "/usr/bin/qemu", false)
+	f.Add("vhost-12", "", "", true)
+	f.Add("exe", "runsc-sandbox\x00boot\x00x\x00", "/usr/bin/runsc (deleted)", false)
+	table := mustTable(f)
+	f.Fuzz(func(t *testing.T, comm, text, exe string, kernel bool) {
+		args := arguments([]byte(text))
+		c := table.identify(command{comm: comm, exe: exe, args: args, kernel: kernel})
+		if c.id != "" && !table.validID(c.id) {
+			t.Errorf("%q gives id %q", args, c.id)
+		}
+		if c.owner < 0 || c.owner > 1<<26 || len(args) > maxArgs {
+			t.Errorf("owner %d, %d arguments", c.owner, len(args))
+		}
+		table.thread(comm)
+	})
+}
+
+func FuzzState(f *testing.F) {
+	f.Add([]byte(`{"annotations": {"io.kubernetes.cri.sandbox-id": "x", "io.kubernetes.cri.sandbox-memory": "1"}}`))
+	f.Add([]byte(`{"pid": 1, "cgroup_paths": {"": "/x"}, "cgroup-path": "/y"}`))
+	f.Add([]byte(`{"goferPid": {"val": 3}, "sandbox": {"pid": 1e300}}`))
+	table := mustTable(f)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for _, parse := range []func(*state, []byte) error{table.parseOCI, parseRunc, parseRunsc} {
+			s := &state{pids: map[int]Component{}}
+			if parse(s, text) != nil {
+				continue
+			}
+			for pid := range s.pids {
+				if pid <= 0 {
+					t.Errorf("pid %d of %q", pid, text)
+				}
+			}
+			if s.sandbox != "" && !table.validID(s.sandbox) || s.pod.UID != "" && !table.validID(s.pod.UID) {
+				t.Errorf("sandbox %q, pod %q of %q", s.sandbox, s.pod.UID, text)
+			}
+		}
+	})
+}
