@@ -82,8 +82,9 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	budget := time.Duration(smapsPart * l.Window.Seconds * float64(time.Second))
 	memory, unread := s.resident(c, min(max(budget, smapsLeast), smapsMost))
 	if unread > 0 {
-		l.Warn("pss-not-read", "the resident memory of %d processes of sandboxes was not read, for that of the others took %v "+
-			"of CPU time: it is unknown, and so are sums that it belongs to; a longer --for reads more", unread, s.smaps)
+		l.Warn("pss-not-read", "the resident memory of %d processes of sandboxes was not read, for that of the others "+
+			"took %v of CPU time: it is unknown, and so are sums that it belongs to; a longer --for reads more",
+			unread, s.smaps)
 	}
 	l.Sandboxes = []ledger.Sandbox{}
 	for _, b := range c.Sandboxes {
@@ -109,9 +110,12 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	return nil
 }
 
+// memories is the resident memory of processes; of those that are not in it, it was not read.
+type memories map[*sandbox.Process]*ledger.SandboxMemory
+
 // resident reads the resident memory of all processes of sandboxes, the VMMs and sentries first, until that has taken
 // so much CPU time; and says how many were left out. A process that has ended is none of them.
-func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (map[*sandbox.Process]*ledger.SandboxMemory, int) {
+func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories, int) {
 	var all []*sandbox.Process
 	for _, b := range c.Sandboxes {
 		for _, p := range b.Processes {
@@ -127,7 +131,7 @@ func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (map[*sand
 		return 1
 	}
 	slices.SortStableFunc(all, func(a, b *sandbox.Process) int { return cmp.Compare(large(a), large(b)) })
-	memory := make(map[*sandbox.Process]*ledger.SandboxMemory, len(all))
+	memory := make(memories, len(all))
 	began := selfTime()
 	defer func() { s.smaps = selfTime() - began }()
 	for i, p := range all {
@@ -154,7 +158,7 @@ type entry struct {
 	c      *sandbox.Census
 	b      *sandbox.Sandbox
 	l      *ledger.Ledger
-	memory map[*sandbox.Process]*ledger.SandboxMemory
+	memory memories
 }
 
 func (e *entry) sandbox() (ledger.Sandbox, error) {
@@ -364,11 +368,13 @@ func (e *entry) explain(out *ledger.Sandbox, pss map[ledger.Charge]uint64) {
 			"which the host cannot tell apart")
 		if has(string(sandbox.VMM)) && !has(ledger.ComponentGuest) {
 			out.NetMemory, out.TareMemory, out.MeasuredOverhead = nil, nil, nil
-			out.Notes = append(out.Notes, "the guest's memory is not shared memory, so it cannot be told from the VMM's own")
+			out.Notes = append(out.Notes, "the guest's memory is not shared memory, so it cannot be told from the VMM's "+
+				"own")
 		}
 		if has(string(sandbox.VMM)) && !has(string(sandbox.VCPU)) {
 			out.NetCPU, out.TareCPU = nil, nil
-			out.Notes = append(out.Notes, "the VMM does not name its vCPU threads, so their CPU time cannot be told from its own")
+			out.Notes = append(out.Notes, "the VMM does not name its vCPU threads, so their CPU time cannot be told from "+
+				"its own")
 		}
 	}
 	if has(string(sandbox.Sentry)) && !has(string(sandbox.Workload)) {
@@ -404,8 +410,9 @@ func (e *entry) groups(out *ledger.Sandbox) {
 		}
 		out.Groups = append(out.Groups, x)
 	}
-	if slices.ContainsFunc(e.b.Groups, func(g *sandbox.Group) bool { return g.Processes > 0 && g.Within == "" && g.Reading == nil }) {
-		out.Notes = append(out.Notes, fmt.Sprintf("a part of it is charged to groups that others are in as well, whose memory "+
-			"is in neither charged_inside_hard_bytes nor charged_outside_hard_bytes"))
+	shared := func(g *sandbox.Group) bool { return g.Processes > 0 && g.Within == "" && g.Reading == nil }
+	if i := slices.IndexFunc(e.b.Groups, shared); i >= 0 {
+		out.Notes = append(out.Notes, fmt.Sprintf("a part of it is charged to groups that others are in as well, such "+
+			"as %s: what that is of their memory is not known", e.b.Groups[i].Path))
 	}
 }

@@ -44,7 +44,11 @@ func (t *text) sandbox(s *ledger.Sandbox) {
 		t.wrap("        ", s.Title)
 	}
 	for _, c := range s.Components {
-		t.line(fmt.Sprintf("        %-10s %10s  %s", c.Component, orDash(c.CPU, quantity.Seconds), componentMemory(c)))
+		cpu := orDash(c.CPU, quantity.Seconds)
+		if c.Processes == 0 && c.Threads == 0 {
+			cpu = "-" // memory alone
+		}
+		t.line(fmt.Sprintf("        %-10s %10s  %s", c.Component, cpu, componentMemory(c)))
 	}
 	if inside, outside := s.ChargedInside, s.ChargedOutside; inside != nil || outside != nil {
 		t.wrap("        ", fmt.Sprintf("hard memory charged to its own groups: %s; to groups outside of them: %s",
@@ -52,9 +56,16 @@ func (t *text) sandbox(s *ledger.Sandbox) {
 	}
 	switch {
 	case s.Declared != nil && s.MeasuredOverhead != nil:
-		t.wrap("        ", fmt.Sprintf("overhead: %s declared (%s), %s measured on the host, without the guest's kernel",
+		without := ""
+		if s.VM {
+			without = ", without the guest's kernel"
+		}
+		t.wrap("        ", fmt.Sprintf("overhead: %s declared (%s), %s measured on the host%s",
 			quantity.Value(float64(s.Declared.MemoryBytes), quantity.Bytes), s.Declared.Source,
-			quantity.Value(float64(*s.MeasuredOverhead), quantity.Bytes)))
+			quantity.Value(float64(*s.MeasuredOverhead), quantity.Bytes), without))
+	case s.MeasuredOverhead != nil && *s.MeasuredOverhead > 0 && s.Runtime != "":
+		t.line("        overhead: " + quantity.Value(float64(*s.MeasuredOverhead), quantity.Bytes) +
+			" measured on the host; what was declared is not known here")
 	case s.Declared != nil:
 		t.wrap("        ", fmt.Sprintf("overhead: %s declared (%s); what it is was not measured",
 			quantity.Value(float64(s.Declared.MemoryBytes), quantity.Bytes), s.Declared.Source))
@@ -89,7 +100,7 @@ func componentMemory(c ledger.SandboxComponent) string {
 	case c.Processes == 1:
 		of = "1 process"
 	case c.Processes == 0 && c.Threads == 0:
-		of = "memory that its VMM or sentry shares"
+		of = "memory held by its VMM or sentry"
 	case c.Processes == 0 && c.Threads == 1:
 		of = "1 thread"
 	case c.Processes == 0:
@@ -102,13 +113,14 @@ func componentMemory(c ledger.SandboxComponent) string {
 	for _, k := range []struct {
 		name  string
 		bytes *uint64
-	}{{"anon", c.Memory.Anon}, {"file", c.Memory.File}, {"shmem", c.Memory.Shmem}, {"page tables", &c.Memory.PageTables},
-		{"swapped out", &c.Memory.Swap}} {
+	}{{"anon", c.Memory.Anon}, {"file", c.Memory.File}, {"shmem", c.Memory.Shmem},
+		{"page tables", &c.Memory.PageTables}, {"swapped out", &c.Memory.Swap}} {
 		if k.bytes != nil && *k.bytes > 0 {
 			kinds = append(kinds, k.name+" "+quantity.Value(float64(*k.bytes), quantity.Bytes))
 		}
 	}
-	return fmt.Sprintf("%10s  %s  %s", quantity.Value(float64(c.Memory.PSS), quantity.Bytes), of, strings.Join(kinds, ", "))
+	pss := quantity.Value(float64(c.Memory.PSS), quantity.Bytes)
+	return fmt.Sprintf("%10s  %s  %s", pss, of, strings.Join(kinds, ", "))
 }
 
 // findings are those of all sandboxes, also of those that are not shown.

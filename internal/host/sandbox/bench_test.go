@@ -26,7 +26,8 @@ func crowd(n int) *fixture {
 		f.Groups[group], f.Groups[overhead] = "anon=100 shmem=200 file=50", "anon=20 shmem=5 file=5"
 		at := 1000 + 10*i
 		f.Procs = append(f.Procs,
-			fixtureProcess{PID: at, Comm: "containerd-shim", At: overhead, Args: "containerd-shim-kata-v2 -namespace k8s.io -id " + id},
+			fixtureProcess{PID: at, Comm: "containerd-shim", At: overhead,
+				Args: "containerd-shim-kata-v2 -namespace k8s.io -id " + id},
 			fixtureProcess{PID: at + 1, PPID: at, Comm: "qemu-system-x86", At: group + "/kata_" + id,
 				Args: "qemu-system-x86_64 -name sandbox-" + id + ",debug-threads=on",
 				Threads: []fixtureThread{{TID: at + 2, Comm: "CPU 0/KVM"}, {TID: at + 3, Comm: "CPU 1/KVM"},
@@ -50,8 +51,8 @@ func BenchmarkRead(b *testing.B) {
 	benchmarkRead(b, r, manySandboxes)
 }
 
-// BenchmarkReadKernel does the same with groups and processes of this machine's kernel: 300 sandboxes of three processes
-// each, which do nothing but have the command lines of Kata's.
+// BenchmarkReadKernel does the same with groups and processes of this machine's kernel: 300 sandboxes of three
+// processes each, which do nothing but have the command lines of Kata's.
 func BenchmarkReadKernel(b *testing.B) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

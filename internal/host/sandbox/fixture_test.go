@@ -69,8 +69,8 @@ func expand(s string) string {
 	hex := func(digits string) string { return strings.Repeat(digits, 64/len(digits)) }
 	kind := "/system.slice/docker-" + hex("dead0001") + ".scope/kubelet.slice/kubelet-kubepods.slice/" +
 		"kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod0123456789abcdef0123456789abcdef.slice"
-	return strings.NewReplacer("$K", kind, "$A", hex("a1b2c3d4"), "$B", hex("b0b1b2b3"), "$C", hex("c0ffee00"), "$N", hex("dead0001"),
-		"$P_", strings.ReplaceAll(testPod, "-", "_"), "$P", testPod).Replace(s)
+	return strings.NewReplacer("$K", kind, "$A", hex("a1b2c3d4"), "$B", hex("b0b1b2b3"), "$C", hex("c0ffee00"),
+		"$N", hex("dead0001"), "$P_", strings.ReplaceAll(testPod, "-", "_"), "$P", testPod).Replace(s)
 }
 
 func loadFixture(t testing.TB, file string) *fixture {
@@ -213,7 +213,8 @@ func (f *fixture) process(w writer, p fixtureProcess) {
 		flags |= 0x200000
 	}
 	stat := func(id int, comm string) string {
-		return fmt.Sprintf("%d (%s) S %d 1 1 0 -1 %d 0 0 0 0 5 7 0 0 20 0 1 0 %d 0 0\n", id, comm, max(p.PPID, 1), flags, 1000+p.PID)
+		return fmt.Sprintf("%d (%s) S %d 1 1 0 -1 %d 0 0 0 0 5 7 0 0 20 0 1 0 %d 0 0\n", id, comm, max(p.PPID, 1), flags,
+			1000+p.PID)
 	}
 	w.file(dir+"stat", stat(p.PID, p.Comm))
 	w.file(dir+"comm", p.Comm+"\n")
@@ -229,8 +230,8 @@ func (f *fixture) process(w writer, p fixtureProcess) {
 		}
 	}
 	if p.PSS > 0 {
-		w.file(dir+"smaps_rollup", fmt.Sprintf("00400000-7fff0000 ---p 00000000 00:00 0    [rollup]\nRss: %d kB\nPss: %d kB\n"+
-			"Pss_Anon: %d kB\nPss_File: 0 kB\nPss_Shmem: 0 kB\n", p.PSS*2, p.PSS, p.PSS))
+		w.file(dir+"smaps_rollup", fmt.Sprintf("00400000-7fff0000 ---p 00000000 00:00 0    [rollup]\n"+
+			"Rss: %d kB\nPss: %d kB\nPss_Anon: %d kB\nPss_File: 0 kB\nPss_Shmem: 0 kB\n", p.PSS*2, p.PSS, p.PSS))
 	}
 	w.file(fmt.Sprintf("%stask/%d/comm", dir, p.PID), p.Comm+"\n")
 	for _, thread := range p.Threads {
@@ -325,7 +326,8 @@ func (f *fixture) check(t *testing.T, c *Census, root string) {
 		if i == 0 && s.Row != f.Row {
 			t.Errorf("the row is %q, want %q", s.Row, f.Row)
 		}
-		got := expected{ID: s.ID, Runtime: s.Runtime, Engine: s.Engine, Driver: s.Driver, Pod: s.Pod.UID, Containers: s.Containers, VM: s.VM}
+		got := expected{ID: s.ID, Runtime: s.Runtime, Engine: s.Engine, Driver: s.Driver, Pod: s.Pod.UID,
+			Containers: s.Containers, VM: s.VM}
 		if s.Pod.Name != "" {
 			got.Name = s.Pod.Namespace + "/" + s.Pod.Name
 		}

@@ -228,7 +228,9 @@ func TestReadOnThisMachine(t *testing.T) {
 }
 
 func FuzzLocate(f *testing.F) {
-	for _, s := range []string{"/", "/kubepods/pod" + testPod, "/kata_overhead/x", "a.slice:b:c", "//", "/x.scope/" + testPod} {
+	for _, s := range []string{
+		"/", "/kubepods/pod" + testPod, "/kata_overhead/x", "a.slice:b:c", "//", "/x.scope/" + testPod,
+	} {
 		f.Add(s)
 	}
 	table := mustTable(f)
