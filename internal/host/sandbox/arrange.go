@@ -118,7 +118,7 @@ func (c *Census) Findings(s *Sandbox, sizes Sizes) ([]Finding, error) {
 		}
 		words := s.words(r, parts, sizes)
 		if left != nil {
-			words = append(words, "{left_group}", left.inWords(), "{left_size}", bytesOf(leftBytes))
+			words = append(words, "{left_group}", left.inWords(s), "{left_size}", bytesOf(leftBytes))
 		}
 		found = append(found, Finding{Code: r.Code, Sandbox: s.ID, Message: strings.NewReplacer(words...).Replace(r.Says)})
 	}
@@ -160,14 +160,14 @@ func (s *Sandbox) words(r *findingRule, parts []part, sizes Sizes) []string {
 	first := parts[0]
 	return []string{
 		"{sandbox}", s.label(), "{component}", ComponentName(r.Component), "{size}", size, "{owner}", owner,
-		"{cpu}", first.cpu.inWords(), "{memory}", first.memory.inWords(), "{empty}", strconv.Itoa(len(s.Empty)),
+		"{cpu}", first.cpu.inWords(s), "{memory}", first.memory.inWords(s), "{empty}", strconv.Itoa(len(s.Empty)),
 	}
 }
 
 func bytesOf(n uint64) string { return quantity.Value(float64(n), quantity.Bytes) }
 
 // inWords names a group as people do: the pod, the overhead group, the service.
-func (l Location) inWords() string {
+func (l Location) inWords(s *Sandbox) string {
 	base := l.Path[strings.LastIndexByte(l.Path, '/')+1:]
 	switch l.Place {
 	case PlaceRoot:
@@ -177,7 +177,7 @@ func (l Location) inWords() string {
 	case PlaceOverhead:
 		return shorten(strings.TrimPrefix(l.Path, "/"))
 	case PlacePod, PlaceSandbox:
-		if l.Inside {
+		if l.Inside && s.Pod.UID != "" {
 			return "the pod"
 		}
 	case PlaceContainer:

@@ -109,6 +109,9 @@ func (g *gathering) unite(all []*known) {
 				g.pods[pod] = true
 				g.union(idKey(id), podKey(pod))
 			}
+			if id2 := g.r.where(g.identity(p)).id; id2 != "" {
+				g.union(idKey(id), idKey(id2)) // a sandbox's group may be called after something else
+			}
 			if p := g.identity(p); strings.HasPrefix(p, "/") && p != "/" && g.r.where(p).key() == "" {
 				g.names[p] = idKey(id)
 			}
@@ -184,7 +187,8 @@ func (g *gathering) assign(k *known) {
 			g.signs[k] = append(g.signs[k], SignCommand)
 		case g.find(name) == g.find(claimed):
 			g.signs[k] = append(g.signs[k], SignCommand)
-		case w.id == "" && g.podOf(claimed) == "":
+		// Only what sandbox runtimes start is in a group that they alone make.
+		case w.place == PlaceSandbox, w.id == "" && g.podOf(claimed) == "":
 			g.union(name, claimed)
 			g.signs[k] = append(g.signs[k], SignCommand)
 		case g.encloses(w, id):
@@ -580,7 +584,7 @@ func (a *assembly) component(k *known, p *Process) Component {
 			return r.Component
 		}
 	}
-	if c := a.g.role[k.PID]; c == Sentry || c == Gofer {
+	if c := a.g.role[k.PID]; c != "" && c != Workload {
 		return c
 	}
 	_, ofState := a.g.byPID[k.PID]

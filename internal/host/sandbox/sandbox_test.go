@@ -269,7 +269,9 @@ func FuzzState(f *testing.F) {
 	f.Add([]byte(`{"goferPid": {"val": 3}, "sandbox": {"pid": 1e300}}`))
 	table := mustTable(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
-		for _, parse := range []func(*state, []byte) error{table.parseOCI, parseRunc, parseRunsc} {
+		for _, parse := range []func(*state, []byte) error{
+			table.parseOCI, table.parseMicrovm, parseRunc, parseRunsc,
+		} {
 			s := &state{pids: map[int]Component{}}
 			if parse(s, text) != nil {
 				continue

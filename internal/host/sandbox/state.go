@@ -123,6 +123,7 @@ const (
 	formatRunc  = "runc"
 	formatCrun  = "crun"
 	formatRunsc = "runsc"
+	formatMicro = "microvm"
 )
 
 // state reads one file; nil where it cannot be read or is not what it should be: a container may go at any time.
@@ -143,6 +144,8 @@ func (t *table) state(r *stateRule, id, file string) *state {
 		err = t.parseOCI(s, text)
 	case formatRunc, formatCrun:
 		err = parseRunc(s, text)
+	case formatMicro:
+		err = t.parseMicrovm(s, text)
 	case formatRunsc:
 		if _, name, ok := strings.Cut(filepath.Base(file), "_sandbox:"); ok {
 			if name = strings.TrimSuffix(name, ".state"); t.validID(name) {
@@ -178,9 +181,18 @@ func (t *table) parseOCI(s *state, text []byte) error {
 	if err := json.Unmarshal(text, &config); err != nil {
 		return err
 	}
+	t.annotate(s, config.Annotations)
+	if p := config.Linux.CgroupsPath; p != "" && len(p) <= maxPath {
+		s.groups = append(s.groups, p)
+	}
+	return nil
+}
+
+// annotate takes what annotations of an OCI configuration say.
+func (t *table) annotate(s *state, annotations map[string]string) {
 	value := func(keys []string) (string, string) {
 		for _, k := range keys {
-			if v := config.Annotations[k]; v != "" && len(v) <= maxPath {
+			if v := annotations[k]; v != "" && len(v) <= maxPath {
 				return v, k
 			}
 		}
@@ -211,8 +223,34 @@ func (t *table) parseOCI(s *state, text []byte) error {
 			s.memory = &n
 		}
 	}
-	if p := config.Linux.CgroupsPath; p != "" && len(p) <= maxPath {
-		s.groups = append(s.groups, p)
+}
+
+// parseMicrovm reads state.json of Tare's microvm (package microvm).
+func (t *table) parseMicrovm(s *state, text []byte) error {
+	type process struct {
+		PID int `json:"pid"`
+	}
+	var f struct {
+		Annotations   map[string]string `json:"annotations"`
+		Shim          process           `json:"shim"`
+		VMM           process           `json:"vmm"`
+		Virtiofsd     process           `json:"virtiofsd"`
+		SandboxGroup  string            `json:"sandbox_group"`
+		OverheadGroup string            `json:"overhead_group"`
+	}
+	if err := json.Unmarshal(text, &f); err != nil {
+		return err
+	}
+	t.annotate(s, f.Annotations)
+	for c, p := range map[Component]process{Shim: f.Shim, VMM: f.VMM, Virtiofsd: f.Virtiofsd} {
+		if p.PID > 0 {
+			s.pids[p.PID] = c
+		}
+	}
+	for _, p := range []string{f.SandboxGroup, f.OverheadGroup} {
+		if p != "" && len(p) <= maxPath {
+			s.groups = append(s.groups, p)
+		}
 	}
 	return nil
 }
