@@ -158,3 +158,35 @@ func benchmarkRead(b *testing.B, r *Reader, want int) {
 		b.ReportMetric(float64(len(c.Sandboxes)), "sandboxes")
 	}
 }
+
+// BenchmarkReadChanging is BenchmarkRead where in each second a process of a sandbox comes or goes: all is put together
+// anew then.
+func BenchmarkReadChanging(b *testing.B) {
+	f, root := crowd(manySandboxes), b.TempDir()
+	f.unpack(b, root)
+	r, err := New(Options{Root: root})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.Close()
+	w := writer{b, root}
+	p := fixtureProcess{PID: 9999, PPID: 1000, Comm: "x", Args: "x", At: f.Procs[1].At}
+	if _, err := r.Read(true); err != nil {
+		b.Fatal(err)
+	}
+	var cost time.Duration
+	b.ResetTimer()
+	for i := range b.N {
+		if i%2 == 0 {
+			f.process(w, p)
+		} else if err := os.RemoveAll(filepath.Join(root, "proc", "9999")); err != nil {
+			b.Fatal(err)
+		}
+		began := r.Cost()
+		if _, err := r.Read(false); err != nil {
+			b.Fatal(err)
+		}
+		cost += r.Cost() - began
+	}
+	b.ReportMetric(float64(cost.Microseconds())/1e3/float64(b.N), "ms-CPU/reading")
+}
