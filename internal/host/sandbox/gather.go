@@ -46,6 +46,13 @@ func (r *Reader) gather() {
 	}
 	g.inherit(all)
 	r.census = g.census(all)
+	r.examples = map[cgroup.Charged]*known{}
+	for _, k := range all {
+		if k.process != nil && k.sandbox != nil && k.claim.rule == nil && k.process.Component == Workload &&
+			g.descends(k) == "" && r.examples[k.charged] == nil {
+			r.examples[k.charged] = k
+		}
+	}
 	r.watch()
 }
 

@@ -81,6 +81,9 @@ func (t *table) pathRule(element, above string) *pathRule {
 // another container: a node of a cluster may be one.
 func (w *where) apply(r *pathRule, element, upTo string) {
 	pod, id := podUID(r.Match.capture(element, "pod")), r.Match.capture(element, "id")
+	if id != "" && !validID(id) {
+		return
+	}
 	if pod == "" && id == "" {
 		if w.id == "" && w.pod == "" {
 			w.place = r.Place
@@ -164,7 +167,7 @@ func (t *table) identify(c command) claim {
 				}
 			}
 			out := claim{rule: r, runtime: r.Runtime, program: name}
-			t.name(&out, c.args)
+			name(&out, c.args)
 			if out.id == "" && r.Required {
 				continue
 			}
@@ -204,7 +207,7 @@ func number(s string) int {
 }
 
 // name finds the sandbox that a command line names.
-func (t *table) name(c *claim, args []string) {
+func name(c *claim, args []string) {
 	for i := range c.rule.ID {
 		src := &c.rule.ID[i]
 		var values []string
@@ -221,7 +224,7 @@ func (t *table) name(c *claim, args []string) {
 			if src.Match.text != "" {
 				id = src.Match.capture(v, "id")
 			}
-			if !t.validID(id) {
+			if !validID(id) {
 				continue
 			}
 			c.id, c.container = id, src.Container
@@ -253,7 +256,7 @@ func flagValues(args []string, flag string) (values []string) {
 }
 
 // validID says whether a string can be the id of a container: it may become part of a path, and is shown to people.
-func (t *table) validID(id string) bool {
+func validID(id string) bool {
 	if len(id) == 0 || len(id) > 128 || id == "." || id == ".." {
 		return false
 	}

@@ -35,8 +35,9 @@ type Reader struct {
 	buf      []byte
 	pass     uint64
 	paths    map[string]*where
-	states   map[string]*state // by id; nil where there is none
-	dirs     []stateDir        // places of state that command lines have named
+	examples map[cgroup.Charged]*known // a process of an application in each group, as of the last gathering
+	states   map[string]*state         // by id; nil where there is none
+	dirs     []stateDir                // places of state that command lines have named
 	census   *Census
 	measured []*Group // with a Reading
 	cost     time.Duration
@@ -147,7 +148,7 @@ func (r *Reader) Read(full bool) (*Census, error) {
 		if k.pass != r.pass {
 			r.forget(k)
 			delete(r.known, pid)
-			changed = changed || k.sandbox != nil || k.process != nil
+			changed = changed || k.process != nil && !r.leave(k)
 		}
 	}
 	if changed {
@@ -171,7 +172,7 @@ func (r *Reader) look(e proc.Entry, full bool) bool {
 			return was
 		}
 		r.known[e.PID] = k
-		return r.concerns(k)
+		return !r.join(k) && r.concerns(k)
 	}
 	k.pass = r.pass
 	turns, ours := uint64(strangerTurns), k.process != nil
@@ -197,6 +198,43 @@ func (r *Reader) look(e proc.Entry, full bool) bool {
 		fresh.PPID == k.PPID && fresh.Start == k.Start && fresh.Comm == k.Comm
 	*k = *fresh
 	return !same && (ours || r.concerns(k))
+}
+
+// join adds a new process to the sandbox whose application has another in the same groups, where nothing else is to be
+// known of it: applications start processes all the time, and putting everything together anew takes ten times as long
+// as a reading.
+func (r *Reader) join(k *known) bool {
+	like := r.examples[k.charged]
+	if like == nil || like.process == nil || k.claim.rule != nil || k.Kernel {
+		return false
+	}
+	p := *like.process
+	p.PID, p.PPID, p.Start, p.Comm, p.Program = k.PID, k.PPID, k.Start, k.Comm, k.claim.program
+	p.Signs, p.CPUNs = []Sign{SignCgroup}, nil
+	k.sandbox, k.process = like.sandbox, &p
+	k.sandbox.Processes = append(k.sandbox.Processes, &p)
+	k.sandbox.tally(&p, 1)
+	return true
+}
+
+// leave takes a process of an application that has ended out of its sandbox, unless it was the one that others are
+// compared with.
+func (r *Reader) leave(k *known) bool {
+	if k.sandbox == nil || k.claim.rule != nil || k.process.Component != Workload || r.examples[k.charged] == k {
+		return false
+	}
+	k.sandbox.Processes = slices.DeleteFunc(k.sandbox.Processes, func(p *Process) bool { return p == k.process })
+	k.sandbox.tally(k.process, -1)
+	return true
+}
+
+// tally counts a process in the groups that it is charged to.
+func (s *Sandbox) tally(p *Process, n int) {
+	for _, g := range s.Groups {
+		if g.Path == p.CPU.Path || g.Path == p.Memory.Path {
+			g.Processes += n
+		}
+	}
 }
 
 func (c *claim) unsettled() bool { return c.rule != nil && c.rule.Unsettled }

@@ -1,14 +1,19 @@
 package sandbox
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/goccy/go-yaml"
 
 	"tare/internal/host/cgroup"
 )
@@ -41,6 +46,7 @@ func TestLocate(t *testing.T) {
 		{"/x.slice:runc:abc", "", "abc", "literal", "systemd"},
 		{"/system.slice/docker-" + hex[1:] + ".scope", "", "", "other", ""},
 		{"/kata_../x", "", "", "other", ""},
+		{"/kata_overhead/" + strings.Repeat("x", 129), "", "", "other", ""},
 		{"relative/" + hex, "", hex, "container", "cgroupfs"},
 	} {
 		w := mustTable(t).locate(c.path)
@@ -59,9 +65,32 @@ func TestTableRefusesWhatIsWrong(t *testing.T) {
 		{"rows: [{name: x, components: {vmmm: {}}}]", `component "vmmm"`},
 		{"pathes: []", "unknown field"},
 	} {
-		if _, err := parseTable([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.says) {
+		text, err := yaml.YAMLToJSON([]byte(c.text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parseTable(text); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want %q", c.text, err, c.says)
 		}
+	}
+}
+
+// What is compiled in is what people read.
+func TestTableIsThatOfTheFile(t *testing.T) {
+	text, err := os.ReadFile("table.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have, file any
+	if err := errors.Join(json.Unmarshal(tableJSON, &have), json.Unmarshal(want, &file)); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(have, file) {
+		t.Error("table.json is not made of table.yaml: go generate ./internal/host/sandbox")
 	}
 }
 
@@ -117,6 +146,63 @@ func TestReadSeesWhatChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	read()
+}
+
+// Processes that an application starts and ends are added and taken away, and the result is that of a reading of all.
+func TestReadFollowsAnApplication(t *testing.T) {
+	root, w := t.TempDir(), writer{t, ""}
+	w.root = root
+	f := &fixture{Cgroups: "v1", Procs: []fixtureProcess{
+		{PID: 10, Comm: "sh", Args: "sh", At: "/docker/" + strings.Repeat("a", 64)},
+		{PID: 11, PPID: 10, Comm: "sh", Args: "sh", At: "/docker/" + strings.Repeat("a", 64)},
+		{PID: 20, Comm: "sh", Args: "sh", At: "/docker/" + strings.Repeat("b", 64)},
+	}}
+	f.unpack(t, root)
+	r, err := New(Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	say := func(c *Census, err error) string {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b strings.Builder
+		for _, s := range c.Sandboxes {
+			slices.SortFunc(s.Processes, func(x, y *Process) int { return x.PID - y.PID })
+			fmt.Fprintf(&b, "%.2s:", s.ID)
+			for _, p := range s.Processes {
+				fmt.Fprintf(&b, " %d %s %.2s %v", p.PID, p.Component, p.Container, p.Memory.Inside)
+			}
+			for _, g := range s.Groups {
+				fmt.Fprintf(&b, " (%d)", g.Processes)
+			}
+			b.WriteString("\n")
+		}
+		return b.String()
+	}
+	say(r.Read(true))
+	for _, change := range []func(){
+		func() { f.process(w, fixtureProcess{PID: 12, PPID: 11, Comm: "x", Args: "x", At: f.Procs[0].At}) },
+		func() { f.process(w, fixtureProcess{PID: 13, Comm: "x", Args: "tini", At: f.Procs[0].At}) },
+		func() { os.RemoveAll(filepath.Join(root, "proc", "11")) },
+		func() { os.RemoveAll(filepath.Join(root, "proc", "10")) }, // the one that others are compared with
+		func() { f.process(w, fixtureProcess{PID: 21, Comm: "x", Args: "x", At: f.Procs[2].At}) },
+		func() { os.RemoveAll(filepath.Join(root, "proc", "20")) },
+		func() { os.RemoveAll(filepath.Join(root, "proc", "21")) },
+	} {
+		change()
+		turns := say(r.Read(false))
+		all, err := New(Options{Root: root})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := say(all.Read(true)); turns != want {
+			t.Errorf("in turns:\n%sa new reader:\n%s", turns, want)
+		}
+		all.Close()
+	}
 }
 
 // Files without an end, and names that are no ids, are no reason to fail or to grow.
@@ -236,10 +322,10 @@ func FuzzLocate(f *testing.F) {
 	table := mustTable(f)
 	f.Fuzz(func(t *testing.T, path string) {
 		w := table.locate(path)
-		if w.id != "" && !table.validID(w.id) {
+		if w.id != "" && !validID(w.id) {
 			t.Errorf("%q has id %q", path, w.id)
 		}
-		if w.pod != "" && !table.validID(w.pod) || !strings.HasPrefix(path, w.podPath) {
+		if w.pod != "" && !validID(w.pod) || !strings.HasPrefix(path, w.podPath) {
 			t.Errorf("%q is in pod %q at %q", path, w.pod, w.podPath)
 		}
 	})
@@ -253,7 +339,7 @@ func FuzzIdentify(f *testing.F) {
 	f.Fuzz(func(t *testing.T, comm, text, exe string, kernel bool) {
 		args := arguments([]byte(text))
 		c := table.identify(command{comm: comm, exe: exe, args: args, kernel: kernel})
-		if c.id != "" && !table.validID(c.id) {
+		if c.id != "" && !validID(c.id) {
 			t.Errorf("%q gives id %q", args, c.id)
 		}
 		if c.owner < 0 || c.owner > 1<<26 || len(args) > maxArgs {
@@ -281,7 +367,7 @@ func FuzzState(f *testing.F) {
 					t.Errorf("pid %d of %q", pid, text)
 				}
 			}
-			if s.sandbox != "" && !table.validID(s.sandbox) || s.pod.UID != "" && !table.validID(s.pod.UID) {
+			if s.sandbox != "" && !validID(s.sandbox) || s.pod.UID != "" && !validID(s.pod.UID) {
 				t.Errorf("sandbox %q, pod %q of %q", s.sandbox, s.pod.UID, text)
 			}
 		}

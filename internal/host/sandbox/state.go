@@ -105,7 +105,7 @@ func (t *table) listed(root string) (ids []string) {
 				continue
 			}
 			id, _, _ := strings.Cut(elements[at], "_sandbox:")
-			if t.validID(id) {
+			if validID(id) {
 				ids = append(ids, id)
 			}
 		}
@@ -148,7 +148,7 @@ func (t *table) state(r *stateRule, id, file string) *state {
 		err = t.parseMicrovm(s, text)
 	case formatRunsc:
 		if _, name, ok := strings.Cut(filepath.Base(file), "_sandbox:"); ok {
-			if name = strings.TrimSuffix(name, ".state"); t.validID(name) {
+			if name = strings.TrimSuffix(name, ".state"); validID(name) {
 				s.sandbox = name
 			}
 		}
@@ -199,10 +199,10 @@ func (t *table) annotate(s *state, annotations map[string]string) {
 		return "", ""
 	}
 	a := &t.Annotations
-	if v, _ := value(a.Sandbox); t.validID(v) {
+	if v, _ := value(a.Sandbox); validID(v) {
 		s.sandbox = v
 	}
-	if v, _ := value(a.PodUID); t.validID(v) {
+	if v, _ := value(a.PodUID); validID(v) {
 		s.pod.UID = podUID(v)
 	}
 	s.pod.Name, _ = value(a.PodName)

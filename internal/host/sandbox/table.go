@@ -1,31 +1,35 @@
 package sandbox
 
 import (
+	"bytes"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
-
-	"github.com/goccy/go-yaml"
 )
 
-//go:embed table.yaml
-var tableYAML []byte
+//go:generate go run generate.go
+
+// tableJSON is table.yaml in a form that is quick to read.
+//
+//go:embed table.json
+var tableJSON []byte
 
 // table is what is known of runtimes, as table.yaml has it.
 type table struct {
-	IDs         map[string]string `yaml:"ids"`
-	Paths       []pathRule        `yaml:"paths"`
-	Processes   []processRule     `yaml:"processes"`
-	Threads     []threadRule      `yaml:"threads"`
-	Runtimes    []runtimeRule     `yaml:"runtimes"`
-	States      []stateRule       `yaml:"states"`
-	Annotations annotationKeys    `yaml:"annotations"`
-	Rows        []row             `yaml:"rows"`
-	Findings    []findingRule     `yaml:"findings"`
+	IDs         map[string]string `json:"ids"`
+	Paths       []pathRule        `json:"paths"`
+	Processes   []processRule     `json:"processes"`
+	Threads     []threadRule      `json:"threads"`
+	Runtimes    []runtimeRule     `json:"runtimes"`
+	States      []stateRule       `json:"states"`
+	Annotations annotationKeys    `json:"annotations"`
+	Rows        []row             `json:"rows"`
+	Findings    []findingRule     `json:"findings"`
 }
 
 // expression is a regular expression that must match the whole of a string. The zero value matches everything.
@@ -34,7 +38,8 @@ type expression struct {
 	*regexp.Regexp
 }
 
-func (e *expression) UnmarshalYAML(unmarshal func(any) error) error { return unmarshal(&e.text) }
+// UnmarshalJSON keeps the text; parseTable compiles it.
+func (e *expression) UnmarshalJSON(text []byte) error { return json.Unmarshal(text, &e.text) }
 
 func (e *expression) matches(s string) bool { return e.Regexp == nil || e.MatchString(s) }
 
@@ -55,129 +60,131 @@ func captured(re *regexp.Regexp, match []string, name string) string {
 
 // pathRule is for one element of the path of a group.
 type pathRule struct {
-	Match   expression `yaml:"match"`
-	Under   expression `yaml:"under"` // the element above it
-	Not     expression `yaml:"not"`
-	Place   Place      `yaml:"place"`
-	Engine  string     `yaml:"engine"`
-	Runtime string     `yaml:"runtime"`
-	Flavour string     `yaml:"flavour"`
-	Driver  string     `yaml:"driver"`
+	Match   expression `json:"match"`
+	Under   expression `json:"under"` // the element above it
+	Not     expression `json:"not"`
+	Place   Place      `json:"place"`
+	Engine  string     `json:"engine"`
+	Runtime string     `json:"runtime"`
+	Flavour string     `json:"flavour"`
+	Driver  string     `json:"driver"`
 }
 
 // processRule is for a process.
 type processRule struct {
-	Program   expression  `yaml:"program"` // base name of its command
-	Comm      expression  `yaml:"comm"`
-	Args      expression  `yaml:"args"` // the command line, joined with spaces
-	Component Component   `yaml:"component"`
-	Runtime   string      `yaml:"runtime"`
-	ID        []idSource  `yaml:"id"`
-	Required  bool        `yaml:"required"`  // it is no match without an id
-	Threads   bool        `yaml:"threads"`   // look at its threads
-	Shared    bool        `yaml:"shared"`    // it serves all sandboxes
-	Kernel    bool        `yaml:"kernel"`    // a thread of the kernel, that Comm's pid says who it works for
-	Inside    bool        `yaml:"inside"`    // only in the group of a container
-	Unsettled bool        `yaml:"unsettled"` // it will become something else: look again
-	Children  Component   `yaml:"children"`  // of all that descends from it in the same sandbox
-	State     *stateInArg `yaml:"state"`
+	Program   expression  `json:"program"` // base name of its command
+	Comm      expression  `json:"comm"`
+	Args      expression  `json:"args"` // the command line, joined with spaces
+	Component Component   `json:"component"`
+	Runtime   string      `json:"runtime"`
+	ID        []idSource  `json:"id"`
+	Required  bool        `json:"required"`  // it is no match without an id
+	Threads   bool        `json:"threads"`   // look at its threads
+	Shared    bool        `json:"shared"`    // it serves all sandboxes
+	Kernel    bool        `json:"kernel"`    // a thread of the kernel, that Comm's pid says who it works for
+	Inside    bool        `json:"inside"`    // only in the group of a container
+	Unsettled bool        `json:"unsettled"` // it will become something else: look again
+	Children  Component   `json:"children"`  // of all that descends from it in the same sandbox
+	State     *stateInArg `json:"state"`
 }
 
 // idSource is where a command line names a sandbox.
 type idSource struct {
-	Flag      string     `yaml:"flag"`  // the value of this flag ("-id X", "--id=X"); else any argument
-	Last      bool       `yaml:"last"`  // the last argument
-	Match     expression `yaml:"match"` // that the value must match, with a group id; else the value is the id
-	Runtime   string     `yaml:"runtime"`
-	Container bool       `yaml:"container"` // it names a container of the sandbox
+	Flag      string     `json:"flag"`  // the value of this flag ("-id X", "--id=X"); else any argument
+	Last      bool       `json:"last"`  // the last argument
+	Match     expression `json:"match"` // that the value must match, with a group id; else the value is the id
+	Runtime   string     `json:"runtime"`
+	Container bool       `json:"container"` // it names a container of the sandbox
 }
 
 // stateInArg is a flag that says where a runtime keeps its state.
 type stateInArg struct {
-	Flag   string `yaml:"flag"`
-	Format string `yaml:"format"`
+	Flag   string `json:"flag"`
+	Format string `json:"format"`
 }
 
 type threadRule struct {
-	Comm      expression `yaml:"comm"`
-	Component Component  `yaml:"component"`
-	Process   Component  `yaml:"process"` // what its process then is
+	Comm      expression `json:"comm"`
+	Component Component  `json:"component"`
+	Process   Component  `json:"process"` // what its process then is
 }
 
 type runtimeRule struct {
-	Name        string      `yaml:"name"`
-	VM          bool        `yaml:"vm"`
-	GuestMemory []Component `yaml:"guest_memory"` // whose shared memory is the application's
+	Name        string      `json:"name"`
+	VM          bool        `json:"vm"`
+	GuestMemory []Component `json:"guest_memory"` // whose shared memory is the application's
 }
 
 // stateRule is where a runtime keeps its state; see state.go.
 type stateRule struct {
-	Path    string `yaml:"path"`
-	Format  string `yaml:"format"`
-	Runtime string `yaml:"runtime"`
-	Flavour string `yaml:"flavour"`
-	Engine  string `yaml:"engine"`
+	Path    string `json:"path"`
+	Format  string `json:"format"`
+	Runtime string `json:"runtime"`
+	Flavour string `json:"flavour"`
+	Engine  string `json:"engine"`
 }
 
 // annotationKeys are the keys of an OCI configuration, in the order in which they are looked for.
 type annotationKeys struct {
-	Sandbox       []string `yaml:"sandbox"`
-	PodUID        []string `yaml:"pod_uid"`
-	PodName       []string `yaml:"pod_name"`
-	PodNamespace  []string `yaml:"pod_namespace"`
-	ContainerName []string `yaml:"container_name"`
-	Overhead      []string `yaml:"overhead"`
-	SandboxMemory []string `yaml:"sandbox_memory"`
+	Sandbox       []string `json:"sandbox"`
+	PodUID        []string `json:"pod_uid"`
+	PodName       []string `json:"pod_name"`
+	PodNamespace  []string `json:"pod_namespace"`
+	ContainerName []string `json:"container_name"`
+	Overhead      []string `json:"overhead"`
+	SandboxMemory []string `json:"sandbox_memory"`
 }
 
 // places are those that all of a component must be charged to; nil is anywhere.
 type places struct {
-	CPU    []Place `yaml:"cpu"`
-	Memory []Place `yaml:"memory"`
+	CPU    []Place `json:"cpu"`
+	Memory []Place `json:"memory"`
 }
 
 // row is one way in which a sandbox can be arranged.
 type row struct {
-	Name           string               `yaml:"name"`
-	Title          string               `yaml:"title"`
-	Runtime        string               `yaml:"runtime"`
-	RuntimeAny     []string             `yaml:"runtime_any"`
-	Flavour        string               `yaml:"flavour"`
-	Engine         string               `yaml:"engine"`
-	EngineNot      []string             `yaml:"engine_not"`
-	Driver         string               `yaml:"driver"`
-	OverheadDriver string               `yaml:"overhead_driver"`
-	Hierarchy      string               `yaml:"hierarchy"` // that counts memory: v1 or v2
-	Pod            *bool                `yaml:"pod"`
-	Program        string               `yaml:"program"` // of the VMM
-	Has            []Component          `yaml:"has"`
-	Absent         []Component          `yaml:"absent"`
-	Components     map[Component]places `yaml:"components"`
+	Name           string               `json:"name"`
+	Title          string               `json:"title"`
+	Runtime        string               `json:"runtime"`
+	RuntimeAny     []string             `json:"runtime_any"`
+	Flavour        string               `json:"flavour"`
+	Engine         string               `json:"engine"`
+	EngineNot      []string             `json:"engine_not"`
+	Driver         string               `json:"driver"`
+	OverheadDriver string               `json:"overhead_driver"`
+	Hierarchy      string               `json:"hierarchy"` // that counts memory: v1 or v2
+	Pod            *bool                `json:"pod"`
+	Program        string               `json:"program"` // of the VMM
+	Has            []Component          `json:"has"`
+	Absent         []Component          `json:"absent"`
+	Components     map[Component]places `json:"components"`
 }
 
 // findingRule is something that is worth saying of a sandbox.
 type findingRule struct {
-	Code         string    `yaml:"code"`
-	Row          string    `yaml:"row"`
-	Component    Component `yaml:"component"`
-	Hierarchy    string    `yaml:"hierarchy"`
-	Pod          *bool     `yaml:"pod"`
-	CPU          []Place   `yaml:"cpu"`
-	Memory       []Place   `yaml:"memory"`
-	LeaderMemory []Place   `yaml:"leader_memory"` // of the process that a thread belongs to
-	Any          []Place   `yaml:"any"`           // its CPU time or its memory
-	Left         Place     `yaml:"left"`          // a group of that kind holds more than its processes
-	EmptyGroups  bool      `yaml:"empty_groups"`
-	Says         string    `yaml:"says"`
+	Code         string    `json:"code"`
+	Row          string    `json:"row"`
+	Component    Component `json:"component"`
+	Hierarchy    string    `json:"hierarchy"`
+	Pod          *bool     `json:"pod"`
+	CPU          []Place   `json:"cpu"`
+	Memory       []Place   `json:"memory"`
+	LeaderMemory []Place   `json:"leader_memory"` // of the process that a thread belongs to
+	Any          []Place   `json:"any"`           // its CPU time or its memory
+	Left         Place     `json:"left"`          // a group of that kind holds more than its processes
+	EmptyGroups  bool      `json:"empty_groups"`
+	Says         string    `json:"says"`
 }
 
 // builtin is the table that is compiled in. A test parses it, so that it cannot be wrong.
-var builtin = sync.OnceValues(func() (*table, error) { return parseTable(tableYAML) })
+var builtin = sync.OnceValues(func() (*table, error) { return parseTable(tableJSON) })
 
-// parseTable reads a table and compiles its expressions.
+// parseTable reads a table in JSON and compiles its expressions.
 func parseTable(text []byte) (*table, error) {
 	var t table
-	if err := yaml.UnmarshalWithOptions(text, &t, yaml.Strict()); err != nil {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&t); err != nil {
 		return nil, fmt.Errorf("reading the table of sandboxes: %w", err)
 	}
 	compile := func(e *expression, groups ...string) error {
