@@ -167,7 +167,7 @@ func (t *table) identify(c command) claim {
 				}
 			}
 			out := claim{rule: r, runtime: r.Runtime, program: name}
-			name(&out, c.args)
+			nameSandbox(&out, c.args)
 			if out.id == "" && r.Required {
 				continue
 			}
@@ -206,8 +206,8 @@ func number(s string) int {
 	return n
 }
 
-// name finds the sandbox that a command line names.
-func name(c *claim, args []string) {
+// nameSandbox finds the sandbox that a command line names.
+func nameSandbox(c *claim, args []string) {
 	for i := range c.rule.ID {
 		src := &c.rule.ID[i]
 		var values []string
