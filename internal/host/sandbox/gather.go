@@ -23,8 +23,8 @@ type gathering struct {
 	pods   map[string]bool     // uids
 	nested map[string][]string // by id: paths of groups that have it
 	names  map[string]string   // of paths of groups that only state knows: the name of what is in them
-	byPID  map[int]string      // what state says of a process
-	role   map[int]Component
+	byPID  map[int]string      // by process: the name that state gives it
+	role   map[int]role
 	of     map[*known]string // the name of what a process belongs to
 	signs  map[*known][]Sign
 	mute   map[*known]bool // its command line contradicts its group, and does not count
@@ -35,7 +35,7 @@ type gathering struct {
 func (r *Reader) gather() {
 	g := &gathering{r: r, parent: map[string]string{}, pods: map[string]bool{}, nested: map[string][]string{},
 		names: map[string]string{}, byPID: map[int]string{},
-		role: map[int]Component{}, of: map[*known]string{}, signs: map[*known][]Sign{}, mute: map[*known]bool{}}
+		role: map[int]role{}, of: map[*known]string{}, signs: map[*known][]Sign{}, mute: map[*known]bool{}}
 	all := slices.SortedFunc(maps.Values(r.known), func(a, b *known) int { return cmp.Compare(a.PID, b.PID) })
 	g.unite(all)
 	for _, k := range all {
@@ -123,12 +123,16 @@ func (g *gathering) unite(all []*known) {
 				g.names[p] = idKey(id)
 			}
 		}
-		for pid, c := range s.pids {
+		for pid, role := range s.pids {
+			k := g.r.known[pid]
+			if k == nil || k.Kernel || role.start != 0 && role.start != k.Start {
+				continue
+			}
 			g.byPID[pid] = idKey(id)
-			if c == Sentry && s.sandbox != "" {
+			if role.component == Sentry && s.sandbox != "" {
 				g.byPID[pid] = idKey(s.sandbox)
 			}
-			g.role[pid] = c
+			g.role[pid] = role
 		}
 	}
 }
@@ -204,11 +208,12 @@ func (g *gathering) assign(k *known) {
 			g.late = append(g.late, k)
 		}
 	}
-	if of, ok := g.byPID[k.PID]; ok && !k.Kernel {
-		if g.of[k] == "" {
+	if of, ok := g.byPID[k.PID]; ok {
+		// Without a start time the pid alone may be another's by now.
+		if role := g.role[k.PID]; g.of[k] == "" && (role.start != 0 || role.component == k.claim.component()) {
 			g.of[k] = of
 		}
-		if g.find(g.of[k]) == g.find(of) {
+		if g.of[k] != "" && g.find(g.of[k]) == g.find(of) {
 			g.signs[k] = append(g.signs[k], SignState)
 		}
 	}
@@ -591,10 +596,10 @@ func (a *assembly) component(k *known, p *Process) Component {
 			return r.Component
 		}
 	}
-	if c := a.g.role[k.PID]; c != "" && c != Workload {
+	if c := a.g.role[k.PID].component; c != "" && c != Workload {
 		return c
 	}
-	_, ofState := a.g.byPID[k.PID]
+	ofState := slices.Contains(a.g.signs[k], SignState)
 	switch {
 	case a.s.VM, p.Memory.Place == PlacePod && p.CPU.Place == PlacePod:
 		return Other

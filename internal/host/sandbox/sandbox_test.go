@@ -358,7 +358,7 @@ func FuzzState(f *testing.F) {
 		for _, parse := range []func(*state, []byte) error{
 			table.parseOCI, table.parseMicrovm, parseRunc, parseRunsc,
 		} {
-			s := &state{pids: map[int]Component{}}
+			s := &state{pids: map[int]role{}}
 			if parse(s, text) != nil {
 				continue
 			}

@@ -16,9 +16,15 @@ type state struct {
 	pod                      Pod
 	runtime, flavour, engine string
 	groups                   []string // paths of its control groups, as the runtime names them
-	pids                     map[int]Component
+	pids                     map[int]role
 	overhead, memory         *uint64 // declared: podFixed; the sum of the containers without it
 	overheadKey              string
+}
+
+// role is what state says of a process. A process by another start time has the pid by chance; 0 where state has none.
+type role struct {
+	component Component
+	start     uint64
 }
 
 // merge adds what another file says of the same container.
@@ -128,7 +134,7 @@ const (
 
 // state reads one file; nil where it cannot be read or is not what it should be: a container may go at any time.
 func (t *table) state(r *stateRule, id, file string) *state {
-	s := &state{id: id, runtime: r.Runtime, flavour: r.Flavour, engine: r.Engine, pids: map[int]Component{}}
+	s := &state{id: id, runtime: r.Runtime, flavour: r.Flavour, engine: r.Engine, pids: map[int]role{}}
 	if r.Format == "" {
 		if _, err := os.Stat(file); err != nil {
 			return nil
@@ -228,7 +234,8 @@ func (t *table) annotate(s *state, annotations map[string]string) {
 // parseMicrovm reads state.json of Tare's microvm (package microvm).
 func (t *table) parseMicrovm(s *state, text []byte) error {
 	type process struct {
-		PID int `json:"pid"`
+		PID   int    `json:"pid"`
+		Start uint64 `json:"start"`
 	}
 	var f struct {
 		Annotations   map[string]string `json:"annotations"`
@@ -244,7 +251,7 @@ func (t *table) parseMicrovm(s *state, text []byte) error {
 	t.annotate(s, f.Annotations)
 	for c, p := range map[Component]process{Shim: f.Shim, VMM: f.VMM, Virtiofsd: f.Virtiofsd} {
 		if p.PID > 0 {
-			s.pids[p.PID] = c
+			s.pids[p.PID] = role{c, p.Start}
 		}
 	}
 	for _, p := range []string{f.SandboxGroup, f.OverheadGroup} {
@@ -259,18 +266,21 @@ func (t *table) parseMicrovm(s *state, text []byte) error {
 // their own (libcontainer's BaseState; crun's libcrun_container_status_s).
 func parseRunc(s *state, text []byte) error {
 	var f struct {
-		PID         int               `json:"pid"`
-		InitProcess int               `json:"init_process_pid"`
-		Paths       map[string]string `json:"cgroup_paths"`
-		Path        string            `json:"cgroup-path"`
+		PID       int               `json:"pid"`
+		Start     uint64            `json:"process-start-time"`
+		InitPID   int               `json:"init_process_pid"`
+		InitStart uint64            `json:"init_process_start"`
+		Paths     map[string]string `json:"cgroup_paths"`
+		Path      string            `json:"cgroup-path"`
 	}
 	if err := json.Unmarshal(text, &f); err != nil {
 		return err
 	}
-	for _, pid := range []int{f.PID, f.InitProcess} {
-		if pid > 0 {
-			s.pids[pid] = Workload
-		}
+	if f.PID > 0 {
+		s.pids[f.PID] = role{Workload, f.Start}
+	}
+	if f.InitPID > 0 {
+		s.pids[f.InitPID] = role{Workload, f.InitStart}
 	}
 	for _, p := range f.Paths {
 		if len(p) <= maxPath {
@@ -295,10 +305,10 @@ func parseRunsc(s *state, text []byte) error {
 		return err
 	}
 	if pid := pidOf(f.Sandbox.PID); pid > 0 {
-		s.pids[pid] = Sentry
+		s.pids[pid] = role{component: Sentry}
 	}
 	if pid := pidOf(f.Gofer); pid > 0 {
-		s.pids[pid] = Gofer
+		s.pids[pid] = role{component: Gofer}
 	}
 	return nil
 }
