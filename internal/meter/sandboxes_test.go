@@ -11,6 +11,7 @@ import (
 	"tare/internal/host/cgroup"
 	"tare/internal/host/sandbox"
 	"tare/internal/ledger"
+	"tare/test/vm/guest"
 )
 
 // pages is the resident memory of a process in a tree of files, in MB.
@@ -69,6 +70,7 @@ const mb = 1 << 20
 // A sandbox of a virtual machine, taken apart: the guest's memory is that which its VMM and virtiofsd share, gross is
 // net and tare, and charges are told apart from what processes have resident.
 func TestSandboxesAddTo(t *testing.T) {
+	guest.KernelFree(t)
 	root, id := machine(t)
 	s, err := OpenSandboxes(sandbox.Options{Root: root})
 	if err != nil {
@@ -123,6 +125,7 @@ func TestSandboxesAddTo(t *testing.T) {
 
 // What was not read is not 0, and the ledger says so.
 func TestSandboxesWithoutTimeForMemory(t *testing.T) {
+	guest.KernelFree(t)
 	root, _ := machine(t)
 	s, err := OpenSandboxes(sandbox.Options{Root: root})
 	if err != nil {

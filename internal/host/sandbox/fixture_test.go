@@ -12,6 +12,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"tare/internal/host/proc"
+	"tare/test/vm/guest"
 )
 
 // fixture is a machine as a file of testdata describes it, with what is to be said of each of its processes.
@@ -259,6 +260,7 @@ func sizesOf(root string) Sizes {
 // Every process and every thread of every fixture is what the fixture says, and so are the arrangement and what is said
 // about it.
 func TestFixtures(t *testing.T) {
+	guest.KernelFree(t)
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) < 30 {
 		t.Fatalf("%d fixtures, %v", len(files), err)
@@ -418,6 +420,7 @@ func placed(l Location) string {
 
 // Every row and every finding of the table has a fixture that shows it.
 func TestEveryRowHasAFixture(t *testing.T) {
+	guest.KernelFree(t)
 	table, err := builtin()
 	if err != nil {
 		t.Fatal(err)

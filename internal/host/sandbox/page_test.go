@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"tare/test/vm/guest"
 )
 
 var update = flag.Bool("update", false, "write the tables of docs/sandboxes.md anew")
@@ -13,6 +15,7 @@ const page = "../../../docs/sandboxes.md"
 
 // The tables of the page are those of the table.
 func TestPage(t *testing.T) {
+	guest.KernelFree(t)
 	table := mustTable(t)
 	text, err := os.ReadFile(page)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"tare/internal/host/cgroup"
+	"tare/test/vm/guest"
 )
 
 func mustTable(t testing.TB) *table {
@@ -29,6 +30,7 @@ func mustTable(t testing.TB) *table {
 
 // What a path says, for names beside those of the fixtures.
 func TestLocate(t *testing.T) {
+	guest.KernelFree(t)
 	hex := strings.Repeat("0123abcd", 8)
 	for _, c := range []struct{ path, pod, id, place, driver string }{
 		{"/", "", "", "root", ""},
@@ -58,6 +60,7 @@ func TestLocate(t *testing.T) {
 
 // A table that is wrong says where, and does not come to anything.
 func TestTableRefusesWhatIsWrong(t *testing.T) {
+	guest.KernelFree(t)
 	for _, c := range []struct{ text, says string }{
 		{"paths: [{match: '(', place: pod}]", "missing"},
 		{"paths: [{match: '(?P<who>x)', place: pod}]", `no group "who"`},
@@ -77,6 +80,7 @@ func TestTableRefusesWhatIsWrong(t *testing.T) {
 
 // What is compiled in is what people read.
 func TestTableIsThatOfTheFile(t *testing.T) {
+	guest.KernelFree(t)
 	text, err := os.ReadFile("table.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -96,6 +100,7 @@ func TestTableIsThatOfTheFile(t *testing.T) {
 
 // A process is looked at again when another has taken its pid, and when it has become another by exec soon after.
 func TestReadSeesWhatChanges(t *testing.T) {
+	guest.KernelFree(t)
 	root := t.TempDir()
 	f := &fixture{Cgroups: "v2", Procs: []fixtureProcess{{PID: 10, Comm: "sh", Args: "sh", At: "/x"}}}
 	f.unpack(t, root)
@@ -150,6 +155,7 @@ func TestReadSeesWhatChanges(t *testing.T) {
 
 // Processes that an application starts and ends are added and taken away, and the result is that of a reading of all.
 func TestReadFollowsAnApplication(t *testing.T) {
+	guest.KernelFree(t)
 	root, w := t.TempDir(), writer{t, ""}
 	w.root = root
 	f := &fixture{Cgroups: "v1", Procs: []fixtureProcess{
@@ -207,6 +213,7 @@ func TestReadFollowsAnApplication(t *testing.T) {
 
 // Files without an end, and names that are no ids, are no reason to fail or to grow.
 func TestHostileFiles(t *testing.T) {
+	guest.KernelFree(t)
 	root := t.TempDir()
 	long := strings.Repeat("x ", 1<<20)
 	f := &fixture{Cgroups: "v2", Procs: []fixtureProcess{
