@@ -266,16 +266,30 @@ func (g *gathering) inherit(all []*known) {
 			}
 			continue
 		}
-		if parent := g.r.known[k.PPID]; parent != nil && g.of[parent] != "" {
-			switch {
-			case g.of[k] == "" && g.serves(parent):
-				g.of[k] = g.of[parent]
-				g.signs[k] = append(g.signs[k], SignParent)
-			case g.of[k] != "" && g.find(g.of[k]) == g.find(g.of[parent]):
+		if g.of[k] == "" {
+			if of := g.ancestor(k); of != nil {
+				g.of[k] = g.of[of]
 				g.signs[k] = append(g.signs[k], SignParent)
 			}
+		} else if parent := g.r.known[k.PPID]; parent != nil && g.of[parent] != "" &&
+			g.find(g.of[k]) == g.find(g.of[parent]) {
+			g.signs[k] = append(g.signs[k], SignParent)
 		}
 	}
+}
+
+// ancestor is the process of a sandbox that a process without a name of its own comes from, if what that starts is of
+// the same sandbox; the stubs of a sentry start stubs.
+func (g *gathering) ancestor(k *known) *known {
+	for p, n := g.r.known[k.PPID], 0; p != nil && n < maxElements; p, n = g.r.known[p.PPID], n+1 {
+		switch {
+		case g.serves(p) && g.of[p] != "":
+			return p
+		case g.of[p] != "" && !slices.Equal(g.signs[p], []Sign{SignParent}):
+			return nil
+		}
+	}
+	return nil
 }
 
 // serves says whether what a process starts is of the same sandbox: what a sentry or a VMM starts is, and a shim starts

@@ -46,10 +46,10 @@ type Reader struct {
 
 // In turns of so many readings: what changes seldom.
 const (
-	membershipTurns = 4  // the groups that a process of a sandbox is in
-	threadTurns     = 16 // which threads it has, and the groups that they are in; a multiple of membershipTurns
+	membershipTurns = 8  // the groups that a process of a sandbox is in
+	threadTurns     = 32 // which threads it has, and the groups that they are in; a multiple of membershipTurns
 	strangerTurns   = 32 // whether another process has become one of a sandbox
-	memoryTurns     = 8  // the memory of a group
+	memoryTurns     = 16 // the memory of a group
 	settling        = 2  // readings after the first in which a process may still become another by exec
 	maxThreads      = 4096
 	maxWhere        = 1 << 14 // paths that are remembered
