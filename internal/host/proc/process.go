@@ -235,18 +235,8 @@ func (f FS) Resident(pid int) (now, peak uint64, err error) {
 // kernel walks the page tables for it: that takes time in proportion to the memory, and holds the process up. A process
 // without memory of its own (a kernel thread, a zombie) has 0.
 func (f FS) PSS(pid int) (uint64, error) {
-	b, err := f.read(pid, "smaps_rollup")
-	if errors.Is(err, ErrGone) && f.exists(pid) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	n, ok := parseKB(b, "Pss")
-	if !ok {
-		return 0, about(pid, "smaps_rollup", errors.New("no line Pss"))
-	}
-	return n, nil
+	r, err := f.Rollup(pid)
+	return r.PSS, err
 }
 
 // Rollup is the resident memory of a process by kind of page, in bytes, counted as PSS is: each page divided by the

@@ -1,6 +1,6 @@
 //go:build ignore
 
-// Generate writes table.json from table.yaml: people read and write YAML, and reading JSON takes a fiftieth of the memory.
+// Generate writes table.json from table.yaml: people read and write YAML, and reading JSON takes far less memory.
 package main
 
 import (
