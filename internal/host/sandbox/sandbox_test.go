@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"golang.org/x/sys/unix"
 
 	"tare/internal/host/cgroup"
 	"tare/test/vm/guest"
@@ -233,8 +234,19 @@ func TestHostileFiles(t *testing.T) {
 		{PID: 12, Comm: "sh", Args: "runsc-gofer --root=/*/*/*/*/* gofer", At: "/" + strings.Repeat("a/", 100)},
 		{PID: 13, Comm: "shim", Args: "containerd-shim-kata-v2 -id *", At: "/z"},
 		{PID: 14, Comm: "shim", Args: "containerd-shim-kata-v2 -id", At: "/z"},
+		{PID: 15, Comm: "exe", Args: "runsc-sandbox --root=/evil boot trap", At: "/docker/" + strings.Repeat("a", 64)},
+		{PID: 16, Comm: "sshd", Args: "sshd", At: "/system.slice/ssh.service"},
 	}}
 	f.unpack(t, root)
+	// A directory of state that a container made: a pipe in it, and a file that unites it with others.
+	evil := filepath.Join(root, "evil")
+	if err := os.Mkdir(evil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(evil, "ok_sandbox:x.state"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	writer{t, root}.file("/evil/trap_sandbox:ok.state", `{"goferPid": 11, "sandbox": {"pid": 16}}`)
 	for pid, name := range map[string]string{"20": "stat", "21": "cmdline", "22": "cgroup"} { // half a process
 		writer{t, root}.file("/proc/"+pid+"/"+name, "\x00\x00((\n")
 	}
@@ -247,7 +259,9 @@ func TestHostileFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Sandboxes) != 1 || c.Sandboxes[0].ID != "ok" {
+	// In the container it is the application, whatever it calls itself.
+	if len(c.Sandboxes) != 2 || c.Sandboxes[1].ID != "ok" || len(c.Sandboxes[1].Processes) != 1 ||
+		len(c.Sandboxes[0].Processes) != 1 || c.Sandboxes[0].Processes[0].Component != Workload {
 		t.Errorf("%d sandboxes: %+v", len(c.Sandboxes), c.Sandboxes)
 	}
 }

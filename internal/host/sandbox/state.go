@@ -2,12 +2,16 @@ package sandbox
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // state is what runtimes keep about one container or sandbox.
@@ -72,7 +76,8 @@ func (t *table) states(root, id string, further []stateDir) *state {
 	rules := t.States
 	for _, d := range further {
 		rules = append(rules[:len(rules):len(rules)],
-			stateRule{Path: filepath.Join(d.dir, "{id}_sandbox:{sandbox}.state"), Format: d.format, Runtime: d.runtime})
+			stateRule{Path: filepath.Join(d.dir, "{id}_sandbox:{sandbox}.state"), Format: d.format, Runtime: d.runtime,
+				named: true})
 	}
 	for i := range rules {
 		r := &rules[i]
@@ -163,16 +168,24 @@ func (t *table) state(r *stateRule, id, file string) *state {
 	if err != nil {
 		return nil
 	}
+	if r.named {
+		// A container may name a directory of its own making. So what is in it cannot unite sandboxes, nor give one to
+		// a process that its command line does not say the same of (gathering.assign).
+		return &state{id: id, runtime: r.Runtime, pids: s.pids}
+	}
 	return s
 }
 
-// readBounded reads at most n bytes of a file.
+// readBounded reads at most n bytes of a regular file. Others may have made the file: a pipe must not hold us up.
 func readBounded(file string, n int64) ([]byte, error) {
-	f, err := os.Open(file)
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, errors.Join(err, fmt.Errorf("%s is no regular file", file))
+	}
 	return io.ReadAll(io.LimitReader(f, n))
 }
 

@@ -122,6 +122,8 @@ type stateRule struct {
 	Runtime string `json:"runtime"`
 	Flavour string `json:"flavour"`
 	Engine  string `json:"engine"`
+
+	named bool // by a command line, so that it may be anybody's
 }
 
 // annotationKeys are the keys of an OCI configuration, in the order in which they are looked for.
