@@ -18,6 +18,9 @@ import (
 // Options of a Reader. The zero value is the machine that we run on.
 type Options struct {
 	Root string // put before /proc, /sys and /run; for trees of test files
+	// RuntimeRoots are directories that runc or crun was given as --root, beside those that table.yaml has. A container
+	// without an engine is known by nothing but its state there.
+	RuntimeRoots []string
 }
 
 // Reader takes a census again and again. What cannot change is read once: a process is known by its pid and the inode
@@ -85,6 +88,17 @@ func New(o Options) (*Reader, error) {
 	}
 	r := &Reader{fs: proc.FS{Root: o.Root}, root: filepath.Join("/", o.Root), table: t, known: map[int]*known{},
 		buf: make([]byte, maxCommand), paths: map[string]*where{}, states: map[string]*state{}}
+	if len(o.RuntimeRoots) > 0 {
+		further := *t
+		further.States = slices.Clone(t.States)
+		for _, dir := range o.RuntimeRoots {
+			dir = escapeGlob(dir)
+			further.States = append(further.States,
+				stateRule{Path: filepath.Join(dir, "{id}", "state.json"), Format: formatRunc, Runtime: "runc"},
+				stateRule{Path: filepath.Join(dir, "{id}", "status"), Format: formatCrun, Runtime: "crun"})
+		}
+		r.table = &further
+	}
 	roots := cgroup.Roots{}
 	if o.Root != "" {
 		roots = cgroup.Roots{Proc: filepath.Join(o.Root, "proc"), Prefix: o.Root}

@@ -223,6 +223,33 @@ func TestReadFollowsAnApplication(t *testing.T) {
 	}
 }
 
+// A container of runc's whose state is in a directory that the caller names.
+func TestRuntimeRoots(t *testing.T) {
+	guest.KernelFree(t)
+	root := t.TempDir()
+	f := &fixture{Cgroups: "v2", Procs: []fixtureProcess{{PID: 10, Comm: "app", Args: "app", At: "/lab/one"}}}
+	f.unpack(t, root)
+	writer{t, root}.file("/tmp/state/one/state.json",
+		`{"init_process_pid": 10, "cgroup_paths": {"": "/sys/fs/cgroup/lab/one"}}`)
+	for _, c := range []struct {
+		roots []string
+		want  int
+	}{{nil, 0}, {[]string{"/tmp/state"}, 1}, {[]string{"/tmp/other"}, 0}} {
+		r, err := New(Options{Root: root, RuntimeRoots: c.roots})
+		if err != nil {
+			t.Fatal(err)
+		}
+		census, err := r.Read(true)
+		r.Close()
+		if err != nil || len(census.Sandboxes) != c.want {
+			t.Errorf("%v: %+v, %v", c.roots, census.Sandboxes, err)
+		}
+		if c.want == 1 && (census.Sandboxes[0].ID != "one" || census.Sandboxes[0].Runtime != "runc") {
+			t.Errorf("%+v", census.Sandboxes[0])
+		}
+	}
+}
+
 // Files without an end, and names that are no ids, are no reason to fail or to grow.
 func TestHostileFiles(t *testing.T) {
 	guest.KernelFree(t)
