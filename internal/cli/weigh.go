@@ -12,6 +12,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/perf"
+	"tare/internal/host/sandbox"
 	"tare/internal/ledger"
 	"tare/internal/meter"
 	"tare/internal/report"
@@ -23,7 +24,7 @@ const longestWindow = 24 * time.Hour
 
 func newWeigh() *cobra.Command {
 	var window time.Duration
-	var asJSON bool
+	var asJSON, sandboxes bool
 	var hz int
 	var given []ruleFlag
 	cmd := &cobra.Command{
@@ -32,6 +33,11 @@ func newWeigh() *cobra.Command {
 		Long: `Weigh reads every counter, waits, reads them again, and prints the account of that window: the CPU budget with
 the unexplained remainder, eBPF programs with their run time split by control group and context,
 maps, control groups and memory.
+
+Sandboxes (containers, pods, gVisor, and virtual machines that stand for a pod) are listed with gross, net
+and tare, by component and kind of page, with the overhead that was declared next to what was measured, and
+with what is charged to other groups than it should be. Reading the resident memory of their processes makes
+the kernel walk their page tables; the ledger says what that cost. --sandboxes=false leaves them out.
 
 The kernel's eBPF run statistics are on during the window (they cost each run of a program about 20 to 50 ns;
 the ledger says how much that was), by a descriptor that ends with this process. Nothing else of the machine is
@@ -81,7 +87,7 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 			if err != nil {
 				return err
 			}
-			l, err := weigh(cmd.Context(), window, meter.Options{SampleHz: hz})
+			l, err := weigh(cmd.Context(), window, meter.Options{SampleHz: hz}, sandboxes)
 			if err != nil {
 				return err
 			}
@@ -107,12 +113,13 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 	f.Var(&ruleValue{ledger.ChargeLoad, &given}, string(ledger.ChargeLoad),
 		"what puts workloads to work: 'SELECTOR'; may be repeated")
 	f.Var(&ruleValue{"", &given}, "rules", "a YAML file of rules; may be repeated")
+	f.BoolVar(&sandboxes, "sandboxes", true, "list containers, pods and virtual machines")
 	f.IntVar(&hz, "hz", perf.DefaultHz, "samples per second and CPU; with 0 there are none, and eBPF time is not split")
 	return cmd
 }
 
 // weigh takes one ledger. The end of ctx ends the window early, and the ledger says how long it was.
-func weigh(ctx context.Context, d time.Duration, o meter.Options) (l *ledger.Ledger, err error) {
+func weigh(ctx context.Context, d time.Duration, o meter.Options, sandboxes bool) (l *ledger.Ledger, err error) {
 	m, err := meter.New(ctx, o)
 	if err != nil {
 		return nil, err
@@ -122,6 +129,13 @@ func weigh(ctx context.Context, d time.Duration, o meter.Options) (l *ledger.Led
 			err = cerr
 		}
 	}()
+	var census *meter.Sandboxes
+	var failed error // finding sandboxes; the rest of the ledger stands
+	if sandboxes {
+		if census, failed = meter.OpenSandboxes(sandbox.Options{}); failed == nil {
+			defer census.Close()
+		}
+	}
 	w, err := m.Open()
 	if err != nil {
 		return nil, err
@@ -132,7 +146,16 @@ func weigh(ctx context.Context, d time.Duration, o meter.Options) (l *ledger.Led
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return w.Close()
+	if l, err = w.Close(); err != nil {
+		return nil, err
+	}
+	if census != nil {
+		failed = census.AddTo(l)
+	}
+	if failed != nil {
+		l.Warn("no-sandboxes", "sandboxes could not be read: %v", failed)
+	}
+	return l, nil
 }
 
 // ruleFlag is a rule, or with no charge the name of a file of rules, as it was given.

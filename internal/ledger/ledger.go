@@ -24,10 +24,12 @@ type Ledger struct {
 	// Workloads are what has been charged to workloads, with the tare on their behalf; empty where nothing has. Settle
 	// makes them.
 	Workloads []Workload `json:"workloads"`
-	Tare      *Tare      `json:"tare"`  // nil where nothing is charged to a workload or to tare
-	Noise     *Noise     `json:"noise"` // null where there was no witness
-	Self      Self       `json:"self"`
-	Warnings  []Warning  `json:"warnings"`
+	Tare      *Tare      `json:"tare"` // nil where nothing is charged to a workload or to tare
+	// Sandboxes are the containers, pods and virtual machines of the machine; nil, and left out, where nobody looked.
+	Sandboxes []Sandbox `json:"sandboxes,omitzero"`
+	Noise     *Noise    `json:"noise"` // null where there was no witness
+	Self      Self      `json:"self"`
+	Warnings  []Warning `json:"warnings"`
 }
 
 // Host says which machine, and with what it was measured.
@@ -257,7 +259,11 @@ type Self struct {
 	StatsSeconds   *float64 `json:"stats_seconds"`   // estimate: what the kernel's run statistics cost the machine: runs x calibrated cost
 	SamplerSeconds *float64 `json:"sampler_seconds"` // estimate: what taking the samples cost: samples x calibrated cost
 	WitnessSeconds *float64 `json:"witness_seconds"` // estimate: what the witness cost: looks x calibrated cost, its program's run time included
-	Samples        int      `json:"samples"`         // of kernel mode: no program runs in user mode
+	// SandboxSeconds is CPU time of finding and reading sandboxes, a part of CPUSeconds; SmapsSeconds the part of it in
+	// which the kernel walked their page tables. nil, and left out, where nobody looked.
+	SandboxSeconds *float64 `json:"sandbox_seconds,omitempty"`
+	SmapsSeconds   *float64 `json:"smaps_seconds,omitempty"`
+	Samples        int      `json:"samples"` // of kernel mode: no program runs in user mode
 	SamplesLost    uint64   `json:"samples_lost"`
 }
 

@@ -23,6 +23,7 @@ func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	t.line("")
 	t.budget(l)
 	t.workloads(l)
+	t.sandboxes(l)
 	t.noise(l)
 	t.programs(withoutOwn(l))
 	t.groups(l)
@@ -294,6 +295,10 @@ func selfLine(l *ledger.Ledger) string {
 	if s.WitnessSeconds != nil {
 		out += fmt.Sprintf("; the witness of stolen time cost about %s (%.2f %% of one CPU)", quantity.Value(*s.WitnessSeconds, quantity.Seconds),
 			100**s.WitnessSeconds/max(l.Window.Seconds, 1e-9))
+	}
+	if s.SandboxSeconds != nil && s.SmapsSeconds != nil {
+		out += fmt.Sprintf("; finding and reading sandboxes took %s of that, %s of it their resident memory",
+			quantity.Value(*s.SandboxSeconds, quantity.Seconds), quantity.Value(*s.SmapsSeconds, quantity.Seconds))
 	}
 	return out + "."
 }

@@ -19,6 +19,24 @@ func MemoryPeak(dir string) Value {
 	return once(dir, func(g *Group) Value { return g.Memory.Peak }, source{"memory.peak", parsePeak}, source{"memory.max_usage_in_bytes", parsePeak})
 }
 
+// MemoryLimit is the most memory in bytes that the group of that directory may have (memory.max of v2,
+// memory.limit_in_bytes of v1). It is not OK where it may have any, where the kernel does not tell, or the group has
+// gone.
+func MemoryLimit(dir string) Value {
+	for _, name := range []string{"memory.max", "memory.limit_in_bytes"} {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			continue
+		}
+		// v1 says the largest number of pages that fits in a long where there is no limit (PAGE_COUNTER_MAX).
+		if v := parseUint(b); v.OK && v.N < 1<<62 {
+			return v
+		}
+		return Value{}
+	}
+	return Value{}
+}
+
 type source struct {
 	name  string
 	parse func(*Group, []byte)

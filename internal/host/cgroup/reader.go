@@ -3,6 +3,8 @@ package cgroup
 import (
 	"errors"
 	"fmt"
+	"path"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -67,6 +69,51 @@ type Reader struct {
 
 // NewReader finds all groups. Close it after use.
 func NewReader(l *Layout) (*Reader, error) { return newReader(l, []string{""}) }
+
+// NewReaderOfSome reads no group but those that Add names.
+func NewReaderOfSome(l *Layout) (*Reader, error) { return newReader(l, nil) }
+
+// Add has a group read that exists now, without those below it; nil where no hierarchy that is read has it. It is for
+// a reader that NewReaderOfSome made.
+func (r *Reader) Add(identity string) *Group {
+	if g := r.live[identity]; g != nil && !g.Vanished {
+		return g
+	}
+	var added *Group
+	for _, t := range r.trees {
+		rel, ok := t.rel(identity)
+		if !ok {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Fstatat(t.dir, path.Join(".", rel), &st, 0) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			continue
+		}
+		r.see(t, rel, st.Ino)
+		added = r.live[identity]
+	}
+	return added
+}
+
+// Remove ends the reading of a group that Add added. What was read stays.
+func (r *Reader) Remove(g *Group) {
+	r.release(g.cpu, nil)
+	for _, n := range g.nodes {
+		if n.tree.nodes[n.rel] == n {
+			delete(n.tree.nodes, n.rel)
+		}
+	}
+	if r.live[g.Path] == g {
+		delete(r.live, g.Path)
+	}
+	r.groups = slices.DeleteFunc(r.groups, func(o *Group) bool { return o == g })
+}
+
+// ReadCPUOf reads the CPU time of one group, as ReadCPU does.
+func (r *Reader) ReadCPUOf(g *Group) error { return r.read(g, g.cpu, true) }
+
+// ReadMemoryOf reads the memory of one group, as ReadMemory does.
+func (r *Reader) ReadMemoryOf(g *Group) error { return r.read(g, g.memory, false) }
 
 // NewReaderOf finds the groups of those names at the top of the hierarchies, and those in them. All other groups are
 // none of its concern.

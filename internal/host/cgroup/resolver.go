@@ -18,9 +18,10 @@ type Resolver struct {
 	proc    string
 	cpuacct string     // the controller that gives the identity on v1; empty where it is not mounted
 	v1, v2  *Hierarchy // nil where not mounted
+	memory  *Hierarchy // that counts memory; nil where none does
 	name    []byte
 	buf     []byte
-	seen    [2]map[string]string // by v1 and v2 path as the kernel writes it: the identity
+	seen    [3]map[string]string // by v1, v2 and memory path as the kernel writes it: the identity
 }
 
 // maxSeen bounds the strings that a Resolver keeps while groups come and go.
@@ -33,8 +34,49 @@ func (l *Layout) NewResolver() *Resolver {
 		r.v1, r.cpuacct = h, "cpuacct"
 	}
 	r.v2, _ = l.V2()
-	r.seen[0], r.seen[1] = map[string]string{}, map[string]string{}
+	r.memory, _ = l.Controller("memory")
+	for i := range r.seen {
+		r.seen[i] = map[string]string{}
+	}
 	return r
+}
+
+// Charged is the identities of the groups that a thread is charged to. Memory is charged to the group of the thread
+// group's leader, whatever group the thread is in (mem_cgroup_from_task(mm->owner) in mm/memcontrol.c), so Memory says
+// something of a leader only. Both are empty where no hierarchy counts the one or the other.
+type Charged struct{ CPU, Memory string }
+
+// Charged is what the content of /proc/<pid>/cgroup says, as Path is for CPU time.
+func (r *Resolver) Charged(content []byte) Charged {
+	c := Charged{CPU: r.identity(content)}
+	switch {
+	case r.memory == nil:
+	case r.memory.V2:
+		c.Memory = r.identityOf(content, r.v2, nil)
+	default:
+		c.Memory = r.identityOf(content, r.memory, []byte("memory"))
+	}
+	return c
+}
+
+// identityOf is the identity in one hierarchy: in v2 without a controller.
+func (r *Resolver) identityOf(b []byte, h *Hierarchy, controller []byte) string {
+	for len(b) > 0 {
+		var line []byte
+		line, b, _ = bytes.Cut(b, []byte("\n"))
+		id, rest, _ := bytes.Cut(line, []byte(":"))
+		controllers, path, ok := bytes.Cut(rest, []byte(":"))
+		if !ok || len(path) == 0 || path[0] != '/' {
+			continue
+		}
+		if controller == nil && string(id) == "0" && len(controllers) == 0 {
+			return intern(r.seen[1], h, bytes.TrimSuffix(path, []byte(" (deleted)")))
+		}
+		if controller != nil && hasController(controllers, string(controller)) {
+			return intern(r.seen[2], h, path)
+		}
+	}
+	return ""
 }
 
 // Path is the identity of the group to which the kernel charges the CPU time of a thread (or of a process: its first

@@ -240,6 +240,7 @@ func FuzzParsers(f *testing.F) {
 		}
 		_, _ = parseProcess(b)
 		parseKB(b, "Pss")
+		parseRollup(b)
 		parseConfig(strings.NewReader(string(b)))
 		cpuField(string(b), "flags")
 		list(b)

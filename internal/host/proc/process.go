@@ -2,6 +2,7 @@ package proc
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -85,6 +86,59 @@ func (f FS) read(pid int, name string) ([]byte, error) {
 		return nil, about(pid, name, gone(err))
 	}
 	return b, nil
+}
+
+// Entry is a process in the list of all. Inode is that of its directory: while the process lives and the kernel keeps
+// the directory cached it does not change, and no other process has it, so that a list of entries tells for nothing
+// which processes are new (proc_pid_make_inode in fs/proc/base.c gives each a number of its own).
+type Entry struct {
+	PID   int
+	Inode uint64
+}
+
+// Entries lists the processes, appending to all. The buffer is used for what the kernel writes.
+func (f FS) Entries(all []Entry, buffer []byte) ([]Entry, error) {
+	fd, err := unix.Open(f.path("proc"), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	defer unix.Close(fd)
+	for {
+		n, err := unix.ReadDirent(fd, buffer)
+		if err != nil {
+			return nil, fmt.Errorf("listing processes: %w", err)
+		}
+		if n <= 0 {
+			return all, nil
+		}
+		// struct linux_dirent64: inode u64, offset s64, length u16, type u8, name.
+		const header = 19
+		for b := buffer[:n]; len(b) >= header; {
+			size := int(binary.NativeEndian.Uint16(b[16:]))
+			if size < header || size > len(b) {
+				break
+			}
+			if pid := entryPID(b[header:size]); pid > 0 {
+				all = append(all, Entry{PID: pid, Inode: binary.NativeEndian.Uint64(b)})
+			}
+			b = b[size:]
+		}
+	}
+}
+
+// entryPID reads a name that ends in a zero byte; 0 for what is no pid.
+func entryPID(name []byte) int {
+	pid := 0
+	for _, c := range name {
+		switch {
+		case c == 0:
+			return pid
+		case c < '0' || c > '9' || pid > 1<<24:
+			return 0
+		}
+		pid = pid*10 + int(c-'0')
+	}
+	return pid
 }
 
 // PIDs lists the processes.
@@ -181,17 +235,71 @@ func (f FS) Resident(pid int) (now, peak uint64, err error) {
 // kernel walks the page tables for it: that takes time in proportion to the memory, and holds the process up. A process
 // without memory of its own (a kernel thread, a zombie) has 0.
 func (f FS) PSS(pid int) (uint64, error) {
+	r, err := f.Rollup(pid)
+	return r.PSS, err
+}
+
+// Rollup is the resident memory of a process by kind of page, in bytes, counted as PSS is: each page divided by the
+// number of processes that share it, so that sums over processes count it once. Anon, File and Shmem are nil where the
+// kernel tells only their sum (Documentation/ABI/testing/procfs-smaps_rollup: they came in Linux 5.9).
+type Rollup struct {
+	PSS               uint64
+	Anon, File, Shmem *uint64
+	Swap              uint64 // SwapPss: not resident
+	RSS               uint64 // pages that are shared are counted in full: never to be added up
+}
+
+// Rollup reads /proc/<pid>/smaps_rollup, which costs what PSS costs.
+func (f FS) Rollup(pid int) (Rollup, error) {
 	b, err := f.read(pid, "smaps_rollup")
 	if errors.Is(err, ErrGone) && f.exists(pid) {
-		return 0, nil
+		return Rollup{}, nil
 	}
+	if err != nil {
+		return Rollup{}, err
+	}
+	r, ok := parseRollup(b)
+	if !ok {
+		return Rollup{}, about(pid, "smaps_rollup", errors.New("no line Pss"))
+	}
+	return r, nil
+}
+
+// parseRollup reads lines of "Name:   123 kB" after the first.
+func parseRollup(b []byte) (r Rollup, ok bool) {
+	for line := range bytes.Lines(b) {
+		key, value, found := strings.Cut(string(line), ":")
+		n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 53)
+		if !found || err != nil {
+			continue
+		}
+		n <<= 10
+		switch key {
+		case "Pss":
+			r.PSS, ok = n, true
+		case "Pss_Anon":
+			r.Anon = &n
+		case "Pss_File":
+			r.File = &n
+		case "Pss_Shmem":
+			r.Shmem = &n
+		case "SwapPss":
+			r.Swap = n
+		case "Rss":
+			r.RSS = n
+		}
+	}
+	return r, ok
+}
+
+// PageTables is what the page tables of a process take, in bytes (VmPTE of proc_pid_status(5)): kernel memory that is
+// charged to its group. A process without memory of its own has 0.
+func (f FS) PageTables(pid int) (uint64, error) {
+	b, err := f.read(pid, "status")
 	if err != nil {
 		return 0, err
 	}
-	n, ok := parseKB(b, "Pss")
-	if !ok {
-		return 0, about(pid, "smaps_rollup", errors.New("no line Pss"))
-	}
+	n, _ := parseKB(b, "VmPTE")
 	return n, nil
 }
 
