@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/cluster/local"
 	"tare/internal/host/cgroup"
+	"tare/internal/link"
 	"tare/internal/load/write"
 	"tare/internal/placement"
 )
@@ -49,7 +49,7 @@ type cleaned struct {
 // cleanUp removes all that is left of runs that have ended.
 func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
 	r.Report, err = placement.Clean(layout)
-	links, err2 := local.Clean(layout)
+	links, err2 := link.Clean(layout)
 	directories, err3 := write.Clean("")
 	r.Links, r.Directories = links, directories
 	return r, errors.Join(err, err2, err3)
