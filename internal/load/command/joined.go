@@ -83,7 +83,7 @@ func (j *joined) Generate(ctx context.Context, s role.Schedule) (err error) {
 	j.stopWatch = stop
 	j.watch.Go(func() { j.edges = readAt(watching, s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration) })
 	j.started = pace.Now()
-	j.running, err = j.Start(j.command, j.onEnd)
+	j.running, err = j.Start(ctx, j.command, j.onEnd)
 	return err
 }
 

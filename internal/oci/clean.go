@@ -1,0 +1,147 @@
+package oci
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/host/cgroup"
+	"tare/internal/placement"
+)
+
+// StateDir is where the state of all containers is, below a directory for each run's tree of control groups, by its
+// name.
+const StateDir = "/run/tare"
+
+// NewState makes the directory for the containers of a tree of control groups.
+func NewState(tree string) (string, error) {
+	dir := filepath.Join(StateDir, tree)
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return "", fmt.Errorf("making a directory for containers: %w", err)
+	}
+	return dir, nil
+}
+
+// RemoveState removes the state of the containers of a tree, with containers, mounts and control groups that are left
+// of them. It says what it found of these.
+func RemoveState(ctx context.Context, tree string) (left []string, err error) {
+	dir := filepath.Join(StateDir, tree)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(dir, e.Name(), jobFile))
+		var j Job
+		if err != nil || json.Unmarshal(text, &j) != nil || len(j.Container.Runtime.Argv) == 0 {
+			continue // it got no further
+		}
+		if _, err := j.Container.State(ctx); err == nil {
+			left = append(left, "the container "+j.Container.ID+" of "+j.Container.Runtime.Name)
+		}
+		errs = append(errs, j.Abandon(ctx))
+	}
+	mounts, err := mountsBelow(dir)
+	errs = append(errs, err)
+	for _, m := range mounts {
+		left = append(left, "the mount "+m)
+		if err := unix.Unmount(m, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", m, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return left, err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return left, fmt.Errorf("removing the state of containers: %w", err)
+	}
+	_ = os.Remove(StateDir) // others may have theirs in it
+	return left, removeGroups(tree)
+}
+
+// Clean removes what is left of the containers of runs that have ended, and gives the names of their trees. Call it
+// before the processes in their control groups are ended: a runtime takes away more than its processes.
+func Clean(l *cgroup.Layout) (removed []string, err error) {
+	entries, err := os.ReadDir(StateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		if !placement.Ended(l, e.Name()) || !own(filepath.Join(StateDir, e.Name())) {
+			continue
+		}
+		if _, err := RemoveState(context.Background(), e.Name()); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, filepath.Join(StateDir, e.Name()))
+	}
+	return removed, errors.Join(errs...)
+}
+
+// own reports whether a directory is this user's: only then it is believed what it says.
+func own(dir string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(dir, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && int(st.Uid) == os.Geteuid()
+}
+
+// removeGroups removes control groups that runtimes made for a tree in hierarchies that Tare makes none in itself
+// (devices, freezer, blkio, ...). They are empty: what runs in them runs in the tree's own as well.
+func removeGroups(tree string) error {
+	if tree == "" || strings.ContainsAny(tree, "/.") {
+		return fmt.Errorf("%q is no name of a control group", tree)
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range l.Hierarchies {
+		dir, ok := l.Hierarchies[i].Dir("/" + tree)
+		if !ok {
+			continue
+		}
+		var dirs []string
+		_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, p)
+			}
+			return nil // what cannot be read has gone
+		})
+		slices.Reverse(dirs)
+		for _, d := range dirs {
+			if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
+				errs = append(errs, fmt.Errorf("removing the control group %s: %w", d, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mountsBelow lists what is mounted below a directory in this namespace, the last first.
+func mountsBelow(dir string) (found []string, err error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("looking for mounts left behind: %w", err)
+	}
+	defer f.Close()
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		fields := strings.Fields(scan.Text())
+		if len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			found = append(found, fields[4])
+		}
+	}
+	slices.Reverse(found)
+	return found, nil
+}
