@@ -17,6 +17,7 @@ import (
 	_ "tare/internal/subject/command"
 	_ "tare/internal/subject/mesh/kernelmesh"
 	_ "tare/internal/subject/mesh/storebench"
+	_ "tare/internal/subject/sandbox"
 	_ "tare/internal/subject/tracer"
 	_ "tare/internal/subject/variant"
 )

@@ -90,6 +90,25 @@ func Clean(l *cgroup.Layout) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
+// CleanGroups removes control groups of runs that have ended in hierarchies that Tare makes none in itself. Call it when
+// the processes in them have ended.
+func CleanGroups(l *cgroup.Layout) error {
+	trees := map[string]bool{}
+	for i := range l.Hierarchies {
+		entries, _ := os.ReadDir(l.Hierarchies[i].Mount) // what cannot be read has none that we could have made
+		for _, e := range entries {
+			if e.IsDir() && placement.Ended(l, e.Name()) {
+				trees[e.Name()] = true
+			}
+		}
+	}
+	var errs []error
+	for tree := range trees {
+		errs = append(errs, removeGroups(tree))
+	}
+	return errors.Join(errs...)
+}
+
 // own reports whether a directory is this user's: only then it is believed what it says.
 func own(dir string) bool {
 	var st unix.Stat_t

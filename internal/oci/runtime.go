@@ -32,7 +32,8 @@ type Runtime struct {
 
 // Options of a runtime, where it has them.
 type Options struct {
-	Platform string // of runsc: systrap, kvm or ptrace
+	Platform    string // of runsc: systrap, kvm or ptrace
+	HostNetwork bool   // of runsc, which must be told: its containers use this machine's network
 }
 
 // Find finds a runtime by its name on the PATH or beside the tare binary, which self names, or by its path. One that is
@@ -55,6 +56,9 @@ func Find(name, self string, o Options) (Runtime, error) {
 	if filepath.Base(name) == Runsc {
 		// Without an overlay of its own the root file system is what the bundle says, as with other runtimes.
 		r.Argv = append(r.Argv, "--platform="+o.Platform, "--overlay2=none")
+		if o.HostNetwork {
+			r.Argv = append(r.Argv, "--network=host")
+		}
 	}
 	return r, nil
 }

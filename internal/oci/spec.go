@@ -81,7 +81,6 @@ func (s Spec) config() *specs.Spec {
 			Args: s.Args, Env: append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/"}, s.Env...), Cwd: "/",
 			NoNewPrivileges: true,
 			Capabilities:    &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
-			Rlimits:         []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 65536, Soft: 65536}},
 		},
 		Root:        &specs.Root{Path: s.Root, Readonly: true},
 		Hostname:    "sandbox",

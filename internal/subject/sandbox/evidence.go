@@ -1,0 +1,239 @@
+package sandbox
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/host/proc"
+	"tare/internal/oci"
+)
+
+// Evidence is what is known of the sandboxes of a trial.
+type Evidence struct {
+	Runtime string `json:"runtime"`
+
+	// AvailableBefore and AvailableInWindow are MemAvailable of the machine, in bytes: before anything was started, and
+	// at the end of the window.
+	AvailableBefore   uint64  `json:"available_before_bytes"`
+	AvailableInWindow *uint64 `json:"available_in_window_bytes"`
+
+	// ReadySeconds is from the launch of the first application until all were ready.
+	ReadySeconds float64 `json:"ready_seconds"`
+
+	Sandboxes []Sandbox `json:"sandboxes"`
+
+	used map[int]float64 // CPU seconds in the window by process
+}
+
+// Sandbox is one application or load and what runs it.
+type Sandbox struct {
+	Name      string    `json:"name"`             // of the application or load
+	Cgroup    string    `json:"cgroup"`           // where what runs it belongs: the pod's, so to say
+	Status    string    `json:"status,omitempty"` // as the runtime says at the end of the window
+	Times     oci.Times `json:"times"`
+	Processes []Process `json:"processes"`
+}
+
+// Process is one process of a sandbox at the end of the window.
+type Process struct {
+	PID       int    `json:"pid"`
+	Component string `json:"component"`
+	Comm      string `json:"comm"`
+	Threads   int    `json:"threads"`
+	// MemoryCgroup and CPUCgroup are the groups that are charged for it: of its first thread, which owns its memory, and
+	// where CPU time is counted.
+	MemoryCgroup string   `json:"memory_cgroup"`
+	CPUCgroup    string   `json:"cpu_cgroup"`
+	CPUSeconds   *float64 `json:"cpu_seconds"` // in the window; null where it was not read
+	proc.Rollup
+}
+
+// The components.
+const (
+	Workload  = "workload"  // the application, where the machine's kernel runs it itself
+	Shim      = "shim"      // stays beside a container, for its streams and its end
+	Sentry    = "sentry"    // the kernel of gVisor, with the application in it
+	Gofer     = "gofer"     // serves files to it
+	VMM       = "vmm"       // runs a virtual machine, with the application in it
+	Virtiofsd = "virtiofsd" // serves files to it
+	Monitor   = "monitor"   // whatever else the runtime left running
+)
+
+// Components are all of them.
+var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor}
+
+// componentOf tells what a process is by its command line: gVisor's processes are called exe.
+func componentOf(cmdline []string, inPod bool) string {
+	if len(cmdline) == 0 {
+		return Monitor
+	}
+	program := path.Base(cmdline[0])
+	switch {
+	case len(cmdline) > 1 && cmdline[1] == oci.ShimCommand, strings.HasPrefix(program, "containerd-shim"):
+		return Shim
+	case program == "runsc-sandbox":
+		return Sentry
+	case program == "runsc-gofer":
+		return Gofer
+	case strings.HasPrefix(program, "qemu-system"), program == "cloud-hypervisor", program == "firecracker":
+		return VMM
+	case program == "virtiofsd":
+		return Virtiofsd
+	case inPod:
+		return Workload
+	}
+	return Monitor
+}
+
+// find finds the processes of a sandbox: those in its groups, and what the shim has started elsewhere.
+func (j *joined) find() map[*sandboxed][]int {
+	children := map[int][]int{}
+	if !j.plain() {
+		pids, _ := proc.FS{}.PIDs() // with an error it is those that could be listed
+		for _, pid := range pids {
+			if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() {
+				children[p.PPID] = append(children[p.PPID], pid)
+			}
+		}
+	}
+	found := map[*sandboxed][]int{}
+	for _, s := range j.inOrder() {
+		pids := s.group.Members()
+		if s.shim != nil {
+			pids = append(pids, s.shim.Members()...)
+		}
+		for next := []int{s.pid}; len(next) > 0 && s.pid > 0; next = next[1:] {
+			next = append(next, children[next[0]]...)
+			pids = append(pids, next[0])
+		}
+		slices.Sort(pids)
+		found[s] = slices.Compact(pids)
+	}
+	return found
+}
+
+// cpuTimes is the CPU time that processes have used, by process.
+func cpuTimes(found map[*sandboxed][]int) map[int]time.Duration {
+	times := map[int]time.Duration{}
+	for _, pids := range found {
+		for _, pid := range pids {
+			if t, err := proc.Runtime(pid); err == nil {
+				times[pid] = t
+			}
+		}
+	}
+	return times
+}
+
+// cpuSince is the CPU time in seconds since before; of a process that was not there yet, all of it.
+func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]float64 {
+	used := map[int]float64{}
+	for pid, t := range cpuTimes(found) {
+		used[pid] = (t - before[pid]).Seconds()
+	}
+	return used
+}
+
+// describe looks at each process. One that ends meanwhile is left out.
+func (j *joined) describe(ctx context.Context) {
+	found := j.find()
+	for _, s := range j.inOrder() {
+		told := Sandbox{Name: s.name, Cgroup: s.group.Path(), Processes: []Process{}}
+		if s.dir != "" {
+			told.Times, _ = oci.ReadTimes(s.dir) // Close reads them again, and says if they cannot be read
+			if state, err := s.job.Container.State(ctx); err == nil {
+				told.Status = state.Status
+			}
+		}
+		inPod := s.group.Members()
+		for _, pid := range found[s] {
+			if p, err := processOf(pid, slices.Contains(inPod, pid)); err == nil {
+				if used, known := j.evidence.used[pid]; known {
+					p.CPUSeconds = &used
+				}
+				told.Processes = append(told.Processes, p)
+			}
+		}
+		j.evidence.Sandboxes = append(j.evidence.Sandboxes, told)
+	}
+}
+
+func processOf(pid int, inPod bool) (p Process, err error) {
+	fs := proc.FS{}
+	p.PID = pid
+	if p.Comm, err = fs.Comm(pid); err != nil {
+		return p, err
+	}
+	cmdline, err := fs.Cmdline(pid)
+	if err != nil {
+		return p, err
+	}
+	p.Component = componentOf(cmdline, inPod)
+	if p.Rollup, err = fs.Rollup(pid); err != nil {
+		return p, err
+	}
+	threads, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
+	if err != nil {
+		return p, fmt.Errorf("counting the threads of process %d: %w", pid, err)
+	}
+	p.Threads = len(threads)
+	p.MemoryCgroup, p.CPUCgroup, err = groupsOf(pid)
+	return p, err
+}
+
+// groupsOf is where the memory and the CPU time of a process are charged, as /proc/<pid>/cgroup has it.
+func groupsOf(pid int) (memory, cpu string, err error) {
+	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return "", "", fmt.Errorf("reading the control groups of process %d: %w", pid, err)
+	}
+	defer f.Close()
+	var unified string
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		fields := strings.SplitN(scan.Text(), ":", 3)
+		if len(fields) != 3 {
+			continue
+		}
+		controllers := strings.Split(fields[1], ",")
+		switch {
+		case fields[1] == "":
+			unified = fields[2]
+		case slices.Contains(controllers, "memory"):
+			memory = fields[2]
+		}
+		if slices.Contains(controllers, "cpuacct") {
+			cpu = fields[2]
+		}
+	}
+	if memory == "" {
+		memory = unified
+	}
+	if cpu == "" {
+		cpu = unified
+	}
+	return memory, cpu, nil
+}
+
+// available is MemAvailable of the machine in bytes (proc_meminfo(5)).
+func available() (uint64, error) {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, fmt.Errorf("reading how much memory is available: %w", err)
+	}
+	defer f.Close()
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		if value, ok := strings.CutPrefix(scan.Text(), "MemAvailable:"); ok {
+			n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 53)
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/meminfo does not say how much memory is available")
+}
