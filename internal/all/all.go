@@ -13,6 +13,7 @@ import (
 	_ "tare/internal/load/http"
 	_ "tare/internal/load/probe"
 	_ "tare/internal/load/push"
+	_ "tare/internal/load/syscalls"
 	_ "tare/internal/load/write"
 	_ "tare/internal/subject/command"
 	_ "tare/internal/subject/mesh/kernelmesh"

@@ -312,18 +312,24 @@ func componentMetrics(component string) []measured.Metric {
 	}}
 }
 
-// Speaks is of what an experiment asks: of a sandbox that idles, what it costs to have; of one that serves or writes,
-// what that takes and leaves. What a load that runs inside says is in its own words.
+// Speaks is of what an experiment asks: of a sandbox that idles, what it costs to have; of one that serves, what that
+// takes; of one in which somebody's program works, what that leaves. A load of Tare's own that runs inside speaks for
+// itself.
 func (guest) Speaks(s *kind.Setup) []string {
-	served, inside := false, false
+	served, inside, program := false, false, false
 	for _, l := range s.Loads {
 		served = served || l.To != ""
-		in, ok := l.Kind.(kind.Inside)
-		inside = inside || ok && in.RunsInside(l.Options)
+		if in, ok := l.Kind.(kind.Inside); ok && in.RunsInside(l.Options) {
+			inside = true
+			_, plays := l.Kind.(kind.Player)
+			program = program || !plays
+		}
 	}
 	switch {
-	case inside:
+	case program:
 		return []string{"sandbox_soft_bytes", "sandbox_hard_bytes", "sandbox_left_bytes", "sandbox_left_reclaimed_bytes"}
+	case inside:
+		return nil
 	case served:
 		return []string{"sandbox_pod_cpus", "sandbox_outside_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes",
 			"sandbox_pss_bytes"}
