@@ -10,6 +10,7 @@ import (
 	_ "tare/internal/load/command"
 	_ "tare/internal/load/connect"
 	_ "tare/internal/load/exec"
+	_ "tare/internal/load/fio"
 	_ "tare/internal/load/http"
 	_ "tare/internal/load/probe"
 	_ "tare/internal/load/push"

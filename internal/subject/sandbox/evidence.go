@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"os"
 	"path"
@@ -29,8 +28,6 @@ type Evidence struct {
 	ReadySeconds float64 `json:"ready_seconds"`
 
 	Sandboxes []Sandbox `json:"sandboxes"`
-
-	used map[int]float64 // CPU seconds in the window by process
 }
 
 // Sandbox is one application or load and what runs it.
@@ -142,25 +139,20 @@ func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]
 	return used
 }
 
-// describe looks at each process. One that ends meanwhile is left out.
-func (j *joined) describe(ctx context.Context) {
-	found := j.find()
+// describe looks at each process. One that ends meanwhile is left out. used is CPU seconds in the window by process.
+func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64) {
 	for _, s := range j.inOrder() {
 		told := Sandbox{Name: s.name, Cgroup: s.group.Path(), Processes: []Process{}}
-		if s.dir != "" {
-			told.Times, _ = oci.ReadTimes(s.dir) // Close reads them again, and says if they cannot be read
-			if state, err := s.job.Container.State(ctx); err == nil {
-				told.Status = state.Status
-			}
-		}
 		inPod := s.group.Members()
 		for _, pid := range found[s] {
-			if p, err := processOf(pid, slices.Contains(inPod, pid)); err == nil {
-				if used, known := j.evidence.used[pid]; known {
-					p.CPUSeconds = &used
-				}
-				told.Processes = append(told.Processes, p)
+			p, err := processOf(pid, slices.Contains(inPod, pid))
+			if err != nil {
+				continue
 			}
+			if seconds, known := used[pid]; known {
+				p.CPUSeconds = &seconds
+			}
+			told.Processes = append(told.Processes, p)
 		}
 		j.evidence.Sandboxes = append(j.evidence.Sandboxes, told)
 	}

@@ -223,22 +223,35 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 			return
 		}
 		found := j.find()
-		now, err := available()
-		j.mu.Lock()
-		defer j.mu.Unlock()
-		j.evidence.used = cpuSince(found, before)
-		if err == nil {
+		if now, err := available(); err == nil {
 			j.evidence.AvailableInWindow = &now
 		}
+		j.describe(found, cpuSince(found, before)) // now, for what works inside ends soon
 	})
 	return nil
 }
 
-// After tells what the sandboxes consist of.
+// After waits until what the sandboxes consist of is known, and has the runtime tell of those that still run.
 func (j *joined) After(ctx context.Context) error {
 	j.watch.Wait()
-	j.describe(ctx)
+	for _, s := range j.inOrder() {
+		if s.dir == "" {
+			continue
+		}
+		if state, err := s.job.Container.State(ctx); err == nil {
+			j.note(s.name, func(told *Sandbox) { told.Status = state.Status })
+		}
+	}
 	return nil
+}
+
+// note adds to what is known of a sandbox.
+func (j *joined) note(name string, add func(*Sandbox)) {
+	for i := range j.evidence.Sandboxes {
+		if j.evidence.Sandboxes[i].Name == name {
+			add(&j.evidence.Sandboxes[i])
+		}
+	}
 }
 
 // Evidence is what is found of the sandboxes. Times of their end are added to it later.
@@ -273,19 +286,17 @@ func (j *joined) Close() error {
 			errs = append(errs, j.end(s))
 		}
 	}
-	if len(j.sandboxes) > 0 && j.trial.Record().Ledger != nil && len(errs) == countNil(errs) {
-		errs = append(errs, j.look())
+	if err := errors.Join(errs...); err != nil || !j.empty() || j.trial.Record().Ledger == nil {
+		return err
 	}
-	return errors.Join(errs...)
+	return j.look()
 }
 
-func countNil(errs []error) (n int) {
-	for _, err := range errs {
-		if err == nil {
-			n++
-		}
-	}
-	return n
+// empty reports whether there were sandboxes, and all processes of theirs have ended. An application that runs plainly
+// may end after this.
+func (j *joined) empty() bool {
+	all := j.inOrder()
+	return len(all) > 0 && !slices.ContainsFunc(all, func(s *sandboxed) bool { return len(s.group.Members()) > 0 })
 }
 
 // end notes how a sandbox ended, and ends one that has not.
@@ -294,11 +305,7 @@ func (j *joined) end(s *sandboxed) error {
 	if err != nil {
 		return err
 	}
-	for i := range j.evidence.Sandboxes {
-		if j.evidence.Sandboxes[i].Name == s.name {
-			j.evidence.Sandboxes[i].Times = t
-		}
-	}
+	j.note(s.name, func(told *Sandbox) { told.Times = t })
 	if t.Killed {
 		j.trial.Warn("sandbox-killed", "%s in %s did not end in its time when it was told to, and was killed",
 			s.name, j.runtime.Name)
