@@ -221,20 +221,20 @@ func memoryMetrics() []measured.Metric {
 }
 
 var countMetrics = []measured.Metric{
-	counted("sandbox_processes", "Processes of all sandboxes at the end of the window, the applications among them.",
+	counted("sandbox_process_count", "processes", "Processes of all sandboxes at the end of the window, the applications among them.",
 		func(Process) int { return 1 }),
-	counted("sandbox_threads", "Threads of these.", func(p Process) int { return p.Threads }),
+	counted("sandbox_thread_count", "threads", "Threads of these.", func(p Process) int { return p.Threads }),
 	cpus("sandbox_pod_cpus", "has {} used in the pods' own groups", true,
 		"CPU time per second of the window of the groups where what runs the applications belongs: the pods'."),
 	cpus("sandbox_outside_cpus", "has {} used outside of them", false,
 		"CPU time per second of the window of the subject's groups, outside of the pods'. 0 without a runtime."),
 }
 
-func counted(name, how string, of func(Process) int) measured.Metric {
+func counted(name, what, how string, of func(Process) int) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Count, Rank: metric.RankOther, Pool: metric.Mean, Cost: true, Better: metric.Lower,
-			Needs: measured.NeedRest, Clause: "has {} " + name[len("sandbox_"):], How: how,
+			Needs: measured.NeedRest, Clause: "has {} " + what, How: how,
 		},
 		Value: seen(func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
 			for _, s := range e.Sandboxes {
@@ -335,5 +335,5 @@ func (guest) Speaks(s *kind.Setup) []string {
 			"sandbox_pss_bytes"}
 	}
 	return []string{"sandbox_start_seconds", "sandbox_ready_seconds", "sandbox_stop_seconds", "sandbox_lost_bytes",
-		"sandbox_hard_bytes", "sandbox_pss_bytes", "sandbox_threads"}
+		"sandbox_hard_bytes", "sandbox_pss_bytes", "sandbox_thread_count"}
 }
