@@ -32,7 +32,7 @@ func NewState(tree string) (string, error) {
 }
 
 // RemoveState removes the state of the containers of a tree, with containers, mounts and control groups that are left
-// of them. It says what it found of these.
+// of them. It says which containers it found.
 func RemoveState(ctx context.Context, tree string) (left []string, err error) {
 	dir := filepath.Join(StateDir, tree)
 	entries, err := os.ReadDir(dir)
@@ -51,15 +51,8 @@ func RemoveState(ctx context.Context, tree string) (left []string, err error) {
 		}
 		errs = append(errs, j.Abandon(ctx))
 	}
-	mounts, err := mountsBelow(dir)
-	errs = append(errs, err)
-	for _, m := range mounts {
-		left = append(left, "the mount "+m)
-		if err := unix.Unmount(m, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			errs = append(errs, fmt.Errorf("unmounting %s: %w", m, err))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
+	_, err = Unmount(dir) // runsc keeps a network namespace mounted among its state
+	if err := errors.Join(append(errs, err)...); err != nil {
 		return left, err
 	}
 	if err := os.RemoveAll(dir); err != nil {
@@ -146,6 +139,20 @@ func removeGroups(tree string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Unmount unmounts what is mounted below a directory in this namespace, and gives where that was.
+func Unmount(dir string) (found []string, err error) {
+	if found, err = mountsBelow(dir); err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, m := range found {
+		if err := unix.Unmount(m, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", m, err))
+		}
+	}
+	return found, errors.Join(errs...)
 }
 
 // mountsBelow lists what is mounted below a directory in this namespace, the last first.

@@ -211,7 +211,13 @@ func Probe(ctx context.Context, r Runtime, self string) (err error) {
 	if err != nil {
 		return fault.Wrap(err, fault.Machine, os.TempDir(), "make room there", "no container can be tried")
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() {
+		_, unmounted := Unmount(dir)
+		err = errors.Join(err, unmounted)
+		if unmounted == nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
 	root, err := NewRoot(filepath.Join(dir, "rootfs"), self)
 	if err != nil {
 		return err

@@ -359,5 +359,10 @@ func (j *joined) Removed() ([]string, error) {
 	if j.tree == "" || j.plain() {
 		return nil, nil
 	}
-	return oci.RemoveState(context.Background(), j.tree)
+	left, err := oci.RemoveState(context.Background(), j.tree)
+	mounts, unmounted := oci.Unmount(j.root.Dir)
+	for _, m := range mounts {
+		left = append(left, "the mount "+m)
+	}
+	return left, errors.Join(err, unmounted)
 }
