@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/host/proc"
 	"tare/internal/oci"
 )
@@ -51,13 +53,16 @@ type Process struct {
 	CPUCgroup    string   `json:"cpu_cgroup"`
 	CPUSeconds   *float64 `json:"cpu_seconds"` // in the window; null where it was not read
 	proc.Rollup
+	// SameMemoryAs is another process with the very same memory, in which it counts: gVisor runs the threads of an
+	// application as processes that share all of it. 0: none.
+	SameMemoryAs int `json:"same_memory_as,omitempty"`
 }
 
 // The components.
 const (
-	Workload  = "workload"  // the application, where the machine's kernel runs it itself
+	Workload  = "workload"  // the application's own code: of gVisor, the stubs in which it runs
 	Shim      = "shim"      // stays beside a container, for its streams and its end
-	Sentry    = "sentry"    // the kernel of gVisor, with the application in it
+	Sentry    = "sentry"    // the kernel of gVisor
 	Gofer     = "gofer"     // serves files to it
 	VMM       = "vmm"       // runs a virtual machine, with the application in it
 	Virtiofsd = "virtiofsd" // serves files to it
@@ -69,10 +74,10 @@ var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor
 
 // componentOf tells what a process is by its command line: gVisor's processes are called exe.
 func componentOf(cmdline []string, inPod bool) string {
-	if len(cmdline) == 0 {
-		return Monitor
+	program := ""
+	if len(cmdline) > 0 { // a stub of gVisor has none
+		program = path.Base(cmdline[0])
 	}
-	program := path.Base(cmdline[0])
 	switch {
 	case len(cmdline) > 1 && cmdline[1] == oci.ShimCommand, strings.HasPrefix(program, "containerd-shim"):
 		return Shim
@@ -152,10 +157,28 @@ func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64) {
 			if seconds, known := used[pid]; known {
 				p.CPUSeconds = &seconds
 			}
+			same := func(o Process) bool { return o.SameMemoryAs == 0 && sameMemory(o, p) }
+			if i := slices.IndexFunc(told.Processes, same); i >= 0 {
+				p.SameMemoryAs = told.Processes[i].PID
+			}
 			told.Processes = append(told.Processes, p)
 		}
 		j.evidence.Sandboxes = append(j.evidence.Sandboxes, told)
 	}
+}
+
+// sameMemory reports whether two processes have one and the same memory (KCMP_VM of kcmp(2)). A kernel without that
+// call leaves it at how much they have.
+func sameMemory(a, b Process) bool {
+	if a.Rollup.RSS == 0 || b.Rollup.RSS == 0 {
+		return false
+	}
+	const kcmpVM = 1
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a.PID), uintptr(b.PID), kcmpVM, 0, 0, 0)
+	if errno != 0 {
+		return a.Component == b.Component && a.Rollup == b.Rollup
+	}
+	return order == 0
 }
 
 func processOf(pid int, inPod bool) (p Process, err error) {

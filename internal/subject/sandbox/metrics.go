@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/ledger"
 	"tare/internal/measured"
@@ -132,6 +133,14 @@ func attributed(e *Evidence, m *measured.Measured) (float64, bool) {
 	return charged(m.Ledger, e, true, true, hard)
 }
 
+// own is a process without memory that counts in another.
+func (p Process) own() Process {
+	if p.SameMemoryAs != 0 {
+		p.Rollup = proc.Rollup{}
+	}
+	return p
+}
+
 // inMemory is a metric of memory of a trial. Where several count the same in different ways, they are of one family.
 func inMemory(name, family, clause, how string, value func(*Evidence, *measured.Measured) (float64, bool)) measured.Metric {
 	return measured.Metric{
@@ -159,7 +168,7 @@ func memoryMetrics() []measured.Metric {
 		return func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
 			for _, s := range e.Sandboxes {
 				for _, p := range s.Processes {
-					total, ok = total+float64(of(p)), true
+					total, ok = total+float64(of(p.own())), true
 				}
 			}
 			return total, ok
@@ -193,7 +202,8 @@ func memoryMetrics() []measured.Metric {
 			"Current - inactive_file of the pods' groups, as the kubelet reports it for a pod.", in(window, true, false, workingSet)),
 		inMemory("sandbox_pss_bytes", "sandbox_pss", "has {} resident in its processes (PSS)",
 			"Proportional set size (smaps_rollup) of all processes of the sandboxes, the applications among them where the "+
-				"machine's kernel runs them: page cache that they map is in it, and kernel memory is not."+ofAll,
+				"machine's kernel runs them: page cache that they map is in it, and kernel memory is not. "+
+				"Processes with one and the same memory count once."+ofAll,
 			pss(func(p Process) uint64 { return p.PSS })),
 		inMemory("sandbox_pss_anon_bytes", "sandbox_pss", "", "Anonymous memory in `sandbox_pss_bytes`.",
 			pss(func(p Process) uint64 { return p.Anon })),
@@ -297,7 +307,7 @@ func componentMetrics(component string) []measured.Metric {
 			Better: metric.Lower, Needs: measured.NeedMemory, Family: "sandbox_component",
 			How: fmt.Sprintf("The part of `sandbox_pss_bytes` of the component %s.", component),
 		},
-		Value: each(func(p Process) *float64 { v := float64(p.PSS); return &v }),
+		Value: each(func(p Process) *float64 { v := float64(p.own().PSS); return &v }),
 	}, {
 		Definition: metric.Definition{
 			Name: component + "_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Mean, Cost: true,
