@@ -18,11 +18,14 @@ import (
 	"tare/internal/fault"
 )
 
-// Busybox is where a root file system has it.
-const Busybox = "/bin/busybox"
+// Where a root file system has what every one has. The tare binary may be anywhere on this machine, below /tmp too.
+const (
+	Busybox = "/bin/busybox"
+	Tare    = "/bin/tare"
+)
 
-// Root is a root file system of a container: the tare binary, busybox, and whatever is added, all at the paths that
-// they have on this machine. Its files are those of this machine, by hard links where they are on the same file system.
+// Root is a root file system of a container: the tare binary, busybox, and whatever is added at the path that it has on
+// this machine. Its files are those of this machine, by hard links where they are on the same file system.
 // Its methods may be used concurrently.
 type Root struct {
 	Dir string // absolute
@@ -48,7 +51,10 @@ func NewRoot(dir, self string) (*Root, error) {
 			return nil, cannotBuild(err, dir)
 		}
 	}
-	return r, r.Add(self)
+	if err := r.file(Tare, self); err != nil {
+		return nil, cannotBuild(err, dir)
+	}
+	return r, nil
 }
 
 func cannotBuild(err error, dir string) error {

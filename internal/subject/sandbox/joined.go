@@ -152,7 +152,10 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 		return "", err
 	}
 	s.dir = filepath.Join(state, l.Name)
-	if err := j.root.Add(l.Command.Path); err != nil {
+	program := l.Command.Path
+	if program == j.trial.Self() {
+		program = oci.Tare
+	} else if err := j.root.Add(program); err != nil {
 		return "", err
 	}
 	for _, d := range l.Dirs {
@@ -162,7 +165,7 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	}
 	id := j.tree + "-" + l.Name
 	spec := oci.Spec{
-		Args: slices.Concat([]string{l.Command.Path}, l.Command.Args[1:]), Root: j.root.Dir, Dirs: l.Dirs,
+		Args: slices.Concat([]string{program}, l.Command.Args[1:]), Root: j.root.Dir, Dirs: l.Dirs,
 		Env:    append(added(l.Command.Env), placement.Mark+"="+j.tree),
 		Cgroup: l.Group.Path() + "/" + id, HostNetwork: !s.job.Own, NetNS: "/proc/self/ns/net",
 		Memory: uint64(j.part.Options.Float(settingMemory)),
