@@ -54,7 +54,7 @@ func NewRoot(dir, self string) (*Root, error) {
 	if err := r.file(Tare, self); err != nil {
 		return nil, cannotBuild(err, dir)
 	}
-	return r, nil
+	return r, r.addLibraries(self)
 }
 
 func cannotBuild(err error, dir string) error {
@@ -69,11 +69,22 @@ func (r *Root) Add(program string) error {
 	if r.have[program] {
 		return nil
 	}
+	if err := r.addLibraries(program); err != nil {
+		return err
+	}
+	if err := r.file(program, program); err != nil {
+		return cannotBuild(err, r.Dir)
+	}
+	return nil
+}
+
+// addLibraries adds those of a program.
+func (r *Root) addLibraries(program string) error {
 	files, err := closure(program)
 	if err != nil {
 		return fmt.Errorf("adding %s to a root file system: %w", program, err)
 	}
-	for _, f := range files {
+	for _, f := range files[1:] {
 		if r.have[f] {
 			continue
 		}
