@@ -34,7 +34,14 @@ func NewState(tree string) (string, error) {
 // RemoveState removes the state of the containers of a tree, with containers, mounts and control groups that are left
 // of them. It says which containers it found.
 func RemoveState(ctx context.Context, tree string) (left []string, err error) {
-	dir := filepath.Join(StateDir, tree)
+	left, err = removeState(ctx, StateDir, tree)
+	_ = os.Remove(StateDir) // others may have theirs in it
+	return left, err
+}
+
+// removeState is RemoveState below another directory than StateDir.
+func removeState(ctx context.Context, base, tree string) (left []string, err error) {
+	dir := filepath.Join(base, tree)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -58,28 +65,31 @@ func RemoveState(ctx context.Context, tree string) (left []string, err error) {
 	if err := os.RemoveAll(dir); err != nil {
 		return left, fmt.Errorf("removing the state of containers: %w", err)
 	}
-	_ = os.Remove(StateDir) // others may have theirs in it
 	return left, removeGroups(tree)
 }
 
 // Clean removes what is left of the containers of runs that have ended, and gives the names of their trees. Call it
 // before the processes in their control groups are ended: a runtime takes away more than its processes.
 func Clean(l *cgroup.Layout) (removed []string, err error) {
-	entries, err := os.ReadDir(StateDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	errs := []error{err}
-	for _, e := range entries {
-		if !placement.Ended(l, e.Name()) || !own(filepath.Join(StateDir, e.Name())) {
-			continue
+	var errs []error
+	for _, base := range []string{StateDir, os.TempDir()} { // the second is of runtimes that were tried
+		entries, err := os.ReadDir(base)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("looking for containers left behind: %w", err))
 		}
-		if _, err := RemoveState(context.Background(), e.Name()); err != nil {
-			errs = append(errs, err)
-			continue
+		for _, e := range entries {
+			dir := filepath.Join(base, e.Name())
+			if !placement.Ended(l, e.Name()) || !own(dir) {
+				continue
+			}
+			if _, err := removeState(context.Background(), base, e.Name()); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			removed = append(removed, dir)
 		}
-		removed = append(removed, filepath.Join(StateDir, e.Name()))
 	}
+	_ = os.Remove(StateDir) // others may have theirs in it
 	return removed, errors.Join(errs...)
 }
 

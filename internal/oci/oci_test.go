@@ -279,7 +279,7 @@ func TestProbe(t *testing.T) {
 	if fault.CodeOf(err) != fault.Machine || !strings.HasSuffix(fmt.Sprint(err), `refuses run: no "cgroups" here`) {
 		t.Errorf("%v", err)
 	}
-	if left := groupsOf(t, "tare-runtime-*"); len(left) > 0 {
+	if left := groupsOf(t, "tare-probe-*"); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
 }

@@ -13,9 +13,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"tare/internal/fault"
+	"tare/internal/host/proc"
 )
 
 // The runtimes that need arguments of their own, by the names that specs give them.
@@ -207,33 +209,39 @@ const probeTime = 60 * time.Second
 func Probe(ctx context.Context, r Runtime, self string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	dir, err := os.MkdirTemp("", "tare-runtime-")
+	process, err := proc.FS{}.Process(os.Getpid())
 	if err != nil {
+		return err
+	}
+	// Named as a run's tree of control groups is, so that Clean knows it when this process was killed.
+	tree := fmt.Sprintf("tare-probe-%d-p%d-t%d", probes.Add(1), process.PID, process.Start)
+	defer func() {
+		_, removed := removeState(context.WithoutCancel(ctx), os.TempDir(), tree)
+		err = errors.Join(err, removed)
+	}()
+	dir := filepath.Join(os.TempDir(), tree, "one")
+	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return fault.Wrap(err, fault.Machine, os.TempDir(), "make room there", "no container can be tried")
 	}
-	defer func() {
-		_, unmounted := Unmount(dir)
-		err = errors.Join(err, unmounted)
-		if unmounted == nil {
-			err = errors.Join(err, os.RemoveAll(dir))
-		}
-	}()
 	root, err := NewRoot(filepath.Join(dir, "rootfs"), self)
 	if err != nil {
 		return err
 	}
-	c := Container{Runtime: r, Root: filepath.Join(dir, "state"), Bundle: dir, ID: filepath.Base(dir)}
+	c := Container{Runtime: r, Root: filepath.Join(dir, "state"), Bundle: dir, ID: tree}
 	spec := Spec{Args: []string{Busybox, "true"}, Root: root.Dir, Cgroup: "/" + c.ID}
 	if err := spec.Write(c.Bundle); err != nil {
 		return err
 	}
+	if _, err := (Job{Container: c}).Write(dir); err != nil {
+		return err
+	}
 	_, err = r.run(ctx, c.Root, "run", "--bundle", c.Bundle, c.ID)
-	if err == nil {
-		_ = c.Delete(ctx) // most remove it by themselves after run
-	} else if ctx.Err() != nil {
-		_ = c.Delete(context.WithoutCancel(ctx))
+	if err != nil && ctx.Err() != nil {
 		err = fault.New(fault.Machine, r.Name, "see what it waits for", "it did not run an empty container within %v",
 			probeTime)
 	}
-	return errors.Join(err, removeGroups(c.ID))
+	return err
 }
+
+// probes counts those of this process.
+var probes atomic.Int64
