@@ -29,7 +29,7 @@ type guest struct{}
 const settingBatch = "batch"
 
 var settings = []param.Setting{
-	{Name: settingBatch, Type: param.TypeDuration, Default: "300us", Min: 10e-6, Max: 1,
+	{Name: settingBatch, Type: param.TypeDuration, Default: "300µs", Min: 10e-6, Max: 1,
 		Doc: "about how long each kind of call is made and timed at once, before it is the next one's turn"},
 }
 
