@@ -30,6 +30,7 @@ type Evidence struct {
 	ReadySeconds float64 `json:"ready_seconds"`
 
 	Sandboxes []Sandbox `json:"sandboxes"`
+	Memory    []Moment  `json:"memory"` // from when the loads were told to begin until the end of the window
 }
 
 // Sandbox is one application or load and what runs it.

@@ -216,8 +216,16 @@ func (j *joined) Start(context.Context) error {
 // Begun has the CPU time of processes, and what the machine has to give, read at the edges of the window.
 func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 	ctx, j.stopWatch = context.WithCancel(ctx)
+	from, to := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
+	following, stop := context.WithDeadline(ctx, time.Now().Add(time.Duration(to-pace.Now())))
 	j.watch.Go(func() {
-		from, to := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
+		defer stop()
+		var err error
+		if j.evidence.Memory, err = j.follow(following, from, to); err != nil && ctx.Err() == nil {
+			j.trial.Fail(fmt.Errorf("following the memory of sandboxes: %w", err))
+		}
+	})
+	j.watch.Go(func() {
 		if pace.Sleep(ctx, time.Duration(from-pace.Now())) != nil {
 			return
 		}
