@@ -92,7 +92,7 @@ func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
 		j.size, o[settingKind], o.Int(settingBlock), o.Int(settingJobs), direct)
 	program := *part
 	program.Options = param.Values{"command": line, "tool": "fio", "drain": o[settingDrain]}
-	j.Joined, err = command.JoinProgram(t, as, &program)
+	j.Joined, err = command.JoinEarly(t, as, &program)
 	return j, err
 }
 

@@ -158,6 +158,13 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	} else if err := j.root.Add(program); err != nil {
 		return "", err
 	}
+	for _, a := range l.Command.Args[1:] { // programs that a shell becomes
+		if info, err := os.Stat(a); filepath.IsAbs(a) && err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			if err := j.root.Add(a); err != nil {
+				return "", err
+			}
+		}
+	}
 	for _, d := range l.Dirs {
 		if err := j.root.Mountpoint(d); err != nil {
 			return "", err

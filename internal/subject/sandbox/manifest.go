@@ -151,9 +151,11 @@ func (e *excess) manifest(run record.Run, arm, percentile string) string {
 			quantity.Value(quantileOf(of, 0.5), unit), percentile, quantity.Value(quantileOf(of, part), unit),
 			quantity.Value(top(of), unit))
 	}
-	return fmt.Sprintf(`# Made by tare %s of the run %s: %d trials of %s, each against the same applications without a sandbox
-# in the same block. Memory is hard memory (anon + shmem + kernel - reclaimable slab) of all control groups of a sandbox;
-# page cache, which the kernel takes back, is not in it. CPU is what more was used under the load of that run.
+	return fmt.Sprintf(`# Made by tare %s from the run %s:
+# %d trials of %s, each against the same applications without a sandbox in its block. Memory is hard memory
+# (anon + shmem + kernel - reclaimable slab) of all control groups of a sandbox, the shim's among them, which is Tare's
+# and stands for that of a container manager. Page cache, which the kernel takes back, is not in it. CPU is what was used
+# more under the load of that run.
 %s%s# %s of sandboxes like these need at most what is declared, at %g %% confidence: the largest of %d.
 apiVersion: node.k8s.io/v1
 kind: RuntimeClass

@@ -322,11 +322,8 @@ func componentMetrics(component string) []measured.Metric {
 	}}
 }
 
-// split reports whether a part is a sandbox that is not to be in the group of its pod as a whole.
-func split(p *kind.Part) bool { return p.Name() == name && !p.Options.On(settingOnly) }
-
 // Speaks is of what an experiment asks: of a sandbox that idles, what it costs to have; of one that serves, what that
-// takes, or where it is charged; of one in which somebody's program works, what that leaves. A load of Tare's own that runs inside speaks for
+// takes and where that is charged; of one in which somebody's program works, what that leaves. A load of Tare's own that runs inside speaks for
 // itself.
 func (guest) Speaks(s *kind.Setup) []string {
 	served, inside, program := false, false, false
@@ -343,12 +340,9 @@ func (guest) Speaks(s *kind.Setup) []string {
 		return []string{"sandbox_soft_bytes", "sandbox_hard_bytes", "sandbox_left_bytes", "sandbox_left_reclaimed_bytes"}
 	case inside:
 		return nil
-	case served && slices.ContainsFunc(s.Subjects(), split):
-		return []string{"sandbox_pod_cpus", "sandbox_outside_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes",
-			"sandbox_pod_working_set_bytes"}
 	case served:
 		return []string{"sandbox_pod_cpus", "sandbox_outside_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes",
-			"sandbox_pss_bytes"}
+			"sandbox_pod_working_set_bytes", "sandbox_pss_bytes"}
 	}
 	return []string{"sandbox_start_seconds", "sandbox_ready_seconds", "sandbox_stop_seconds", "sandbox_lost_bytes",
 		"sandbox_hard_bytes", "sandbox_pss_bytes", "sandbox_thread_count"}
