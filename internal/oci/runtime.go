@@ -5,6 +5,7 @@ package oci
 import (
 	"bytes"
 	"context"
+	"debug/buildinfo"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -153,10 +154,16 @@ func (r Runtime) Version(ctx context.Context) string {
 	line, _, _ := strings.Cut(string(out), "\n")
 	line = clean(line)
 	if _, after, ok := strings.Cut(line, " version "); ok {
-		return after
+		line = after
+	}
+	if built, err := buildinfo.ReadFile(r.Argv[0]); err == nil && line == noVersion {
+		line = built.Main.Version
 	}
 	return line
 }
+
+// noVersion is what gVisor says that was built from its Go module, which knows its own.
+const noVersion = "VERSION_MISSING"
 
 // Container is a container of a runtime.
 type Container struct {

@@ -60,7 +60,7 @@ func runSandboxed(t *testing.T, spec string) map[string]record.Trial {
 	leavesNothing(t)
 	dir := filepath.Join(t.TempDir(), "out")
 	o := command{args: []string{"run", specFile(t, spec), "--out", dir}, timeout: 5 * time.Minute}.start(t).wait(t)
-	if o.code != 0 {
+	if o.code != 0 && o.code != 4 { // on a busy machine everything that noise can void may be void
 		t.Fatal(o)
 	}
 	c, err := record.Read(dir)
