@@ -98,9 +98,9 @@ type Launch struct {
 	Dirs []string // of this machine, in which it works: it must find them at the same paths
 
 	// Command is what starts the part plainly. Its streams are set: where it is a process of tare, it speaks the
-	// protocol of package role on standard input and output. A launcher puts its own program and arguments into Command, leaves the streams to what they
-	// start in the end, and starts it by Start of a group: this one, or one of the subject's. The trial waits for
-	// Command, and ends it by the end of its standard input.
+	// protocol of package role on standard input and output. A launcher puts its own program and arguments into
+	// Command, leaves the streams to what they start in the end, and starts it by Start of a group: this one, or one of
+	// the subject's. The trial waits for Command, and ends it by the end of its standard input.
 	Command *exec.Cmd
 
 	// Group has the limits of the part, and what it holds is charged to the part: this is where what runs the part

@@ -93,8 +93,8 @@ func Clean(l *cgroup.Layout) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// CleanGroups removes control groups of runs that have ended in hierarchies that Tare makes none in itself. Call it when
-// the processes in them have ended.
+// CleanGroups removes control groups of runs that have ended in hierarchies that Tare makes none in itself. Call it
+// when the processes in them have ended.
 func CleanGroups(l *cgroup.Layout) error {
 	trees := map[string]bool{}
 	for i := range l.Hierarchies {

@@ -195,8 +195,8 @@ func (f FS) PSS(pid int) (uint64, error) {
 	return n, nil
 }
 
-// Rollup is the resident memory of a process in bytes (smaps_rollup of proc(5)). A page that several processes map counts
-// in full in RSS, and by its part in all others.
+// Rollup is the resident memory of a process in bytes (smaps_rollup of proc(5)). A page that several processes map
+// counts in full in RSS, and by its part in all others.
 type Rollup struct {
 	RSS   uint64 `json:"rss_bytes"`
 	PSS   uint64 `json:"pss_bytes"`

@@ -1,6 +1,6 @@
-// Package fio is a load that writes to a disk, by Debian's fio: eight jobs that write blocks of 512 KiB at random places
-// of one file, past the page cache. Where the subject is a sandbox it runs inside. The file is never larger than the
-// machine bears, and results say how large it was.
+// Package fio is a load that writes to a disk, by Debian's fio: eight jobs that write blocks of 512 KiB at random
+// places of one file, past the page cache. Where the subject is a sandbox it runs inside. The file is never larger
+// than the machine bears, and results say how large it was.
 package fio
 
 import (

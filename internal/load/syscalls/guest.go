@@ -1,6 +1,6 @@
-// Package syscalls is a load that calls the kernel, one call after the other, and times each kind of call: a ladder from
-// the cheapest call there is to starting a program. Where the subject is a sandbox it runs inside, and shows what
-// crossing the boundary costs.
+// Package syscalls is a load that calls the kernel, one call after the other, and times each kind of call: a ladder
+// from the cheapest call there is to starting a program. Where the subject is a sandbox it runs inside, and shows
+// what crossing the boundary costs.
 package syscalls
 
 import (

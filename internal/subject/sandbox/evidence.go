@@ -238,6 +238,29 @@ func groupsOf(pid int) (memory, cpu string, err error) {
 	return memory, cpu, nil
 }
 
+// The kernel gives back what a trial had a while after its end.
+const (
+	settleStep  = 50 * time.Millisecond
+	settleSteps = 20
+	settled     = 1 << 20 // bytes that it may still rise by in a step
+)
+
+// settledAvailable is MemAvailable once it rises no more, or after a second.
+func settledAvailable() (uint64, error) {
+	last, err := available()
+	for step, calm := 0, 0; err == nil && step < settleSteps && calm < 3; step++ {
+		time.Sleep(settleStep)
+		var now uint64
+		if now, err = available(); now > last+settled {
+			calm = 0
+		} else {
+			calm++
+		}
+		last = now
+	}
+	return last, err
+}
+
 // available is MemAvailable of the machine in bytes (proc_meminfo(5)).
 func available() (uint64, error) {
 	f, err := os.Open("/proc/meminfo")

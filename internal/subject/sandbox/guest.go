@@ -1,6 +1,6 @@
-// Package sandbox is the subject that applications run in: a container, gVisor or a virtual machine, by any runtime with
-// runc's command line, on a bundle that Tare builds itself. What it costs is told by process, by component and by
-// control group. The runtime `none` runs the application plainly and is measured alike: it is the baseline.
+// Package sandbox is the subject that applications run in: a container, gVisor or a virtual machine, by any runtime
+// with runc's command line, on a bundle that Tare builds itself. What it costs is told by process, by component and
+// by control group. The runtime `none` runs the application plainly and is measured alike: it is the baseline.
 package sandbox
 
 import (
@@ -155,7 +155,7 @@ func (guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	j := &joined{trial: t, part: part, sandboxes: map[string]*sandboxed{}, links: map[string]int{}}
 	j.evidence.Runtime = part.Options[settingRuntime]
 	var err error
-	if j.evidence.AvailableBefore, err = available(); err != nil {
+	if j.evidence.AvailableBefore, err = settledAvailable(); err != nil {
 		return nil, err
 	}
 	if j.plain() {

@@ -323,8 +323,8 @@ func componentMetrics(component string) []measured.Metric {
 }
 
 // Speaks is of what an experiment asks: of a sandbox that idles, what it costs to have; of one that serves, what that
-// takes and where that is charged; of one in which somebody's program works, what that leaves. A load of Tare's own that runs inside speaks for
-// itself.
+// takes and where that is charged; of one in which somebody's program works, what that leaves. A load of Tare's own
+// that runs inside speaks for itself.
 func (guest) Speaks(s *kind.Setup) []string {
 	served, inside, program := false, false, false
 	for _, l := range s.Loads {
