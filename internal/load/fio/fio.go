@@ -146,7 +146,7 @@ func (guest) Metrics() []measured.Metric {
 	return []measured.Metric{{
 		Definition: metric.Definition{
 			Name: "fio_bytes_per_second", Unit: quantity.UnitOf("fio_bytes_per_second"), Rank: metric.RankThroughput,
-			Pool: metric.Sum, Better: metric.Higher, Headline: true, Outcome: true, Clause: "lets fio move {}",
+			Pool: metric.Sum, Better: metric.Higher, Headline: true, Outcome: true, Clause: "lets fio move {} a second",
 			Needs: []measured.Need{measured.Whole, measured.Worked, measured.Complete, measured.Unthrottled, measured.Alone,
 				measured.Read, measured.Untouched},
 			How: "Bytes that loads of kind `fio` wrote and read per second, as fio prints them: by its own clock and over its " +
