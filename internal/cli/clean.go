@@ -7,8 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/cluster/local"
 	"tare/internal/host/cgroup"
+	"tare/internal/link"
+	"tare/internal/oci"
 	"tare/internal/placement"
 	"tare/internal/scratch"
 )
@@ -19,9 +20,10 @@ func newClean() *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
-		Long: `Remove what killed runs left behind: their control groups, the network interfaces of local nodes, files in the
-system's directories for temporary ones and, should any have outlived them, their processes. Runs that are under
-way and everything that is not Tare's own are left alone. Programs and maps of a subject go with its process.
+		Long: `Remove what killed runs left behind: their control groups and containers, the network interfaces of local nodes
+and containers, files in the system's directories for temporary ones and, should any have outlived them, their
+processes. Runs that are under way and everything that is not Tare's own are left alone. Programs and maps of a
+subject go with its process.
 'tare run' does the same before it begins.`,
 		Example: `  tare clean`,
 		Args:    noArgs,
@@ -48,11 +50,12 @@ type cleaned struct {
 
 // cleanUp removes all that is left of runs that have ended.
 func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
-	r.Report, err = placement.Clean(layout)
-	links, err2 := local.Clean(layout)
+	containers, err := oci.Clean(layout) // before their processes are ended: a runtime takes away more than these
+	report, err1 := placement.Clean(layout)
+	links, err2 := link.Clean(layout)
 	directories, err3 := scratch.Clean()
-	r.Links, r.Directories = links, directories
-	return r, errors.Join(err, err2, err3)
+	r.Report, r.Links, r.Directories = report, links, append(containers, directories...)
+	return r, errors.Join(err, err1, err2, err3, oci.CleanGroups(layout))
 }
 
 // cleanUpFirst does that before something begins, to which it is no obstacle if it fails.

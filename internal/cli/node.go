@@ -18,6 +18,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
+	"tare/internal/link"
 	"tare/internal/meter"
 	"tare/internal/scratch"
 	"tare/internal/version"
@@ -158,7 +159,7 @@ func localNode(ctx context.Context, fd int) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := local.ConfigureInside(h.Address); err != nil {
+	if err := link.ConfigureInside(h.Address); err != nil {
 		return err
 	}
 	layout, err := cgroup.Discover(cgroup.Roots{})

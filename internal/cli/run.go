@@ -26,6 +26,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
+	"tare/internal/kind"
 	"tare/internal/measured"
 	"tare/internal/meter"
 	"tare/internal/near"
@@ -328,6 +329,9 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 	if written == nil && !asJSON {
 		fmt.Fprintf(out, "report:    %s\n", filepath.Join(w.Dir(), record.ReportFile))
 	}
+	if summary.Valid && runErr == nil {
+		written = errors.Join(written, produce(out, w.Dir(), r, trials, asJSON))
+	}
 	switch {
 	case runErr != nil:
 		return errors.Join(ended(r, trials, w.Dir(), runErr), written)
@@ -335,6 +339,26 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 		return written
 	case !summary.Valid:
 		return fault.New(fault.Invalid, w.Dir(), "change that and run it again; 'tare report' shows this run again", "the run is invalid: %s", strings.Join(summary.InvalidReasons, "; "))
+	}
+	return nil
+}
+
+// produce writes what guests make of the run, and says what that is.
+func produce(out io.Writer, dir string, r record.Run, trials []record.Trial, silent bool) error {
+	for _, g := range kind.All(kind.Subject) {
+		p, ok := g.(measured.Producer)
+		if !ok {
+			continue
+		}
+		for _, made := range p.Produce(r, trials) {
+			path := filepath.Join(dir, made.File)
+			if err := os.WriteFile(path, []byte(made.Text), 0o644); err != nil {
+				return fault.Wrap(err, fault.Machine, path, "make room, and run it again", "cannot write it")
+			}
+			if !silent {
+				fmt.Fprintf(out, "made:      %s: %s\n", path, made.Says)
+			}
+		}
 	}
 	return nil
 }

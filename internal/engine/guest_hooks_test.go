@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -255,6 +256,61 @@ func TestLaunch(t *testing.T) {
 	}
 	if slices.Sort(names); !slices.Equal(names, []string{"other", "server"}) {
 		t.Errorf("launched %v: only in the arm of the guest, each application once", names)
+	}
+}
+
+// hosting is a subject that launches, and says where applications are.
+type hosting struct{ launching }
+
+const elsewhere = "127.0.0.9"
+
+func (hosting) Host(string) (string, error) { return elsewhere, nil }
+
+// TestLaunchInside: a load that is to run inside is launched as an application is, and no other load; applications
+// listen where the subject says. In the baseline the load runs as any does.
+func TestLaunchInside(t *testing.T) {
+	g := newGround(t)
+	var mu sync.Mutex
+	launched := map[string]kind.Launch{}
+	var addresses []string
+	useGuest(t, nil, func(tr kind.Trial) any {
+		launch := func(a kind.Launch) error {
+			mu.Lock()
+			launched[a.Name] = a
+			mu.Unlock()
+			return a.Group.Start(a.Command)
+		}
+		before := func() error {
+			for _, a := range tr.Applications() {
+				addresses = append(addresses, a.Address)
+			}
+			return nil
+		}
+		return hosting{launching{func(context.Context) error { return nil }, launch, before}}
+	})
+	loads := "loads:\n  inner: {kind: command, inside: true, command: \"sleep {seconds}\"}\n" +
+		"  outer: {kind: command, command: \"sleep {seconds}\"}\n"
+	_, trials, err := g.run(t.Context(), mustParse(t, strings.Replace(guestSpec(""), "loads:\n", loads, 1)), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range trials {
+		if tr.Validity.Failed != "" || tr.Loads["inner"].Own == nil || tr.Loads["outer"].Own == nil ||
+			tr.Loads["client"].Done == 0 {
+			t.Errorf("%s: %+v, %d loads", tr.Arm, tr.Validity, len(tr.Loads))
+		}
+	}
+	inner := launched["inner"]
+	if len(launched) != 3 || inner.Part == nil || inner.Part.Name() != "command" || len(inner.Dirs) != 1 {
+		t.Errorf("launched %v", slices.Sorted(maps.Keys(launched)))
+	}
+	for _, a := range addresses {
+		if !strings.HasPrefix(a, elsewhere+":") {
+			t.Errorf("an application listens at %s", a)
+		}
+	}
+	if len(addresses) == 0 {
+		t.Error("no application was seen")
 	}
 }
 

@@ -54,11 +54,42 @@ func (x *trial) Process(name string) kind.Process {
 	return nil
 }
 
-func (x *trial) PartGroup(name string) (*placement.Group, error) {
-	part, as := x.spec.Loads[name], kind.Load
-	if part == nil {
-		part, as = x.spec.Applications[name], kind.Application
+// part is an application or a load of the trial.
+func (x *trial) part(name string) (*kind.Part, kind.Role) {
+	if part := x.spec.Loads[name]; part != nil {
+		return part, kind.Load
 	}
+	return x.spec.Applications[name], kind.Application
+}
+
+func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (func(*exec.Cmd) error, error) {
+	g, err := x.PartGroup(name)
+	if err != nil {
+		return nil, err
+	}
+	l, launches := x.own.(kind.Launcher)
+	part, as := x.part(name)
+	if as == kind.Load {
+		inside, ok := part.Kind.(kind.Inside)
+		launches = launches && ok && inside.RunsInside(part.Options)
+	}
+	if !launches {
+		return g.Start, nil
+	}
+	return func(cmd *exec.Cmd) error {
+		return l.Launch(ctx, kind.Launch{Name: name, Part: part, Dirs: dirs, Command: cmd, Group: g})
+	}, nil
+}
+
+func (x *trial) Host(app string) (string, error) {
+	if h, ok := x.own.(kind.Hoster); ok {
+		return h.Host(app)
+	}
+	return "127.0.0.1", nil
+}
+
+func (x *trial) PartGroup(name string) (*placement.Group, error) {
+	part, as := x.part(name)
 	return x.group(path.Join(kind.WorkGroup, name), measured.NewRole(as, name), part.Limits)
 }
 

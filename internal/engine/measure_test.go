@@ -275,7 +275,7 @@ func TestMetricsPage(t *testing.T) {
 	if !bytes.Equal(page, b.Bytes()) {
 		t.Error("docs/metrics.md is not current: go test ./internal/engine -run TestMetricsPage -update")
 	}
-	form := regexp.MustCompile(`^[a-z0-9_]+_(seconds|bytes|cpus|ratio|share|per_second|per_connection|per_request|per_flush|per_kiloevent)$|^events_[a-z_]+$|^nodes_failed$`)
+	form := regexp.MustCompile(`^[a-z0-9_]+_(seconds|bytes|cpus|ratio|share|count|per_second|per_connection|per_request|per_flush|per_kiloevent)$|^events_[a-z_]+$|^nodes_failed$`)
 	for _, m := range measured.Metrics() {
 		if !form.MatchString(m.Name) || m.Unit == "" || m.How == "" {
 			t.Errorf("%q is not well defined", m.Name)

@@ -8,7 +8,6 @@ import (
 	"hash/fnv"
 	"maps"
 	"math/rand/v2"
-	"os/exec"
 	"path"
 	"slices"
 	"strings"
@@ -344,19 +343,17 @@ func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) erro
 	if s, ok := x.hosted[name].(kind.Server); ok {
 		return x.serve(ctx, name, s)
 	}
-	argv, err := x.argv(kind.Application, part, kind.Site{})
+	host, err := x.Host(name)
 	if err != nil {
 		return err
 	}
-	g, err := x.PartGroup(name)
+	argv, err := x.argv(kind.Application, part, kind.Site{Host: host})
 	if err != nil {
 		return err
 	}
-	begin := g.Start
-	if l, ok := x.own.(kind.Launcher); ok {
-		begin = func(cmd *exec.Cmd) error {
-			return l.Launch(ctx, kind.Launch{Name: name, Part: part, Command: cmd, Group: g})
-		}
+	begin, err := x.Begin(ctx, name)
+	if err != nil {
+		return err
 	}
 	p, err := x.start(name, argv, begin)
 	if err != nil {
@@ -426,11 +423,11 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 	if err != nil {
 		return err
 	}
-	g, err := x.PartGroup(name)
+	begin, err := x.Begin(ctx, name)
 	if err != nil {
 		return err
 	}
-	p, err := x.start(name, argv, g.Start)
+	p, err := x.start(name, argv, begin)
 	if err != nil {
 		return err
 	}
@@ -445,6 +442,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 	if err := p.Decode(raw, "ready message", &wants); err != nil {
 		return err
 	}
+	wants.Heard(pace.Now())
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.wants[name] = wants
@@ -472,7 +470,7 @@ func (x *trial) begin(ctx context.Context) (role.Schedule, error) {
 	}
 	s := role.Schedule{Begin: begin, Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration)}
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
-		told := s
+		told := x.wants[name].Translate(s)
 		told.Stalls = x.wants[name].Stalls
 		if err := x.loads[name].Send(role.Start, told); err != nil {
 			return s, fmt.Errorf("starting the load %s: %w", name, err)

@@ -79,6 +79,7 @@ type Site struct {
 	Served  bool   `json:"served,omitempty"`  // of loads: the subject serves that address, and takes it to this machine
 	Ready   []byte `json:"ready,omitempty"`   // of loads: what the application said of itself when it was ready, JSON
 	Seed    uint64 `json:"seed,omitempty"`    // of loads: for their arrivals
+	Host    string `json:"host,omitempty"`    // of applications: the IP address to listen at
 	Subject any    `json:"-"`                 // of loads: what the subject's Join gave; nil where the arm has none
 }
 
@@ -136,6 +137,12 @@ type Holder interface {
 // Standalone is a load that can go to an application, and does without one where a spec names none.
 type Standalone interface {
 	StandsAlone()
+}
+
+// Inside is a load that can do its work where applications run: in what the subject launches (Launcher), where the arm
+// has such a subject. Its process may have another clock than this machine's, which it tells by role.Wants.
+type Inside interface {
+	RunsInside(param.Values) bool
 }
 
 // Saturating is a load that can be as fast as it goes: then what it takes of the machine is a result.

@@ -24,10 +24,16 @@ type Joiner interface {
 
 // The hooks, in the order of a trial. Contexts end when the trial does; an error of a hook fails the trial.
 type (
-	// Launcher is a subject in which applications run: a sandbox. Launch starts one of them, which is then not started
-	// plainly. It is called once for each application, for several at the same time.
+	// Launcher is a subject in which applications run, and loads that are Inside: a sandbox. Launch starts one of them,
+	// which is then not started plainly. It is called once for each, for several at the same time.
 	Launcher interface {
 		Launch(context.Context, Launch) error
+	}
+
+	// Hoster is a Launcher in which an application is reached elsewhere than at 127.0.0.1: Host is the IP address that
+	// it has there, and listens at. It is called before Launch.
+	Hoster interface {
+		Host(app string) (string, error)
 	}
 
 	// Starter starts the processes of a subject, after the applications and before the loads. Without it, a subject is
@@ -85,19 +91,20 @@ type (
 	}
 )
 
-// Launch is an application to start.
+// Launch is an application, or a load that is Inside, to start.
 type Launch struct {
-	Name string // of the application, or of the copy of it
+	Name string // of the part, or of the copy of it
 	Part *Part
+	Dirs []string // of this machine, in which it works: it must find them at the same paths
 
-	// Command is what starts the application plainly. Standard input and output are set: on them it speaks the protocol
-	// of package role. A launcher puts its own program and arguments into Command, leaves the streams to what they
-	// start in the end, and starts it by Start of a group: this one, or one of the subject's. The trial waits for
-	// Command, and ends it by the end of its standard input.
+	// Command is what starts the part plainly. Its streams are set: where it is a process of tare, it speaks the
+	// protocol of package role on standard input and output. A launcher puts its own program and arguments into
+	// Command, leaves the streams to what they start in the end, and starts it by Start of a group: this one, or one of
+	// the subject's. The trial waits for Command, and ends it by the end of its standard input.
 	Command *exec.Cmd
 
-	// Group has the limits of the application, and what it holds is charged to the application's workload: this is
-	// where what runs the application belongs.
+	// Group has the limits of the part, and what it holds is charged to the part: this is where what runs the part
+	// belongs.
 	Group *placement.Group
 }
 
@@ -120,6 +127,11 @@ type Trial interface {
 	// PartGroup is the group of an application or a load, made before its process is there. What runs in it is charged
 	// to that part.
 	PartGroup(name string) (*placement.Group, error)
+	// Begin gives how a process of an application or a load is started: in its PartGroup, or, where it is to run in what
+	// the subject launches, by the subject's Launch. dirs are Launch's.
+	Begin(ctx context.Context, name string, dirs ...string) (func(*exec.Cmd) error, error)
+	// Host is the IP address at which an application is to listen so that loads reach it.
+	Host(app string) (string, error)
 	// Observe says that the group at a path, as a ledger has it, is an application's, whose name is given, or the
 	// subject's, without one: it was there before the trial, and what is charged to it is charged to that part. The
 	// trial neither changes nor removes it.

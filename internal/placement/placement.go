@@ -469,6 +469,9 @@ func (g *Group) Path() string {
 	return h.Identity("/" + path.Join(g.tree.name, g.name))
 }
 
+// TreeName is the name of the tree that the group is in.
+func (g *Group) TreeName() string { return g.tree.name }
+
 // V2Dir is the group's directory in the v2 hierarchy, where eBPF programs are attached; empty where v2 is not mounted.
 func (g *Group) V2Dir() string {
 	h, ok := g.tree.layout.V2()

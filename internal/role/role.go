@@ -11,6 +11,8 @@
 //	child:  {"event":"error","data":{"error":"...","mend":"...","code":3}}
 //	child:  {"event":"log","data":"..."}        anything worth a line in the record
 //
+// A load with another clock than the parent's tells it in its ready message, and gets its schedule by that (Wants).
+//
 // End of the child's standard input means "end": it stops, cleans up and exits. A role also dies with its parent
 // (PR_SET_PDEATHSIG), which what it forks does not inherit.
 package role

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 )
 
 // Stalls is the data of a stalls message: when the machine stood still in the measured window, for those who wanted to
@@ -19,9 +20,33 @@ type Stalls struct {
 	Unknown string `json:"unknown,omitempty"`
 }
 
-// Wants is the part of a ready message that asks for a stalls message.
+// Wants is the part of a ready message that is for the parent: that it asks for a stalls message, and what its clock
+// shows.
 type Wants struct {
 	Stalls bool `json:"stalls,omitempty"`
+
+	// Clock is CLOCK_MONOTONIC of the process as it sent the message, in nanoseconds. In a sandbox with a kernel of its
+	// own that is another clock than the parent's. 0: it has the parent's.
+	Clock int64 `json:"clock_ns,omitempty"`
+
+	ahead int64 // how far the parent's clock is ahead of it, ns
+}
+
+// apart is from when on two clocks are two. One message takes far less, and a kernel that boots takes longer.
+const apart = int64(time.Second)
+
+// Heard notes what the parent's clock showed when the message came. The process's clock is then known to within the
+// time that the message took.
+func (w *Wants) Heard(now int64) {
+	if ahead := now - w.Clock; w.Clock != 0 && (ahead > apart || ahead < -apart) {
+		w.ahead = ahead
+	}
+}
+
+// Translate gives a schedule by the clock of the process.
+func (w Wants) Translate(s Schedule) Schedule {
+	s.Begin -= w.ahead
+	return s
 }
 
 // WorkThenStalls is Work for a load that wants to know of the machine's stalls: its ready message must hold Wants.

@@ -16,6 +16,7 @@ import (
 	"tare/experiments"
 	"tare/internal/analysis"
 	"tare/internal/record"
+	"tare/internal/subject/sandbox"
 )
 
 // A smallest is a built-in experiment in its smallest form, and what every run of that must show on any machine.
@@ -153,6 +154,41 @@ var smallests = map[string]smallest{
 		ofSubject: []string{"bpf_run_seconds", "bpf_seconds_per_connection"},
 		check:     requestsAnswered,
 	},
+	"sandbox-idle": {
+		arms: []string{"runc"}, levels: map[string][]any{"idle.count": {2}},
+		tells: []string{"sandbox_ready_seconds", "sandbox_lost_bytes", "sandbox_hard_bytes", "sandbox_pss_bytes",
+			"sandbox_thread_count"},
+		check: containersSeen,
+	},
+	"sandbox-io": {
+		arms: []string{"runc"}, levels: map[string][]any{"fio.size": {"10MiB"}}, duration: "1s",
+		tells: []string{"sandbox_soft_bytes", "sandbox_hard_bytes", "sandbox_left_bytes", "sandbox_left_reclaimed_bytes",
+			"fio_bytes_per_second"},
+		check: containersSeen,
+	},
+	"sandbox-app": {
+		arms: []string{"runc"}, set: []string{"rate=100", "connections=4"},
+		tells: []string{"sandbox_pod_cpus", "sandbox_outside_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes",
+			"sandbox_pss_bytes"},
+		check: func(t *testing.T, tr record.Trial) {
+			allAnswered(t, tr)
+			containersSeen(t, tr)
+		},
+	},
+	"sandbox-overhead": {
+		arms: []string{"runc"}, tells: []string{"sandbox_hard_bytes", "sandbox_pod_cpus"}, check: containersSeen,
+	},
+	"sandbox-placement": {
+		arms:  []string{"runc"},
+		tells: []string{"sandbox_pod_cpus", "sandbox_pod_hard_bytes", "sandbox_pod_working_set_bytes"},
+		check: containersSeen,
+	},
+	"sandbox-syscall": {
+		arms: []string{"runc"},
+		tells: []string{"syscall_getpid_seconds", "syscall_read_seconds", "syscall_write_seconds", "syscall_open_seconds",
+			"syscall_open_root_seconds", "syscall_connect_seconds", "syscall_fork_seconds", "syscall_exec_seconds"},
+		check: containersSeen,
+	},
 	"trace-exec": {
 		arms: []string{"exectrace"}, levels: map[string][]any{"execs.rate": {200}},
 		tells:     []string{"events_generated", "throughput_per_second"},
@@ -176,9 +212,17 @@ var smallests = map[string]smallest{
 	},
 }
 
-// requestsAnswered: requests were answered, and none failed, for which no noise is a reason; and the programs of the
-// data plane ran, if the arm has one.
+// requestsAnswered: requests were answered, and the programs of the data plane ran, if the arm has one.
 func requestsAnswered(t *testing.T, tr record.Trial) {
+	t.Helper()
+	allAnswered(t, tr)
+	if runs := programRuns(tr, "km_connect4"); (runs > 0) != hasSubject(tr) && !windowCut(tr) {
+		t.Errorf("%s: the connect program ran %d times", tr.Arm, runs)
+	}
+}
+
+// allAnswered: requests were answered, and none failed, for which no noise is a reason.
+func allAnswered(t *testing.T, tr record.Trial) {
 	t.Helper()
 	for name, l := range tr.Loads {
 		if l.Generator != "http" {
@@ -188,9 +232,6 @@ func requestsAnswered(t *testing.T, tr record.Trial) {
 			t.Errorf("%s, %s: of %d requests %d were sent, %d answered, %d of them late, %d unfinished, errors %v",
 				tr.Arm, name, l.Intended, l.Sent, l.Done, l.Late, l.Unfinished, l.Errors)
 		}
-	}
-	if runs := programRuns(tr, "km_connect4"); (runs > 0) != hasSubject(tr) && !windowCut(tr) {
-		t.Errorf("%s: the connect program ran %d times", tr.Arm, runs)
 	}
 }
 
@@ -209,6 +250,37 @@ func programRuns(tr record.Trial, name string) (runs uint64) {
 		}
 	}
 	return runs
+}
+
+// containersSeen: what ran in containers was there, where it belongs, and each is beside a shim that is charged
+// elsewhere; they were told to end, did, and left nothing. The baseline has the same without.
+func containersSeen(t *testing.T, tr record.Trial) {
+	t.Helper()
+	var seen sandbox.Evidence
+	if err := json.Unmarshal(tr.Evidence["sandbox"], &seen); err != nil || len(seen.Sandboxes) == 0 {
+		t.Errorf("%s: %d sandboxes, %v", tr.Arm, len(seen.Sandboxes), err)
+	}
+	for _, s := range seen.Sandboxes {
+		components := map[string]int{}
+		for _, p := range s.Processes {
+			components[p.Component]++
+			if inPod := strings.HasPrefix(p.MemoryCgroup, s.Cgroup); inPod != (p.Component == sandbox.Workload) {
+				t.Errorf("%s: the %s %d of %s is charged to %s", tr.Arm, p.Component, p.PID, s.Name, p.MemoryCgroup)
+			}
+		}
+		contained := tr.Arm == "runc"
+		if components[sandbox.Workload] == 0 || (components[sandbox.Shim] == 1) != contained {
+			t.Errorf("%s: %s consists of %v", tr.Arm, s.Name, components)
+		}
+		if contained && (s.Times.Started == 0 || s.Times.Deleted < s.Times.Started || s.Times.Killed) {
+			t.Errorf("%s: %s has the times %+v", tr.Arm, s.Name, s.Times)
+		}
+	}
+	for _, w := range tr.Ledger.Warnings {
+		if w.Code == record.LeftBehind {
+			t.Errorf("%s: %s", tr.Arm, w.Message)
+		}
+	}
 }
 
 // eventsCounted: the kernel counted what the load made, and the reference tracer delivered that, or says that it lost

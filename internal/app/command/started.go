@@ -40,7 +40,11 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 	if err != nil {
 		return kind.App{}, err
 	}
-	offered := net.JoinHostPort("127.0.0.1", strconv.Itoa(place.Port))
+	host, err := s.Trial.Host(s.Name)
+	if err != nil {
+		return kind.App{}, err
+	}
+	offered := net.JoinHostPort(host, strconv.Itoa(place.Port))
 	place.Address = offered
 	c, err := s.command.At(place)
 	if err != nil {
@@ -55,7 +59,7 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 	if ctx.Err() != nil {
 		return kind.App{}, context.Cause(ctx)
 	}
-	running, err := s.Start(c, s.Trial.Fail)
+	running, err := s.Start(ctx, c, s.Trial.Fail)
 	if err != nil {
 		return kind.App{}, err
 	}

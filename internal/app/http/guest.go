@@ -1,6 +1,11 @@
 package http
 
-import "tare/internal/kind"
+import (
+	"cmp"
+	"net"
+
+	"tare/internal/kind"
+)
 
 func init() { kind.Register(kind.Application, guest{}) }
 
@@ -11,6 +16,6 @@ func (guest) About() kind.About {
 	return kind.About{Name: "http", Summary: "an HTTP/1.1 echo server", Settings: Settings, Protocol: "http"}
 }
 
-func (guest) Command(kind.Site) []string {
-	return []string{"app", "http", "--role", "--listen=127.0.0.1:0"}
+func (guest) Command(at kind.Site) []string {
+	return []string{"app", "http", "--role", "--listen=" + net.JoinHostPort(cmp.Or(at.Host, "127.0.0.1"), "0")}
 }

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/host/feature"
+	"tare/internal/link"
 )
 
 // Features says whether one machine can be many nodes.
@@ -28,7 +29,7 @@ func probeNodes() (string, error) {
 			made <- fmt.Errorf("making a network namespace: %w", err)
 			return
 		}
-		made <- makePair("tare0", "tare1", unix.Gettid())
+		made <- link.MakePair("tare0", "tare1", unix.Gettid())
 	}()
 	if err := <-made; err != nil {
 		return "", err

@@ -25,9 +25,13 @@ import (
 	"tare/internal/cluster"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
+	"tare/internal/link"
 	"tare/internal/placement"
 	"tare/internal/role"
 )
+
+// MostNodes is how many local nodes there can be.
+const MostNodes = link.MostPairs
 
 // Options of local nodes.
 type Options struct {
@@ -90,7 +94,7 @@ func Start(ctx context.Context, o Options, joined func(int)) (n *Nodes, err erro
 		return nil, fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", MostNodes), "one machine cannot have %d nodes", o.Count)
 	}
 	n = &Nodes{o: o, agents: map[string]*agent{}}
-	if n.network, err = freeNet(); err != nil {
+	if n.network, err = link.FreeNet(); err != nil {
 		return nil, err
 	}
 	if n.authority, err = cluster.NewAuthority(keysLife); err != nil {
@@ -190,7 +194,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 	if err := os.MkdirAll(h.Dir, 0o755); err != nil {
 		return fault.Wrap(err, fault.Machine, h.Dir, "name a directory that can be written with --out", "the node's directory cannot be made")
 	}
-	here, there := pair(n.network, i)
+	here, there := link.Addresses(n.network, i)
 	h.Address = there
 	g, err := n.tree.Group(group, placement.Limits{})
 	if err != nil {
@@ -223,10 +227,10 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 			err = a.withLastWords(err)
 		}
 	}()
-	if err := reach(a.ended, func() error { return makePair(a.link, Inside, a.cmd.Process.Pid) }); err != nil {
+	if err := reach(a.ended, func() error { return link.MakePair(a.link, link.Inside, a.cmd.Process.Pid) }); err != nil {
 		return err
 	}
-	if err := configure(a.link, n.tree.Name(), here); err != nil {
+	if err := link.Configure(a.link, n.tree.Name(), here); err != nil {
 		return err
 	}
 	at, err := n.Listen(netip.AddrPortFrom(here.Addr(), 0).String())
@@ -293,7 +297,7 @@ func (n *Nodes) end(name string) bool {
 	n.Drop(name, errors.New("it is started again"))
 	_ = a.cmd.Process.Kill() // it may be gone already
 	<-a.ended
-	_ = remove(a.link) // it goes with the namespace, a moment later
+	_ = link.Remove(a.link) // it goes with the namespace, a moment later
 	return true
 }
 
@@ -348,7 +352,7 @@ func (n *Nodes) Close() error {
 	}
 	var errs []error
 	for _, a := range agents {
-		errs = append(errs, remove(a.link))
+		errs = append(errs, link.Remove(a.link))
 		killed = killed || a.why != nil
 	}
 	errs = append(errs, n.tree.Close())

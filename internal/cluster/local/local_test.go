@@ -24,6 +24,7 @@ import (
 	"tare/internal/cluster"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
+	"tare/internal/link"
 	"tare/internal/placement"
 	"tare/test/binary"
 )
@@ -214,18 +215,18 @@ func TestClean(t *testing.T) {
 	aliases := map[string]string{"tart0": ended, "tart1": running, "tart2": "somebody's", "tart3": ""}
 	for name, alias := range aliases {
 		t.Cleanup(func() {
-			if err := remove(name); err != nil {
+			if err := link.Remove(name); err != nil {
 				t.Error(err)
 			}
 		})
-		if err := makePair(name, name, holder.Process.Pid); err != nil {
+		if err := link.MakePair(name, name, holder.Process.Pid); err != nil {
 			t.Fatal(err)
 		}
-		if err := configure(name, alias, netip.Prefix{}); err != nil {
+		if err := link.Configure(name, alias, netip.Prefix{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	removed, err := Clean(n.o.Cgroups)
+	removed, err := link.Clean(n.o.Cgroups)
 	if err != nil || !slices.Equal(removed, []string{"tart0"}) {
 		t.Errorf("removed %v, %v", removed, err)
 	}
@@ -259,15 +260,15 @@ func TestPairWhileExec(t *testing.T) {
 	const name = "tarx0"
 	missed := 0
 	for end := time.Now().Add(5 * time.Second); missed == 0 && time.Now().Before(end); {
-		err := makePair(name, name, p.Process.Pid)
+		err := link.MakePair(name, name, p.Process.Pid)
 		if errors.Is(err, unix.ESRCH) {
 			missed++
-			err = reach(ended, func() error { return makePair(name, name, p.Process.Pid) })
+			err = reach(ended, func() error { return link.MakePair(name, name, p.Process.Pid) })
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := remove(name); err != nil {
+		if err := link.Remove(name); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -301,34 +302,5 @@ func TestAgentThatCannot(t *testing.T) {
 	}
 	if left := links(t); len(left) > 0 {
 		t.Errorf("left: %v", left)
-	}
-}
-
-func TestAddresses(t *testing.T) {
-	p := netip.MustParsePrefix("198.18.7.0/24")
-	seen := map[netip.Addr]bool{}
-	for i := range MostNodes {
-		here, there := pair(p, i)
-		if here.Masked() != there.Masked() || here.Addr() == there.Addr() || seen[here.Addr()] || !p.Contains(there.Addr()) {
-			t.Errorf("node %d: %v, %v", i, here, there)
-		}
-		seen[here.Addr()], seen[there.Addr()] = true, true
-	}
-	free, err := freeNet()
-	if err != nil || free.Bits() != 24 || !linkRange.Contains(free.Addr()) {
-		t.Errorf("%v, %v", free, err)
-	}
-}
-
-func TestParseRoutes(t *testing.T) {
-	const table = `Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
-eth0	00000000	0102A8C0	0003	0	0	0	00000000	0	0	0
-eth0	0002A8C0	00000000	0001	0	0	0	00FFFFFF	0	0	0
-tun0	000012C6	00000000	0001	0	0	0	0000FFFF	0	0	0
-bad	zz	0	0	0	0	0	0
-`
-	want := []netip.Prefix{netip.MustParsePrefix("192.168.2.0/24"), netip.MustParsePrefix("198.18.0.0/16")}
-	if got := parseRoutes(table); !slices.Equal(got, want) {
-		t.Errorf("got %v", got)
 	}
 }

@@ -3,6 +3,7 @@
 package part
 
 import (
+	"context"
 	"fmt"
 	"os"
 
@@ -47,13 +48,17 @@ func (p *Part) Place() (command.Place, error) {
 	return place, err
 }
 
-// Start starts the command in the group, which Place has made. onEnd is that of command.Start.
-func (p *Part) Start(c command.Command, onEnd func(error)) (*command.Running, error) {
+// Start starts the command in the group, which Place has made, or in what the subject launches. onEnd is that of
+// command.Start.
+func (p *Part) Start(ctx context.Context, c command.Command, onEnd func(error)) (*command.Running, error) {
 	if h, ok := p.Trial.Cgroups().CPU(); ok {
 		c.CgroupDir, _ = h.Dir(p.group.Path())
 	}
-	var err error
-	p.running, err = command.Start(c, p.group.Start, onEnd)
+	begin, err := p.Trial.Begin(ctx, p.Name, p.dir)
+	if err != nil {
+		return nil, err
+	}
+	p.running, err = command.Start(c, begin, onEnd)
 	return p.running, err
 }
 

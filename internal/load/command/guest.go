@@ -29,6 +29,9 @@ func (guest) About() kind.About {
 // StandsAlone marks a load that may go to no application, as one that reads a disk.
 func (guest) StandsAlone() {}
 
+// RunsInside is as the settings say.
+func (guest) RunsInside(v param.Values) bool { return v.On(settingIn) }
+
 func (guest) Check(v param.Values) error {
 	_, err := optionsOf(v)
 	return err

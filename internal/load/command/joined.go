@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"os"
 	"runtime"
 	"sync"
 	"time"
@@ -46,8 +47,11 @@ type joined struct {
 	part.Part
 	of      *kind.Part
 	options options
+	early   bool // it is started before the schedule begins, and waits: see await
 
 	command  command.Command // with what is known of the trial put in
+	line     string          // as it was asked for, to be tried by hand
+	begin    string          // file that a program which is there early waits for
 	schedule role.Schedule
 	running  *command.Running
 	started  int64 // CLOCK_MONOTONIC, nanoseconds
@@ -64,16 +68,21 @@ func newJoined(t kind.Trial, name string, of *kind.Part, o options) *joined {
 	return &joined{Part: part.Part{Trial: t, Name: name}, of: of, options: o}
 }
 
-// Aim makes the command line: the application is there now.
-func (j *joined) Aim(_ context.Context, at kind.Site) error {
+// Aim makes the command line: the application is there now. A program that is to be there early is started.
+func (j *joined) Aim(ctx context.Context, at kind.Site) error {
 	place, err := j.Place()
 	if err != nil {
 		return err
 	}
 	setup := j.Trial.Setup()
 	place.Address, place.Duration, place.Window = at.Address, setup.Warmup+setup.Duration, setup.Duration
-	j.command, err = j.options.command.At(place)
-	return err
+	if j.command, err = j.options.command.At(place); err != nil {
+		return err
+	}
+	if j.line = j.command.Line(); !j.early {
+		return nil
+	}
+	return j.await(ctx, place.Dir)
 }
 
 // Generate starts the program.
@@ -83,7 +92,10 @@ func (j *joined) Generate(ctx context.Context, s role.Schedule) (err error) {
 	j.stopWatch = stop
 	j.watch.Go(func() { j.edges = readAt(watching, s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration) })
 	j.started = pace.Now()
-	j.running, err = j.Start(j.command, j.onEnd)
+	if j.early {
+		return os.WriteFile(j.begin, nil, 0o644)
+	}
+	j.running, err = j.Start(ctx, j.command, j.onEnd)
 	return err
 }
 
@@ -104,7 +116,7 @@ func (j *joined) Result(ctx context.Context) (r load.Result, err error) {
 		return r, err
 	}
 	j.watch.Wait() // the window is over
-	own := Own{Command: j.command.Line(), Stopped: stopped}
+	own := Own{Command: j.line, Stopped: stopped}
 	end := j.endedAt()
 	own.WallSeconds = float64(end-j.started) / 1e9
 	own.WindowSeconds = j.inWindow(end)
@@ -118,7 +130,7 @@ func (j *joined) Result(ctx context.Context) (r load.Result, err error) {
 		Histograms: map[string]string{}, CPUSeconds: j.cpuSeconds(), CPUs: j.cpus(),
 	}
 	if r.Own, err = json.Marshal(own); err != nil {
-		return r, fmt.Errorf("encoding what is known of %s: %w", j.command.Name(), err)
+		return r, fmt.Errorf("encoding what is known of %s: %w", j.options.command.Name(), err)
 	}
 	return r, nil
 }
@@ -139,7 +151,7 @@ func (j *joined) finish(ctx context.Context) (stopped bool, err error) {
 	default:
 	}
 	if j.running.Stop() {
-		j.Trial.Warn("load-killed", "%s did not end in its time when it was told to, and was killed", j.command.Name())
+		j.Trial.Warn("load-killed", "%s did not end in its time when it was told to, and was killed", j.options.command.Name())
 	}
 	return true, nil
 }

@@ -15,6 +15,7 @@ import (
 const (
 	settingTool  = "tool"
 	settingDrain = "drain"
+	settingIn    = "inside"
 	noTool       = "none"
 )
 
@@ -30,6 +31,9 @@ var Settings = append(fromCommand(shared),
 	param.Setting{Name: settingDrain, Type: param.TypeDuration, Default: "10s", Max: 3600,
 		Doc: "time after it should have ended in which what it prints is waited for; then it is told to end. One " +
 			"without a known output is told at the end of the window"},
+	param.Setting{Name: settingIn, Type: param.TypeSwitch, Default: "false",
+		Doc: "whether it runs where applications run: inside the sandbox, in arms whose subject launches applications in " +
+			"one; beside it otherwise"},
 )
 
 func fromCommand(names []string) []param.Setting {

@@ -1,4 +1,6 @@
-package local
+// Package link makes pairs of virtual network interfaces into network namespaces, gives them addresses that nobody else
+// has, and removes those of runs that have ended.
+package link
 
 import (
 	"encoding/binary"
@@ -18,11 +20,12 @@ import (
 	"tare/internal/placement"
 )
 
-// Inside is what a node's own end of its link is called in its network namespace.
+// Inside is what the far end of a link is called in its network namespace.
 const Inside = "eth0"
 
-// makePair makes a pair of virtual interfaces: one here, and the other in the network namespace of a process.
-func makePair(name, inside string, pid int) error {
+// MakePair makes a pair of virtual interfaces: one here, and the other in the network namespace of a process. A kernel
+// without them, and a lack of permission, are errors of code fault.Machine.
+func MakePair(name, inside string, pid int) error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = name
 	pair := netlink.NewVeth(attributes)
@@ -31,7 +34,7 @@ func makePair(name, inside string, pid int) error {
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return fault.Wrap(err, fault.Machine, name,
-			"load the module veth, or run nodes on machines of their own (--nodes-listen)",
+			"load the module veth",
 			"this kernel has no pairs of virtual interfaces")
 	case errors.Is(err, unix.EPERM):
 		return fault.Wrap(err, fault.Machine, name, "run as root", "no permission to make network interfaces")
@@ -39,8 +42,8 @@ func makePair(name, inside string, pid int) error {
 	return fault.Wrap(err, fault.Machine, name, "", "cannot create a pair of virtual interfaces")
 }
 
-// configure gives the interface of that name an address and, unless it is empty, an alias, and sets it up.
-func configure(name, alias string, address netip.Prefix) error {
+// Configure gives the interface of that name an address and, unless it is empty, an alias, and sets it up.
+func Configure(name, alias string, address netip.Prefix) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("looking for the interface %s: %w", name, err)
@@ -62,9 +65,9 @@ func configure(name, alias string, address netip.Prefix) error {
 	return nil
 }
 
-// remove removes the interface of that name, and with it its other end. One that has gone is no error: it goes with
+// Remove removes the interface of that name, and with it its other end. One that has gone is no error: it goes with
 // either end's namespace.
-func remove(name string) error {
+func Remove(name string) error {
 	link, err := netlink.LinkByName(name)
 	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
 		return nil
@@ -79,7 +82,7 @@ func remove(name string) error {
 }
 
 // Clean removes the interfaces of runs that have ended, which are known by their alias, and gives their names. The
-// kernel removes them by itself with the namespaces of the agents, but takes its time over it.
+// kernel removes them by itself with the namespaces at their far ends, but takes its time over it.
 func Clean(l *cgroup.Layout) (removed []string, err error) {
 	all, err := netlink.LinkList()
 	// If some came or went meanwhile, those that stayed are in it.
@@ -103,13 +106,13 @@ func Clean(l *cgroup.Layout) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// ConfigureInside sets up the network of the namespace that this process has for itself: the loopback and the node's
-// end of its link.
+// ConfigureInside sets up the network of the namespace that this process has for itself: the loopback and the far end
+// of its link.
 func ConfigureInside(address netip.Prefix) error {
-	if err := configure("lo", "", netip.Prefix{}); err != nil {
+	if err := Configure("lo", "", netip.Prefix{}); err != nil {
 		return err
 	}
-	return configure(Inside, "", address)
+	return Configure(Inside, "", address)
 }
 
 // The addresses for links: of the range for measurements between networks (RFC 2544), which nothing on the internet
@@ -120,12 +123,12 @@ var (
 	linkNetCount = 1 << (linkNetBits - 15) // of those in the range
 )
 
-// MostNodes is how many local nodes there can be: a /30 each.
-const MostNodes = 64
+// MostPairs is how many pairs a network has addresses for: a /30 each.
+const MostPairs = 64
 
-// freeNet finds a network that neither an address nor a route of this machine overlaps. It begins to look at a place of
-// this process's own.
-func freeNet() (netip.Prefix, error) {
+// FreeNet finds a network that neither an address nor a route of this machine overlaps, for MostPairs pairs. It begins
+// to look at a place of this process's own.
+func FreeNet() (netip.Prefix, error) {
 	taken, err := takenNets()
 	if err != nil {
 		return netip.Prefix{}, err
@@ -142,11 +145,11 @@ func freeNet() (netip.Prefix, error) {
 			return p, nil
 		}
 	}
-	return netip.Prefix{}, fault.New(fault.Machine, linkRange.String(), "remove a route or an address in that range", "all addresses that local nodes could have are in use on this machine")
+	return netip.Prefix{}, fault.New(fault.Machine, linkRange.String(), "remove a route or an address in that range", "all addresses that links could have are in use on this machine")
 }
 
-// pair is the two addresses of node number i, from 0: this machine's and the node's.
-func pair(network netip.Prefix, i int) (here, there netip.Prefix) {
+// Addresses are the two addresses of pair number i of a network, from 0: this machine's and the far end's.
+func Addresses(network netip.Prefix, i int) (here, there netip.Prefix) {
 	at := ne32(network.Addr()) + uint32(4*i)
 	return netip.PrefixFrom(addr32(at+1), 30), netip.PrefixFrom(addr32(at+2), 30)
 }

@@ -1,0 +1,183 @@
+package oci
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/host/cgroup"
+	"tare/internal/placement"
+)
+
+// StateDir is where the state of all containers is, below a directory for each run's tree of control groups, by its
+// name.
+const StateDir = "/run/tare"
+
+// NewState makes the directory for the containers of a tree of control groups.
+func NewState(tree string) (string, error) {
+	dir := filepath.Join(StateDir, tree)
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return "", fmt.Errorf("making a directory for containers: %w", err)
+	}
+	return dir, nil
+}
+
+// RemoveState removes the state of the containers of a tree, with containers, mounts and control groups that are left
+// of them. It says which containers it found.
+func RemoveState(ctx context.Context, tree string) (left []string, err error) {
+	left, err = removeState(ctx, StateDir, tree)
+	_ = os.Remove(StateDir) // others may have theirs in it
+	return left, err
+}
+
+// removeState is RemoveState below another directory than StateDir.
+func removeState(ctx context.Context, base, tree string) (left []string, err error) {
+	dir := filepath.Join(base, tree)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(dir, e.Name(), jobFile))
+		var j Job
+		if err != nil || json.Unmarshal(text, &j) != nil || len(j.Container.Runtime.Argv) == 0 {
+			continue // it got no further
+		}
+		if _, err := j.Container.State(ctx); err == nil {
+			left = append(left, "the container "+j.Container.ID+" of "+j.Container.Runtime.Name)
+		}
+		errs = append(errs, j.Abandon(ctx))
+	}
+	_, err = Unmount(dir) // runsc keeps a network namespace mounted among its state
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return left, err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return left, fmt.Errorf("removing the state of containers: %w", err)
+	}
+	return left, removeGroups(tree)
+}
+
+// Clean removes what is left of the containers of runs that have ended, and gives the names of their trees. Call it
+// before the processes in their control groups are ended: a runtime takes away more than its processes.
+func Clean(l *cgroup.Layout) (removed []string, err error) {
+	var errs []error
+	for _, base := range []string{StateDir, os.TempDir()} { // the second is of runtimes that were tried
+		entries, err := os.ReadDir(base)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("looking for containers left behind: %w", err))
+		}
+		for _, e := range entries {
+			dir := filepath.Join(base, e.Name())
+			if !placement.Ended(l, e.Name()) || !own(dir) {
+				continue
+			}
+			if _, err := removeState(context.Background(), base, e.Name()); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			removed = append(removed, dir)
+		}
+	}
+	_ = os.Remove(StateDir) // others may have theirs in it
+	return removed, errors.Join(errs...)
+}
+
+// CleanGroups removes control groups of runs that have ended in hierarchies that Tare makes none in itself. Call it
+// when the processes in them have ended.
+func CleanGroups(l *cgroup.Layout) error {
+	trees := map[string]bool{}
+	for i := range l.Hierarchies {
+		entries, _ := os.ReadDir(l.Hierarchies[i].Mount) // what cannot be read has none that we could have made
+		for _, e := range entries {
+			if e.IsDir() && placement.Ended(l, e.Name()) {
+				trees[e.Name()] = true
+			}
+		}
+	}
+	var errs []error
+	for tree := range trees {
+		errs = append(errs, removeGroups(tree))
+	}
+	return errors.Join(errs...)
+}
+
+// own reports whether a directory is this user's: only then it is believed what it says.
+func own(dir string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(dir, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && int(st.Uid) == os.Geteuid()
+}
+
+// removeGroups removes control groups that runtimes made for a tree in hierarchies that Tare makes none in itself
+// (devices, freezer, blkio, ...). They are empty: what runs in them runs in the tree's own as well.
+func removeGroups(tree string) error {
+	if tree == "" || strings.ContainsAny(tree, "/.") {
+		return fmt.Errorf("%q is no name of a control group", tree)
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range l.Hierarchies {
+		dir, ok := l.Hierarchies[i].Dir("/" + tree)
+		if !ok {
+			continue
+		}
+		var dirs []string
+		_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, p)
+			}
+			return nil // what cannot be read has gone
+		})
+		slices.Reverse(dirs)
+		for _, d := range dirs {
+			if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
+				errs = append(errs, fmt.Errorf("removing the control group %s: %w", d, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Unmount unmounts what is mounted below a directory in this namespace, and gives where that was.
+func Unmount(dir string) (found []string, err error) {
+	if found, err = mountsBelow(dir); err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, m := range found {
+		if err := unix.Unmount(m, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", m, err))
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// mountsBelow lists what is mounted below a directory in this namespace, the last first.
+func mountsBelow(dir string) (found []string, err error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("looking for mounts left behind: %w", err)
+	}
+	defer f.Close()
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		fields := strings.Fields(scan.Text())
+		if len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			found = append(found, fields[4])
+		}
+	}
+	slices.Reverse(found)
+	return found, nil
+}

@@ -1,0 +1,298 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == ShimCommand {
+		status, err := Shim(os.Args[2:])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			status = 99
+		}
+		os.Exit(status)
+	}
+	os.Exit(m.Run())
+}
+
+// needsRunc skips where no container can be made, and gives runc.
+func needsRunc(t *testing.T) (r Runtime, self string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: containers")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err = Find("runc", self, Options{})
+	if err != nil {
+		t.Skip("needs runc: ", err)
+	}
+	return r, self
+}
+
+// job writes the job of a container that runs a shell command, and gives its path.
+func job(t *testing.T, r Runtime, self, tree, shell string) (string, Job) {
+	t.Helper()
+	root, err := NewRoot(filepath.Join(t.TempDir(), "rootfs"), self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := NewState(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := RemoveState(context.Background(), tree); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := filepath.Join(state, "one")
+	j := Job{Container: Container{Runtime: r, Root: filepath.Join(dir, "state"), Bundle: dir, ID: tree + "-one"}}
+	spec := Spec{Args: []string{"/bin/sh", "-c", shell}, Root: root.Dir, Cgroup: "/" + tree + "/one"}
+	if err := spec.Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	path, err := j.Write(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path, j
+}
+
+// ended is the name of a tree of a process that has ended.
+func ended(t *testing.T) string {
+	t.Helper()
+	c := exec.Command("true")
+	if err := c.Run(); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("tare-oci-p%d-t1", c.Process.Pid)
+}
+
+// groupsOf are the directories of control groups of a tree.
+func groupsOf(t *testing.T, tree string) (found []string) {
+	t.Helper()
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		dirs, err := filepath.Glob(pattern + tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, dirs...)
+	}
+	return found
+}
+
+// TestShim: a container has the shim's streams, its exit status is the shim's, its end is timed, and nothing is left.
+func TestShim(t *testing.T) {
+	r, self := needsRunc(t)
+	tree := fmt.Sprintf("tare-shim-p%d-t1", os.Getpid())
+	for name, c := range map[string]struct {
+		shell, input, output string
+		status               int
+	}{
+		"its words and its status": {"read x; echo got $x; exit 3", "this\n", "got this\n", 3},
+		"the end of its input":     {"cat", "that", "that", 0},
+		"it does not heed the end": {"cat; sleep 1000", "", "", 128 + 9},
+	} {
+		path, j := job(t, r, self, tree, c.shell)
+		cmd := exec.Command(self, ShimCommand, path)
+		var out, said bytes.Buffer
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.input), &out, &said
+		err := cmd.Run()
+		if cmd.ProcessState.ExitCode() != c.status || out.String() != c.output {
+			t.Errorf("%s: %v, %q, %q", name, err, out.String(), said.String())
+		}
+		times, err := ReadTimes(filepath.Dir(path))
+		all := []int64{times.Create, times.Created, times.Started, times.Exited, times.Deleted}
+		if err != nil || !slices.IsSorted(all) || times.Create == 0 || times.PID == 0 {
+			t.Errorf("%s: %+v, %v", name, times, err)
+		}
+		if times.Killed != (c.status > 128) {
+			t.Errorf("%s: killed %v", name, times.Killed)
+		}
+		if s, err := j.Container.State(t.Context()); err == nil {
+			t.Errorf("%s: it is %s after its end", name, s.Status)
+		}
+		left, err := RemoveState(t.Context(), tree)
+		if err != nil || len(left) > 0 || len(groupsOf(t, tree)) > 0 {
+			t.Errorf("%s: left %q and %q, %v", name, left, groupsOf(t, tree), err)
+		}
+	}
+}
+
+// TestShimForwards: a signal to the shim is one to the container.
+func TestShimForwards(t *testing.T) {
+	r, self := needsRunc(t)
+	tree := fmt.Sprintf("tare-signal-p%d-t1", os.Getpid())
+	path, _ := job(t, r, self, tree, "trap 'echo bye; exit 5' TERM; echo hello; while true; do sleep 0.1; done")
+	cmd := exec.Command(self, ShimCommand, path)
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer input.Close()
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 64)
+	if n, err := output.Read(buf); string(buf[:n]) != "hello\n" {
+		t.Errorf("%q, %v", buf[:n], err)
+	}
+	for { // it forwards once the container was started
+		if times, err := ReadTimes(filepath.Dir(path)); err != nil || times.Started > 0 {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	n, err := output.Read(buf)
+	if string(buf[:n]) != "bye\n" {
+		t.Errorf("%q, %v", buf[:n], err)
+	}
+	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 5 {
+		t.Errorf("exit status %d", cmd.ProcessState.ExitCode())
+	}
+}
+
+// TestClean: what a killed run left is removed, with the container; what a living one has is not.
+func TestClean(t *testing.T) {
+	r, self := needsRunc(t)
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := ended(t)
+	path, j := job(t, r, self, tree, "sleep 1000")
+	cmd := exec.Command(self, ShimCommand, path)
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer input.Close()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		s, err := j.Container.State(t.Context())
+		if err == nil && s.Status == "running" {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	s, err := j.Container.State(t.Context())
+	if err != nil || s.Status != "running" {
+		t.Fatalf("the container of a killed shim is %s, %v", s.Status, err)
+	}
+	removed, err := Clean(layout)
+	if err = errors.Join(err, CleanGroups(layout)); err != nil || !slices.Contains(removed, filepath.Join(StateDir, tree)) {
+		t.Errorf("removed %q, %v", removed, err)
+	}
+	if _, err := os.Stat(filepath.Join(StateDir, tree)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("its state: %v", err)
+	}
+	if left := groupsOf(t, tree); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+	if p, err := (proc.FS{}).Process(s.PID); err == nil && p.Alive() {
+		t.Errorf("process %d still runs", s.PID)
+	}
+}
+
+// TestRoot: a program runs in a root file system with nothing but what it is linked with.
+func TestRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: chroot")
+	}
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("needs bash: ", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := NewRoot(filepath.Join(t.TempDir(), "rootfs"), self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // a second time changes nothing
+		if err := root.Add(bash); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(bash, "-c", "echo in; [ ! -e /usr/lib/os-release ] && exit 7")
+	cmd.SysProcAttr = &unix.SysProcAttr{Chroot: root.Dir}
+	out, err := cmd.Output()
+	if string(out) != "in\n" || cmd.ProcessState.ExitCode() != 7 {
+		t.Errorf("%q, %v", out, err)
+	}
+	if err := root.Add("/no/such/program"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a program that is not there: %v", err)
+	}
+}
+
+// TestProbe: a runtime that works does, and one that refuses the machine is quoted.
+func TestProbe(t *testing.T) {
+	r, self := needsRunc(t)
+	if err := Probe(t.Context(), r, self); err != nil {
+		t.Error(err)
+	}
+	script := filepath.Join(t.TempDir(), "refuses")
+	text := "#!/bin/sh\necho 'time=\"now\" level=error msg=\"no \\\"cgroups\\\" here\"' >&2\nexit 1\n"
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	refuses, err := Find(script, self, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = Probe(t.Context(), refuses, self)
+	if fault.CodeOf(err) != fault.Machine || !strings.HasSuffix(fmt.Sprint(err), `refuses run: no "cgroups" here`) {
+		t.Errorf("%v", err)
+	}
+	if left := groupsOf(t, "tare-probe-*"); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+}
+
+// TestFind: what is not installed is an error of the machine that says how to get it.
+func TestFind(t *testing.T) {
+	_, err := Find("no-such-runtime", "/bin/true", Options{})
+	if fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
+		t.Errorf("%v", err)
+	}
+	r, err := Find(MicroVM, "/usr/bin/tare", Options{})
+	if err != nil || !slices.Equal(r.command("/state", "state", "x"),
+		[]string{"/usr/bin/tare", "microvm", "--root", "/state", "state", "x"}) {
+		t.Errorf("%v, %v", r, err)
+	}
+}

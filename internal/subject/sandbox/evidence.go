@@ -1,0 +1,299 @@
+package sandbox
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/host/proc"
+	"tare/internal/oci"
+)
+
+// Evidence is what is known of the sandboxes of a trial.
+type Evidence struct {
+	Runtime string `json:"runtime"`
+
+	// AvailableBefore and AvailableInWindow are MemAvailable of the machine, in bytes: before anything was started, and
+	// at the end of the window.
+	AvailableBefore   uint64  `json:"available_before_bytes"`
+	AvailableInWindow *uint64 `json:"available_in_window_bytes"`
+
+	// ReadySeconds is from the launch of the first application until all were ready.
+	ReadySeconds float64 `json:"ready_seconds"`
+
+	Sandboxes []Sandbox `json:"sandboxes"`
+	Memory    []Moment  `json:"memory"` // from when the loads were told to begin until the end of the window
+}
+
+// Sandbox is one application or load and what runs it.
+type Sandbox struct {
+	Name      string    `json:"name"`             // of the application or load
+	Cgroup    string    `json:"cgroup"`           // where what runs it belongs: the pod's, so to say
+	Status    string    `json:"status,omitempty"` // as the runtime says at the end of the window
+	Times     oci.Times `json:"times"`
+	Processes []Process `json:"processes"`
+}
+
+// Process is one process of a sandbox at the end of the window.
+type Process struct {
+	PID       int    `json:"pid"`
+	Component string `json:"component"`
+	Comm      string `json:"comm"`
+	Threads   int    `json:"threads"`
+	// MemoryCgroup and CPUCgroup are the groups that are charged for it: of its first thread, which owns its memory, and
+	// where CPU time is counted.
+	MemoryCgroup string   `json:"memory_cgroup"`
+	CPUCgroup    string   `json:"cpu_cgroup"`
+	CPUSeconds   *float64 `json:"cpu_seconds"` // in the window; null where it was not read
+	Resident
+	// SameMemoryAs is another process with the very same memory, in which it counts: gVisor runs the threads of an
+	// application as processes that share all of it. 0: none.
+	SameMemoryAs int `json:"same_memory_as,omitempty"`
+}
+
+// The components.
+const (
+	Workload  = "workload"  // the application's own code: of gVisor, the stubs in which it runs
+	Shim      = "shim"      // stays beside a container, for its streams and its end
+	Sentry    = "sentry"    // the kernel of gVisor
+	Gofer     = "gofer"     // serves files to it
+	VMM       = "vmm"       // runs a virtual machine, with the application in it
+	Virtiofsd = "virtiofsd" // serves files to it
+	Monitor   = "monitor"   // whatever else the runtime left running
+)
+
+// Components are all of them.
+var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor}
+
+// componentOf tells what a process is by its command line: gVisor's processes are called exe.
+func componentOf(cmdline []string, inPod bool) string {
+	program := ""
+	if len(cmdline) > 0 { // a stub of gVisor has none
+		program = path.Base(cmdline[0])
+	}
+	switch {
+	case len(cmdline) > 1 && cmdline[1] == oci.ShimCommand, strings.HasPrefix(program, "containerd-shim"):
+		return Shim
+	case program == "runsc-sandbox":
+		return Sentry
+	case program == "runsc-gofer":
+		return Gofer
+	case strings.HasPrefix(program, "qemu-system"), program == "cloud-hypervisor", program == "firecracker":
+		return VMM
+	case program == "virtiofsd":
+		return Virtiofsd
+	case inPod:
+		return Workload
+	}
+	return Monitor
+}
+
+// find finds the processes of a sandbox: those in its groups, and what the shim has started elsewhere.
+func (j *joined) find() map[*sandboxed][]int {
+	children := map[int][]int{}
+	if !j.plain() {
+		pids, _ := proc.FS{}.PIDs() // with an error it is those that could be listed
+		for _, pid := range pids {
+			if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() {
+				children[p.PPID] = append(children[p.PPID], pid)
+			}
+		}
+	}
+	found := map[*sandboxed][]int{}
+	for _, s := range j.inOrder() {
+		pids := s.group.Members()
+		if s.shim != nil {
+			pids = append(pids, s.shim.Members()...)
+		}
+		for next := []int{s.pid}; len(next) > 0 && s.pid > 0; next = next[1:] {
+			next = append(next, children[next[0]]...)
+			pids = append(pids, next[0])
+		}
+		slices.Sort(pids)
+		found[s] = slices.Compact(pids)
+	}
+	return found
+}
+
+// cpuTimes is the CPU time that processes have used, by process.
+func cpuTimes(found map[*sandboxed][]int) map[int]time.Duration {
+	times := map[int]time.Duration{}
+	for _, pids := range found {
+		for _, pid := range pids {
+			if t, err := proc.Runtime(pid); err == nil {
+				times[pid] = t
+			}
+		}
+	}
+	return times
+}
+
+// cpuSince is the CPU time in seconds since before; of a process that was not there yet, all of it.
+func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]float64 {
+	used := map[int]float64{}
+	for pid, t := range cpuTimes(found) {
+		used[pid] = (t - before[pid]).Seconds()
+	}
+	return used
+}
+
+// describe looks at each process. One that ends meanwhile is left out. used is CPU seconds in the window by process.
+func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64) {
+	for _, s := range j.inOrder() {
+		told := Sandbox{Name: s.name, Cgroup: s.group.Path(), Processes: []Process{}}
+		inPod := s.group.Members()
+		for _, pid := range found[s] {
+			p, err := processOf(pid, slices.Contains(inPod, pid))
+			if err != nil {
+				continue
+			}
+			if seconds, known := used[pid]; known {
+				p.CPUSeconds = &seconds
+			}
+			same := func(o Process) bool { return o.SameMemoryAs == 0 && sameMemory(o, p) }
+			if i := slices.IndexFunc(told.Processes, same); i >= 0 {
+				p.SameMemoryAs = told.Processes[i].PID
+			}
+			told.Processes = append(told.Processes, p)
+		}
+		j.evidence.Sandboxes = append(j.evidence.Sandboxes, told)
+	}
+}
+
+// sameMemory reports whether two processes have one and the same memory (KCMP_VM of kcmp(2)). A kernel without that
+// call leaves it at how much they have.
+func sameMemory(a, b Process) bool {
+	if a.RSS == 0 || b.RSS == 0 {
+		return false
+	}
+	const kcmpVM = 1
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a.PID), uintptr(b.PID), kcmpVM, 0, 0, 0)
+	if errno != 0 {
+		return a.Component == b.Component && a.Resident == b.Resident
+	}
+	return order == 0
+}
+
+func processOf(pid int, inPod bool) (p Process, err error) {
+	fs := proc.FS{}
+	p.PID = pid
+	if p.Comm, err = fs.Comm(pid); err != nil {
+		return p, err
+	}
+	cmdline, err := fs.Cmdline(pid)
+	if err != nil {
+		return p, err
+	}
+	p.Component = componentOf(cmdline, inPod)
+	if p.Resident, err = residentOf(fs, pid); err != nil {
+		return p, err
+	}
+	threads, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
+	if err != nil {
+		return p, fmt.Errorf("counting the threads of process %d: %w", pid, err)
+	}
+	p.Threads = len(threads)
+	p.MemoryCgroup, p.CPUCgroup, err = groupsOf(pid)
+	return p, err
+}
+
+// Resident is the resident memory of a process in bytes. A page that several processes map counts in full in RSS, and
+// by its part in all others.
+type Resident struct {
+	RSS   uint64 `json:"rss_bytes"`
+	PSS   uint64 `json:"pss_bytes"`
+	Anon  uint64 `json:"pss_anon_bytes"` // these three are the parts of PSS
+	File  uint64 `json:"pss_file_bytes"`
+	Shmem uint64 `json:"pss_shmem_bytes"`
+}
+
+func residentOf(fs proc.FS, pid int) (Resident, error) {
+	r, err := fs.Rollup(pid)
+	if err != nil || r.PSS == 0 {
+		return Resident{RSS: r.RSS}, err
+	}
+	if r.Anon == nil || r.File == nil || r.Shmem == nil {
+		return Resident{}, fmt.Errorf("process %d: resident memory by kind of page needs Linux 5.9", pid)
+	}
+	return Resident{RSS: r.RSS, PSS: r.PSS, Anon: *r.Anon, File: *r.File, Shmem: *r.Shmem}, nil
+}
+
+// groupsOf is where the memory and the CPU time of a process are charged, as /proc/<pid>/cgroup has it.
+func groupsOf(pid int) (memory, cpu string, err error) {
+	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return "", "", fmt.Errorf("reading the control groups of process %d: %w", pid, err)
+	}
+	defer f.Close()
+	var unified string
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		fields := strings.SplitN(scan.Text(), ":", 3)
+		if len(fields) != 3 {
+			continue
+		}
+		controllers := strings.Split(fields[1], ",")
+		switch {
+		case fields[1] == "":
+			unified = fields[2]
+		case slices.Contains(controllers, "memory"):
+			memory = fields[2]
+		}
+		if slices.Contains(controllers, "cpuacct") {
+			cpu = fields[2]
+		}
+	}
+	if memory == "" {
+		memory = unified
+	}
+	if cpu == "" {
+		cpu = unified
+	}
+	return memory, cpu, nil
+}
+
+// The kernel gives back what a trial had a while after its end.
+const (
+	settleStep  = 50 * time.Millisecond
+	settleSteps = 20
+	settled     = 1 << 20 // bytes that it may still rise by in a step
+)
+
+// settledAvailable is MemAvailable once it rises no more, or after a second.
+func settledAvailable() (uint64, error) {
+	last, err := available()
+	for step, calm := 0, 0; err == nil && step < settleSteps && calm < 3; step++ {
+		time.Sleep(settleStep)
+		var now uint64
+		if now, err = available(); now > last+settled {
+			calm = 0
+		} else {
+			calm++
+		}
+		last = now
+	}
+	return last, err
+}
+
+// available is MemAvailable of the machine in bytes (proc_meminfo(5)).
+func available() (uint64, error) {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, fmt.Errorf("reading how much memory is available: %w", err)
+	}
+	defer f.Close()
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		if value, ok := strings.CutPrefix(scan.Text(), "MemAvailable:"); ok {
+			n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 53)
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/meminfo does not say how much memory is available")
+}

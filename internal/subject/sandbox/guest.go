@@ -1,0 +1,169 @@
+// Package sandbox is the subject that applications run in: a container, gVisor or a virtual machine, by any runtime
+// with runc's command line, on a bundle that Tare builds itself. What it costs is told by process, by component and
+// by control group. The runtime `none` runs the application plainly and is measured alike: it is the baseline.
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"tare/internal/fault"
+	"tare/internal/kind"
+	"tare/internal/oci"
+	"tare/internal/param"
+)
+
+// name is what specs call the subject.
+const name = "sandbox"
+
+// The settings.
+const (
+	settingRuntime  = "runtime"
+	settingMemory   = "memory"
+	settingOnly     = "sandbox-cgroup-only"
+	settingNetwork  = "network"
+	settingPlatform = "platform"
+	settingOptional = "optional"
+)
+
+// none is the runtime that is none.
+const none = "none"
+
+const (
+	ownNetwork  = "own"
+	hostNetwork = "host"
+)
+
+var settings = []param.Setting{
+	{Name: settingRuntime, Type: param.TypeText, Default: "runc",
+		Doc: "runtime that the application runs in, by its name or its path: `runc`, `crun`, `youki`, `runsc` (gVisor), " +
+			"`kata-runtime`, or `microvm` (Tare's own); `none`: it runs plainly, and is measured alike"},
+	{Name: settingMemory, Type: param.TypeBytes, Min: 16 << 20,
+		Doc: "memory limit of the sandbox, as its bundle has it; of a virtual machine, its size"},
+	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
+		Doc: "of runtimes that start a virtual machine: whether all of it is in the control group of the pod, or only what " +
+			"runs its CPUs (annotation `tare.sandbox_cgroup_only` of the bundle)"},
+	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
+		Doc: "network of the sandbox: a namespace of its own, which an application that a load goes to is joined to by a " +
+			"pair of virtual interfaces, or this machine's"},
+	{Name: settingPlatform, Type: param.TypeWord, Default: "systrap", Words: []string{"systrap", "ptrace", "kvm"},
+		Doc: "of `runsc`: how it gets hold of system calls"},
+	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
+		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work on this machine"},
+}
+
+func init() { kind.Register(kind.Subject, guest{}) }
+
+// guest is the subject as the engine knows it.
+type guest struct{}
+
+func (guest) About() kind.About {
+	return kind.About{
+		Name: name, Summary: "a container or virtual machine that applications run in, by any OCI runtime",
+		Settings: settings, Label: settingRuntime,
+	}
+}
+
+// Trait says how gVisor gets hold of system calls.
+func (guest) Trait(o param.Values) string {
+	if filepath.Base(o[settingRuntime]) == oci.Runsc {
+		return "gVisor, platform " + o[settingPlatform]
+	}
+	return ""
+}
+
+// runtimeOf finds the runtime of some options.
+func runtimeOf(o param.Values, self string) (oci.Runtime, error) {
+	return oci.Find(o[settingRuntime], self, oci.Options{
+		Platform: o[settingPlatform], HostNetwork: o[settingNetwork] == hostNetwork,
+	})
+}
+
+// tried are the results of Installed by runtime: each is tried once.
+var tried struct {
+	sync.Mutex
+	errs map[string]error
+}
+
+// Installed has the runtime run an empty container: a runtime that refuses this machine says so itself.
+func (guest) Installed(o param.Values) error {
+	if o[settingRuntime] == none {
+		return nil
+	}
+	if os.Geteuid() != 0 {
+		return fault.New(fault.Machine, o[settingRuntime], "run as root", "containers can only be made by root")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding the tare binary: %w", err)
+	}
+	r, err := runtimeOf(o, self)
+	if err != nil {
+		return err
+	}
+	tried.Lock()
+	defer tried.Unlock()
+	key := fmt.Sprint(r.Argv)
+	if err, known := tried.errs[key]; known {
+		return err
+	}
+	err = oci.Probe(context.Background(), r, self)
+	if err != nil {
+		err = fault.Wrap(err, fault.Machine, o[settingRuntime], "name another runtime", "does not work on this machine")
+	}
+	if tried.errs == nil {
+		tried.errs = map[string]error{}
+	}
+	tried.errs[key] = err
+	return err
+}
+
+func (guest) Optional(o param.Values) bool { return o.On(settingOptional) }
+
+// Version is that of the runtime, by its name.
+func (guest) Version(ctx context.Context, o param.Values, own string) (string, string) {
+	switch o[settingRuntime] {
+	case none:
+		return "", ""
+	case oci.MicroVM:
+		return oci.MicroVM, own
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", ""
+	}
+	r, err := runtimeOf(o, self)
+	if err != nil {
+		return "", ""
+	}
+	return filepath.Base(r.Name), r.Version(ctx)
+}
+
+// rootDir is the root file system in the directory of a run.
+const rootDir = "rootfs"
+
+// Prepare builds the root file system of all sandboxes of a run.
+func (guest) Prepare(_ context.Context, p kind.Preparation) error {
+	_, err := oci.NewRoot(filepath.Join(p.Dir, rootDir), p.Self)
+	return err
+}
+
+func (guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
+	j := &joined{trial: t, part: part, sandboxes: map[string]*sandboxed{}, links: map[string]int{}}
+	j.evidence.Runtime = part.Options[settingRuntime]
+	var err error
+	if j.evidence.AvailableBefore, err = settledAvailable(); err != nil {
+		return nil, err
+	}
+	if j.plain() {
+		return j, nil
+	}
+	if j.runtime, err = runtimeOf(part.Options, t.Self()); err != nil {
+		return nil, err
+	}
+	j.root, err = oci.NewRoot(filepath.Join(t.Prepared(kind.Subject, name), rootDir), t.Self())
+	return j, err
+}

@@ -1,0 +1,213 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"tare/internal/oci"
+	"tare/internal/record"
+	"tare/internal/subject/sandbox"
+)
+
+// runtimeFor is the path of a runtime, built by make or installed; without it the test is skipped.
+func runtimeFor(t *testing.T, name string) string {
+	t.Helper()
+	built, err := filepath.Abs("../../bin/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []string{built, name} {
+		if path, err := exec.LookPath(at); err == nil {
+			return path
+		}
+	}
+	t.Skipf("needs %s", name)
+	return ""
+}
+
+// sandboxSpec is an experiment of one block with one arm beside the baseline.
+func sandboxSpec(runtime, parts string) string {
+	return fmt.Sprintf(`name: sandboxed
+question: Does it work inside?
+blocks: 1
+warmup: 500ms
+duration: 500ms
+statistics: false
+repeat: 100%%
+baseline: {subject: sandbox, runtime: none}
+%s
+arms:
+  inside: {subject: sandbox, runtime: %q}
+gates: {rate: 0, errors: 1, lag: 60s, drift: 1000, generator_cpu: 1, throttled: 1h, connections: 0, invalid: 1}
+`, parts, runtime)
+}
+
+// runSandboxed runs such an experiment, and gives the last attempt at each trial.
+func runSandboxed(t *testing.T, spec string) map[string]record.Trial {
+	t.Helper()
+	needsRoot(t)
+	leavesNothing(t)
+	dir := filepath.Join(t.TempDir(), "out")
+	o := command{args: []string{"run", specFile(t, spec), "--out", dir}, timeout: 5 * time.Minute}.start(t).wait(t)
+	if o.code != 0 && o.code != 4 { // on a busy machine everything that noise can void may be void
+		t.Fatal(o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trials := map[string]record.Trial{}
+	for _, tr := range c.Trials {
+		if tr.Validity.Failed != "" {
+			t.Errorf("%s failed: %s", tr.Arm, tr.Validity.Failed)
+		}
+		trials[tr.Arm] = tr
+	}
+	return trials
+}
+
+// TestGVisor: the kernel that a system call meets is gVisor's, and the processes are those that gVisor has. Its clock
+// is not this machine's, and the load is in the window all the same.
+func TestGVisor(t *testing.T) {
+	trials := runSandboxed(t, sandboxSpec(runtimeFor(t, "runsc"), "loads:\n  ladder: {kind: syscalls}\n"))
+	plain, inside := trials[record.Direct], trials["inside"]
+	if a, b := plain.Metrics["syscall_getpid_seconds"], inside.Metrics["syscall_getpid_seconds"]; a <= 0 || b <= 2*a {
+		t.Errorf("getpid takes %g s outside and %g s inside", a, b)
+	}
+	for _, c := range []string{sandbox.Sentry, sandbox.Gofer, sandbox.Shim, sandbox.Workload} {
+		if inside.Metrics[c+"_pss_bytes"] <= 0 {
+			t.Errorf("the component %s has no memory: %v", c, inside.Metrics)
+		}
+	}
+}
+
+// TestRedisInside: a program of somebody else's serves from inside, at an address of its own.
+func TestRedisInside(t *testing.T) {
+	runtimeFor(t, "redis-server")
+	runtimeFor(t, "redis-benchmark")
+	trials := runSandboxed(t, sandboxSpec(runtimeFor(t, "runc"), `
+applications:
+  redis: {kind: command, command: "redis-server --bind {host} --port {port} --save '' --protected-mode no"}
+loads:
+  bench: {kind: command, to: redis, command: "redis-benchmark -h {host} -p {port} -t get,set -n 20000 --csv"}
+`))
+	for arm, tr := range trials {
+		if own := string(tr.Loads["bench"].Own); !strings.Contains(own, `"said":{`) {
+			t.Errorf("%s: redis-benchmark said nothing: %s", arm, own)
+		}
+		if inside := strings.Contains(string(tr.Loads["bench"].Own), "-h 198.1"); inside != (arm == "inside") {
+			t.Errorf("%s: %s", arm, tr.Loads["bench"].Own)
+		}
+	}
+}
+
+// TestRuntimeRefuses: a runtime that refuses the machine ends the run with its own words, or is left out with them.
+func TestRuntimeRefuses(t *testing.T) {
+	needsRoot(t)
+	script := filepath.Join(t.TempDir(), "refuses")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\necho 'not on this machine' >&2\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const load = "loads:\n  ladder: {kind: syscalls}\n"
+	spec := sandboxSpec(script, load)
+	o := tare(t, "run", specFile(t, spec), "--out", filepath.Join(t.TempDir(), "out"))
+	if o.code != 3 || !strings.Contains(o.stderr, "not on this machine") {
+		t.Error(o)
+	}
+	spec = strings.Replace(spec, `refuses"}`, `refuses", optional: true}`, 1)
+	o = tare(t, "run", specFile(t, spec), "--out", filepath.Join(t.TempDir(), "out"))
+	if o.code != 0 || !strings.Contains(o.stderr, "the arm inside is left out") ||
+		!strings.Contains(o.stderr, "not on this machine") {
+		t.Error(o)
+	}
+}
+
+// TestSandboxesOfAKilledRun: whenever a run is killed, 'tare clean' removes its containers, and all that they had.
+func TestSandboxesOfAKilledRun(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	for _, name := range []string{"runc", "runsc"} {
+		t.Run(name, func(t *testing.T) {
+			spec := sandboxSpec(runtimeFor(t, name), `
+applications:
+  server: {kind: http, count: 2}
+loads:
+  client: {kind: http, to: server, mode: open, rate: 100, connections: 2, count: 2}
+`)
+			spec = strings.Replace(spec, "duration: 500ms", "duration: 2s", 1)
+			for _, reached := range []struct{ file, line string }{
+				{"job.json", "."}, {"times.json", `"create_ns":[1-9]`}, {"times.json", `"started_ns":[1-9]`},
+			} {
+				killedWhile(t, spec, reached.file, regexp.MustCompile(reached.line))
+			}
+		})
+	}
+}
+
+// killedWhile kills a run a moment after a file of a container has a line.
+func killedWhile(t *testing.T, spec, file string, line *regexp.Regexp) {
+	t.Helper()
+	args := []string{"run", specFile(t, spec), "--out", filepath.Join(t.TempDir(), "out")}
+	p := command{args: args, timeout: 3 * time.Minute}.start(t)
+	mine := filepath.Join(oci.StateDir, fmt.Sprintf("tare-*-p%d-*", p.pid))
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+		if grep(t, filepath.Join(mine, "*", file), line) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no container came so far")
+		}
+	}
+	time.Sleep(time.Duration(rand.Int64N(int64(50 * time.Millisecond))))
+	p.signal(t, syscall.SIGKILL)
+	p.wait(t)
+	if o := tare(t, "clean"); o.code != 0 {
+		t.Error(o)
+	}
+	if left, _ := filepath.Glob(mine); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if strings.HasPrefix(l.Name, fmt.Sprintf("tare%ds", p.pid)) {
+			t.Errorf("left behind: the interface %s", l.Name)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(mounts), fmt.Sprintf("-p%d-t", p.pid)) {
+		t.Errorf("left behind: a mount, %v", err)
+	}
+}
+
+// grep reports whether a file of a pattern has a line that matches.
+func grep(t *testing.T, files string, line *regexp.Regexp) bool {
+	t.Helper()
+	names, err := filepath.Glob(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range names {
+		text, err := os.ReadFile(n)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if line.Match(text) {
+			return true
+		}
+	}
+	return false
+}
