@@ -49,14 +49,25 @@ func (a *Archive) Dir(name string, perm fs.FileMode) {
 	a.entry(name, modeDir|uint32(perm.Perm()), nil)
 }
 
+// Entry is what stat(2) tells of a file: its mode with the type, its owner, and of a device its numbers.
+type Entry struct {
+	Mode         uint32
+	UID, GID     uint32
+	Major, Minor uint32
+}
+
+// Add adds a file of any type. The data of a symbolic link is its target. The directories that lead to it must be there.
+func (a *Archive) Add(name string, e Entry, data []byte) { a.put(clean(name), e, data) }
+
 func (a *Archive) parents(name string) { a.Dir(path.Dir(clean(name)), 0o755) }
 
-func (a *Archive) entry(name string, mode uint32, data []byte) {
-	name = clean(name)
+func (a *Archive) entry(name string, mode uint32, data []byte) { a.put(clean(name), Entry{Mode: mode}, data) }
+
+func (a *Archive) put(name string, e Entry, data []byte) {
 	a.ino++
 	// magic, ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize, check
 	fmt.Fprintf(&a.buf, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
-		a.ino, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
+		a.ino, e.Mode, e.UID, e.GID, 1, 0, len(data), 0, 0, e.Major, e.Minor, len(name)+1, 0)
 	a.buf.WriteString(name)
 	a.buf.WriteByte(0)
 	a.pad()

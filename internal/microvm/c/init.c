@@ -98,7 +98,7 @@ struct plan {
 	u32 instructions, relocations;
 };
 
-#define REGISTERS 16
+#define REGISTERS 64
 
 /* What the child writes into the pipe to its parent: READY, or where it failed. */
 #define READY (-2)
