@@ -10,6 +10,7 @@ import (
 	"tare/internal/cluster/local"
 	"tare/internal/host/cgroup"
 	"tare/internal/load/write"
+	"tare/internal/microvm"
 	"tare/internal/placement"
 )
 
@@ -19,8 +20,9 @@ func newClean() *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
-		Long: `Remove what killed runs left behind: their control groups, the network interfaces of local nodes, files of loads
-in the system's directory for temporary ones and, should any have outlived them, their processes. Runs that are under
+		Long: `Remove what killed runs left behind: their control groups, the network interfaces of local nodes, sandboxes of
+'tare microvm', files of loads in the system's directory for temporary ones and, should any have outlived them, their
+processes. Runs that are under
 way and everything that is not Tare's own are left alone. Programs and maps of a subject go with its process.
 'tare run' does the same before it begins.`,
 		Example: `  tare clean`,
@@ -44,15 +46,18 @@ type cleaned struct {
 	placement.Report
 	Links       []string
 	Directories []string
+	Sandboxes   []string // by id
 }
 
 // cleanUp removes all that is left of runs that have ended.
 func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
+	sandboxes, err4 := microvm.Clean(layout) // their control groups may be in those of a run
+	r.Sandboxes = sandboxes
 	r.Report, err = placement.Clean(layout)
 	links, err2 := local.Clean(layout)
 	directories, err3 := write.Clean("")
 	r.Links, r.Directories = links, directories
-	return r, errors.Join(err, err2, err3)
+	return r, errors.Join(err, err2, err3, err4)
 }
 
 // cleanUpFirst does that before something begins, to which it is no obstacle if it fails.
@@ -75,10 +80,13 @@ func printCleaned(w io.Writer, r cleaned) error {
 	for _, l := range r.Links {
 		fmt.Fprintf(w, "removed the network interface %s\n", l)
 	}
+	for _, id := range r.Sandboxes {
+		fmt.Fprintf(w, "removed the sandbox %s\n", printable(id))
+	}
 	for _, d := range r.Directories {
 		fmt.Fprintf(w, "removed the directory %s\n", printable(d))
 	}
-	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links)+len(r.Directories) == 0 {
+	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links)+len(r.Directories)+len(r.Sandboxes) == 0 {
 		_, err := fmt.Fprintln(w, "nothing to remove")
 		return err
 	}

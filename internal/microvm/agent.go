@@ -129,13 +129,20 @@ func (a *agent) request(kind uint32, body []byte) (index, errno int32, err error
 	if err := a.send(kind, body); err != nil {
 		return 0, 0, fmt.Errorf("%w: %w", errGone, err)
 	}
+	late := time.NewTimer(agentPatience)
+	defer late.Stop()
 	select {
 	case r := <-a.results:
 		return r[0], r[1], nil
 	case <-a.gone:
 		return 0, 0, fmt.Errorf("%w: %w", errGone, a.why)
+	case <-late.C:
+		return 0, 0, fmt.Errorf("the guest did not answer within %s", agentPatience)
 	}
 }
+
+// agentPatience is how long an answer may take. What is asked for takes milliseconds of an emulated processor's time.
+const agentPatience = 2 * time.Minute
 
 // run runs a plan in the guest's first process.
 func (a *agent) run(p *plan) error {

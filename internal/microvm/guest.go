@@ -63,11 +63,3 @@ func openPorts() *plan {
 	}
 	return p
 }
-
-// powerOff is the plan of a guest that boots and is gone.
-func powerOff() *plan {
-	p := &plan{}
-	p.add("powering off", unix.SYS_REBOOT, uintptr(unix.LINUX_REBOOT_MAGIC1), uintptr(unix.LINUX_REBOOT_MAGIC2),
-		uintptr(unix.LINUX_REBOOT_CMD_POWER_OFF), 0)
-	return p
-}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -48,12 +47,12 @@ type machine struct {
 	cpus      int
 	memoryMiB int
 	kernel    string // path
-	initrd    string // path
+	initrd    *os.File
 	console   *os.File
 	qmp       *os.File
 	ports     [4]*os.File // control, standard input, output, error; QEMU's ends
 	fsSocket  string      // of virtiofsd; empty without
-	nics      []nic
+	nic       *nic
 }
 
 // portNames are the names of the ports, which the guest sees in /sys/class/virtio-ports.
@@ -82,7 +81,7 @@ func (m *machine) command(qemu string) *exec.Cmd {
 		"-smp", strconv.Itoa(m.cpus), "-m", fmt.Sprintf("%dM", m.memoryMiB),
 		"-object", fmt.Sprintf("memory-backend-memfd,id=memory,size=%dM,share=on", m.memoryMiB),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-kernel", m.kernel, "-initrd", m.initrd, "-append", m.cmdline(),
+		"-kernel", m.kernel, "-initrd", "/proc/self/fd/" + fd(m.initrd), "-append", m.cmdline(),
 		"-global", "virtio-mmio.force-legacy=false",
 		"-chardev", "socket,id=console,fd=" + fd(m.console), "-serial", "chardev:console",
 		"-chardev", "socket,id=qmp,fd=" + fd(m.qmp), "-mon", "chardev=qmp,mode=control",
@@ -96,9 +95,8 @@ func (m *machine) command(qemu string) *exec.Cmd {
 		args = append(args, "-chardev", "socket,id=fs,path="+escape(m.fsSocket),
 			"-device", "vhost-user-fs-device,chardev=fs,tag="+shareTag)
 	}
-	for i, n := range m.nics {
-		args = append(args, "-netdev", fmt.Sprintf("tap,id=net%d,fd=%s", i, fd(n.tap)),
-			"-device", fmt.Sprintf("virtio-net-device,netdev=net%d,mac=%s", i, n.mac))
+	if m.nic != nil {
+		args = append(args, "-netdev", "tap,id=net,fd="+fd(m.nic.tap), "-device", "virtio-net-device,netdev=net,mac="+m.nic.mac)
 	}
 	cmd.Args = append([]string{qemu}, args...)
 	return cmd
@@ -121,9 +119,3 @@ func (m *machine) cmdline() string {
 
 // escape doubles commas, which end values in QEMU's options.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
-
-// initramfsIn writes the guest's first file system.
-func initramfsIn(dir string, archive []byte) (string, error) {
-	path := filepath.Join(dir, "initramfs")
-	return path, os.WriteFile(path, archive, 0o600)
-}
