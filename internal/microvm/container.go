@@ -363,7 +363,9 @@ func (p *plan) credentials(proc *specs.Process) {
 	p.add("setting the capabilities", unix.SYS_CAPSET, header, sets)
 	for n := range capabilities {
 		if bits.ambient&(1<<n) != 0 {
-			p.add("raising the ambient "+capabilities[n], unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, n, 0, 0)
+			// One that is not inheritable cannot be ambient. 'runc spec' writes such configurations, and runc passes over it.
+			p.add("raising the ambient "+capabilities[n], unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, n, 0, 0).
+				ignore = []unix.Errno{unix.EPERM}
 		}
 	}
 	if proc.NoNewPrivileges {

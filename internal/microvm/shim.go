@@ -117,7 +117,7 @@ func Shim(args []string) error {
 	listener, err := s.create(creating)
 	if err != nil {
 		s.end(nil, err)
-		return errors.Join(err, json.NewEncoder(creator).Encode(answerOf(err)))
+		return json.NewEncoder(creator).Encode(answerOf(err)) // the creator says it
 	}
 	if err := json.NewEncoder(creator).Encode(answer{}); err != nil {
 		s.end(nil, err)
