@@ -47,7 +47,7 @@ that looks after it. See docs/microvm.md.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&f.root, "root", microvm.DefaultRoot, "`directory` for the state of containers")
+	flags.StringVar(&f.root, "root", microvm.DefaultRoot, "`name` of a set of containers, a directory with runc: ids are unique among all of them here")
 	flags.StringVar(&f.log, "log", "", "`file` to which errors are added")
 	flags.StringVar(&f.logFormat, "log-format", "text", "text or json")
 	flags.BoolVar(&f.unused.debug, "debug", false, "has no meaning here: taken because runc has it")

@@ -23,7 +23,7 @@ type probe struct {
 }
 
 // probeFile keeps the probe. It is a fact about the machine, and stays when sandboxes are cleaned up.
-const probeFile = DefaultRoot + "/.kvm-probe.json"
+const probeFile = sandboxDir + "/.kvm-probe.json"
 
 // chooseAccel gives the accelerator that is to be used, and why. It boots the kernel under KVM to find out, once since
 // this machine was started.
@@ -50,7 +50,7 @@ func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, rea
 			now.Reason = fmt.Sprintf("there is /dev/kvm, but under it a kernel does not boot: %v", err)
 		}
 		if b, err := json.Marshal(now); err == nil {
-			_ = os.MkdirAll(DefaultRoot, 0o700)
+			_ = os.MkdirAll(sandboxDir, 0o700)
 			_ = os.WriteFile(probeFile, b, 0o600) // where that fails, the next one looks again
 		}
 	}

@@ -1,11 +1,8 @@
 package microvm
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,36 +19,12 @@ import (
 	"tare/internal/placement"
 )
 
-// rootsName is the directory below DefaultRoot with links to other roots, so that Clean finds them. No id of a container
-// has a comma.
-const rootsName = ",roots"
-
 // newName is the name of a directory that is about to become a sandbox's.
 func newName(creator process, id string) string {
 	return fmt.Sprintf(",new-%d-%d-%s", creator.PID, creator.Start, id)
 }
 
 var newPattern = pattern.Lazy(`^,new-([0-9]{1,10})-([0-9]{1,20})-(.*)$`)
-
-// register makes the runtime's directory and has Clean find it.
-func (r *Runtime) register() error {
-	if err := os.MkdirAll(r.root, 0o700); err != nil {
-		return fault.Wrap(err, fault.Machine, r.root, "run as root", "cannot make the runtime's directory")
-	}
-	if r.root == DefaultRoot {
-		return nil
-	}
-	links := filepath.Join(DefaultRoot, rootsName)
-	if err := os.MkdirAll(links, 0o700); err != nil {
-		return fault.Wrap(err, fault.Machine, links, "run as root", "cannot make the runtime's directory")
-	}
-	sum := sha256.Sum256([]byte(r.root))
-	err := os.Symlink(r.root, filepath.Join(links, hex.EncodeToString(sum[:8])))
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
-}
 
 // destroy ends what is left of a sandbox's processes and removes all that it has on this machine.
 func (box *sandbox) destroy() error {
@@ -137,38 +110,10 @@ func (box *sandbox) left(l *cgroup.Layout) bool {
 	return box.Status != specs.StateStopped || box.Failure != "" || box.VMM.PID == 0
 }
 
-// Clean removes sandboxes that were left behind, those with other roots too, and gives their ids. Sandboxes with a shim
-// that runs, and those that stopped as they should and wait to be deleted, are left alone unless the run of Tare that
-// they were part of has ended.
+// Clean removes sandboxes that were left behind, and gives their ids. Sandboxes with a shim that runs, and those that
+// stopped as they should and wait to be deleted, are left alone unless the run of Tare that they were part of has ended.
 func Clean(l *cgroup.Layout) (removed []string, err error) {
-	roots := []string{DefaultRoot}
-	links := filepath.Join(DefaultRoot, rootsName)
-	entries, _ := os.ReadDir(links) // there may be none
-	for _, e := range entries {
-		if root, err := os.Readlink(filepath.Join(links, e.Name())); err == nil {
-			roots = append(roots, root)
-		}
-	}
-	var errs []error
-	for _, root := range roots {
-		gone, err := cleanRoot(l, root)
-		removed = append(removed, gone...)
-		errs = append(errs, err)
-	}
-	for _, e := range entries {
-		link := filepath.Join(links, e.Name())
-		root, _ := os.Readlink(link)
-		if left, err := os.ReadDir(root); err != nil || len(left) == 0 {
-			_ = os.Remove(link)
-		}
-	}
-	_ = os.Remove(links)
-	_ = os.Remove(DefaultRoot) // if nothing is in it
-	return removed, errors.Join(errs...)
-}
-
-func cleanRoot(l *cgroup.Layout, root string) (removed []string, err error) {
-	boxes, err := sandboxes(root)
+	boxes, err := sandboxes()
 	errs := []error{err}
 	for _, box := range boxes {
 		if !box.left(l) {
@@ -180,7 +125,7 @@ func cleanRoot(l *cgroup.Layout, root string) (removed []string, err error) {
 		}
 		removed = append(removed, box.ID)
 	}
-	entries, _ := os.ReadDir(root) // it may be gone
+	entries, _ := os.ReadDir(sandboxDir) // it may be gone
 	for _, e := range entries {
 		m := newPattern().FindStringSubmatch(e.Name())
 		if m == nil {
@@ -191,12 +136,13 @@ func cleanRoot(l *cgroup.Layout, root string) (removed []string, err error) {
 		if err1 != nil || err2 != nil || (process{pid, start}).alive() {
 			continue
 		}
-		box := &sandbox{ID: m[3], dir: filepath.Join(root, e.Name())}
+		box := &sandbox{ID: m[3], dir: filepath.Join(sandboxDir, e.Name())}
 		if err := box.remove(); err != nil {
 			errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", box.ID, err))
 			continue
 		}
 		removed = append(removed, box.ID)
 	}
+	_ = os.Remove(sandboxDir) // if nothing is in it
 	return removed, errors.Join(errs...)
 }

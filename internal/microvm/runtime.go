@@ -23,7 +23,7 @@ import (
 	"tare/internal/host/cgroup"
 )
 
-// Runtime has its sandboxes below one directory.
+// Runtime is the containers that were created with one root.
 type Runtime struct{ root string }
 
 // New makes a runtime of a directory; empty is DefaultRoot.
@@ -47,7 +47,7 @@ type Creation struct {
 // Create makes a sandbox with the bundle's container in it, which Start starts. It returns when everything was set up. An
 // error has code fault.Usage where the bundle asks for what cannot be done, fault.Machine where this machine cannot.
 func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
-	dir, err := dirOf(r.root, c.ID)
+	dir, err := dirOf(c.ID)
 	if err != nil {
 		return err
 	}
@@ -75,12 +75,12 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 		return err
 	}
 	box := &sandbox{
-		ID: c.ID, Bundle: bundle, OCIVersion: specs.Version, Annotations: spec.Annotations, Root: rootOf(spec, bundle), Options: o,
+		ID: c.ID, RuntimeRoot: r.root, Bundle: bundle, OCIVersion: specs.Version, Annotations: spec.Annotations, Root: rootOf(spec, bundle), Options: o,
 		Status: specs.StateCreating, Created: time.Now().UTC(), Creator: self, Run: runMark(), dir: dir,
 		SandboxGroup: sandboxGroup(o, spec.Linux.CgroupsPath, c.ID), OverheadGroup: overheadGroup(o, c.ID),
 	}
-	if err := r.register(); err != nil {
-		return err
+	if err := os.MkdirAll(sandboxDir, 0o700); err != nil {
+		return fault.Wrap(err, fault.Machine, sandboxDir, "run as root", "cannot make a directory for sandboxes")
 	}
 	if err := box.planGroups(layout); err != nil {
 		return err
@@ -159,7 +159,7 @@ func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error
 		return err
 	}
 	defer ours.Close()
-	cmd := exec.Command(exe, "microvm", ShimCommand, "-id", c.ID, "-root", r.root)
+	cmd := exec.Command(exe, "microvm", ShimCommand, "-id", c.ID)
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), markVariable+"="+box.dir)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
@@ -197,11 +197,14 @@ func writePIDFile(name string, pid int) error {
 
 // find reads the state of a sandbox.
 func (r *Runtime) find(id string) (*sandbox, error) {
-	dir, err := dirOf(r.root, id)
+	dir, err := dirOf(id)
 	if err != nil {
 		return nil, err
 	}
 	box, err := readSandbox(dir)
+	if err == nil && box.RuntimeRoot != r.root {
+		err = fs.ErrNotExist
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fault.Wrap(err, fault.Usage, id, "see 'tare microvm list'", "there is no such container")
 	}
@@ -359,17 +362,20 @@ type Container struct {
 
 // List is all containers of the runtime, by id.
 func (r *Runtime) List() ([]Container, error) {
-	boxes, err := sandboxes(r.root)
+	boxes, err := sandboxes()
 	var list []Container
 	for _, box := range boxes {
+		if box.RuntimeRoot != r.root {
+			continue
+		}
 		list = append(list, Container{box.state(), box.Created})
 	}
 	return list, err
 }
 
-// sandboxes reads all sandboxes below a directory; what cannot be read is passed over.
-func sandboxes(root string) ([]*sandbox, error) {
-	entries, err := os.ReadDir(root)
+// sandboxes reads all sandboxes of this machine; what cannot be read is passed over.
+func sandboxes() ([]*sandbox, error) {
+	entries, err := os.ReadDir(sandboxDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -381,7 +387,7 @@ func sandboxes(root string) ([]*sandbox, error) {
 		if !e.IsDir() || !validID().MatchString(e.Name()) {
 			continue
 		}
-		if box, err := readSandbox(filepath.Join(root, e.Name())); err == nil {
+		if box, err := readSandbox(filepath.Join(sandboxDir, e.Name())); err == nil {
 			list = append(list, box)
 		}
 	}

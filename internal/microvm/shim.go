@@ -79,13 +79,12 @@ type request struct {
 	All    bool        `json:"all,omitempty"`
 }
 
-// Shim is the body of ShimCommand: args are -id and the id, -root and the directory with all sandboxes. It returns when
-// the sandbox has ended.
+// Shim is the body of ShimCommand: args are -id and the id, as Kata's shim has it. It returns when the sandbox has ended.
 func Shim(args []string) error {
-	if len(args) != 4 || args[0] != "-id" || args[2] != "-root" {
+	if len(args) != 2 || args[0] != "-id" {
 		return fault.New(fault.Usage, ShimCommand, "", "this command is not for people")
 	}
-	dir, err := dirOf(args[3], args[1])
+	dir, err := dirOf(args[1])
 	if err != nil {
 		return err
 	}

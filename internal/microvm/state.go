@@ -19,8 +19,13 @@ import (
 	"tare/internal/placement"
 )
 
-// DefaultRoot is where sandboxes have their directories.
-const DefaultRoot = "/run/tare-microvm"
+// sandboxDir is where sandboxes have their directories, each by its id: a sandbox is one on the whole machine, for its
+// processes and its control groups are named after it. Containers of a runtime with another root are told apart by their
+// state.
+const sandboxDir = "/run/tare-microvm"
+
+// DefaultRoot is the root of a runtime that is given none.
+const DefaultRoot = sandboxDir
 
 // process names a process for good: a pid comes round again, with its start time it does not.
 type process struct {
@@ -49,6 +54,7 @@ func (p process) alive() bool {
 // whoever creates the sandbox.
 type sandbox struct {
 	ID          string               `json:"id"`
+	RuntimeRoot string               `json:"runtime_root"` // of the runtime that it is a container of
 	Bundle      string               `json:"bundle"`
 	OCIVersion  string               `json:"oci_version"`
 	Annotations map[string]string    `json:"annotations,omitempty"`
@@ -68,16 +74,16 @@ type sandbox struct {
 	KernelVersion string   `json:"kernel_version,omitempty"`
 	KernelImage   string   `json:"kernel_image,omitempty"`
 	RootfsBy      string   `json:"rootfs_by,omitempty"`
-	Groups        []string `json:"groups,omitempty"`   // directories of control groups of ours, those above first
-	SandboxGroup  string   `json:"sandbox_group"`      // below the hierarchies' mounts
-	OverheadGroup string   `json:"overhead_group"`     // empty where there is none
-	Network       string   `json:"network,omitempty"`  // path of the network namespace
-	Links         []link   `json:"links,omitempty"`    // interfaces there whose traffic goes to the guest
-	Run           string   `json:"run,omitempty"`      // the run of Tare that it belongs to (placement.Mark)
-	ExitCode      *int     `json:"exit_code"`          // of the process; null before its end
-	Failure       string   `json:"failure,omitempty"`  // why the machine ended without it
-	CreateTook    float64  `json:"create_seconds"`     // from the shim's start until the container was created
-	BootTook      float64  `json:"boot_seconds"`       // from QEMU's start until the guest's first process spoke
+	Groups        []string `json:"groups,omitempty"`  // directories of control groups of ours, those above first
+	SandboxGroup  string   `json:"sandbox_group"`     // below the hierarchies' mounts
+	OverheadGroup string   `json:"overhead_group"`    // empty where there is none
+	Network       string   `json:"network,omitempty"` // path of the network namespace
+	Links         []link   `json:"links,omitempty"`   // interfaces there whose traffic goes to the guest
+	Run           string   `json:"run,omitempty"`     // the run of Tare that it belongs to (placement.Mark)
+	ExitCode      *int     `json:"exit_code"`         // of the process; null before its end
+	Failure       string   `json:"failure,omitempty"` // why the machine ended without it
+	CreateTook    float64  `json:"create_seconds"`    // from the shim's start until the container was created
+	BootTook      float64  `json:"boot_seconds"`      // from QEMU's start until the guest's first process spoke
 	dir           string   // its directory
 }
 
@@ -94,13 +100,13 @@ const (
 	sharedName    = "shared"
 )
 
-func dirOf(root, id string) (string, error) {
+func dirOf(id string) (string, error) {
 	if !validID().MatchString(id) || id == "." || id == ".." {
 		return "", fault.New(fault.Usage, id, "use letters, digits and _ + - .", "not a valid container id")
 	}
-	dir := filepath.Join(root, id)
+	dir := filepath.Join(sandboxDir, id)
 	if len(dir)+1+len(fsSocket) > socketPathMax {
-		return "", fault.New(fault.Usage, dir, "use a shorter --root or id", "sockets cannot have so long a path")
+		return "", fault.New(fault.Usage, id, "use a shorter id", "sockets cannot have so long a path")
 	}
 	return dir, nil
 }
