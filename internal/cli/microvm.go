@@ -43,7 +43,13 @@ that looks after it. See docs/microvm.md.`,
 		Example: `  tare microvm run --bundle ./bundle demo
   tare microvm create --bundle ./bundle demo && tare microvm start demo
   tare microvm features`,
-		Args: noArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return fault.New(fault.Usage, "tare microvm "+args[0], "runc's checkpoint, events, exec, pause, ps, restore, "+
+				"resume, spec and update are not there; see 'tare microvm --help'", "no such command")
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	flags := cmd.PersistentFlags()
