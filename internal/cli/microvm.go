@@ -37,9 +37,9 @@ func newMicrovm() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "microvm",
 		Short: "An OCI runtime that runs each container in a small virtual machine, in the manner of Kata",
-		Long: `An OCI runtime with runc's command line: wherever runc is run, 'tare microvm' can be. It runs each container in a
-virtual machine of its own, as Kata does: QEMU with Debian's cloud kernel, the container's root by virtio-fs, and a shim
-that looks after it. See docs/microvm.md.`,
+		Long: `An OCI runtime with runc's command line: wherever runc is run, 'tare microvm' can be. It runs each
+container in a virtual machine of its own, as Kata does: QEMU with Debian's cloud kernel, the container's root by
+virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 		Example: `  tare microvm run --bundle ./bundle demo
   tare microvm create --bundle ./bundle demo && tare microvm start demo
   tare microvm features`,
@@ -53,7 +53,8 @@ that looks after it. See docs/microvm.md.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&f.root, "root", microvm.DefaultRoot, "`name` of a set of containers, a directory with runc: ids are unique among all of them here")
+	flags.StringVar(&f.root, "root", microvm.DefaultRoot,
+		"`name` of a set of containers, a directory with runc: ids are unique among all of them here")
 	flags.StringVar(&f.log, "log", "", "`file` to which errors are added")
 	flags.StringVar(&f.logFormat, "log-format", "text", "text or json")
 	flags.BoolVar(&f.unused.debug, "debug", false, "has no meaning here: taken because runc has it")
@@ -98,7 +99,8 @@ func (f *microvmFlags) logged(err error) error {
 
 func (f *microvmFlags) runtime() (*microvm.Runtime, error) {
 	if f.systemdCgroup {
-		return nil, fault.New(fault.Usage, "--systemd-cgroup", "leave it out", "systemd's driver for control groups is not supported")
+		return nil, fault.New(fault.Usage, "--systemd-cgroup", "leave it out",
+			"systemd's driver for control groups is not supported")
 	}
 	return microvm.New(f.root)
 }
@@ -141,10 +143,12 @@ func (c *creationFlags) add(cmd *cobra.Command) {
 // create makes the container with this process's streams.
 func (f *microvmFlags) create(cmd *cobra.Command, c *creationFlags, id string) (*microvm.Runtime, error) {
 	if c.consoleSocket != "" {
-		return nil, fault.New(fault.Usage, "--console-socket", "set process.terminal to false", "a container has no terminal here")
+		return nil, fault.New(fault.Usage, "--console-socket", "set process.terminal to false",
+			"a container has no terminal here")
 	}
 	if c.preserveFDs != 0 {
-		return nil, fault.New(fault.Usage, "--preserve-fds", "leave it out", "descriptors cannot be handed to a virtual machine")
+		return nil, fault.New(fault.Usage, "--preserve-fds", "leave it out",
+			"descriptors cannot be handed to a virtual machine")
 	}
 	r, err := f.runtime()
 	if err != nil {
@@ -177,7 +181,8 @@ func (f *microvmFlags) newRun() *cobra.Command {
 	c := &creationFlags{}
 	var detach, keep, noSubreaper bool
 	cmd := &cobra.Command{
-		Use: "run ID", Short: "Create a container, start it, wait for its end and delete it; exits as its program did", Args: oneID,
+		Use: "run ID", Short: "Create a container, start it, wait for its end and delete it; exits as its program did",
+		Args: oneID,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, c, args[0], detach, keep) },
 	}
 	c.add(cmd)
@@ -273,7 +278,8 @@ func (f *microvmFlags) newKill() *cobra.Command {
 		Use: "kill ID [SIGNAL]", Short: "Send a container's first process a signal (SIGTERM)",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
-				return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd), "give the id of a container, and a signal if you like")
+				return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd),
+					"give the id of a container, and a signal if you like")
 			}
 			return nil
 		},
@@ -343,7 +349,8 @@ func (f *microvmFlags) newList() *cobra.Command {
 			table := tabwriter.NewWriter(w, 12, 1, 3, ' ', 0)
 			fmt.Fprintln(table, "ID\tPID\tSTATUS\tBUNDLE\tCREATED")
 			for _, c := range list {
-				fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\n", c.ID, c.Pid, c.Status, printable(c.Bundle), c.Created.Format(time.RFC3339Nano))
+				fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\n", c.ID, c.Pid, c.Status, printable(c.Bundle),
+					c.Created.Format(time.RFC3339Nano))
 			}
 			return table.Flush()
 		},
@@ -355,7 +362,8 @@ func (f *microvmFlags) newList() *cobra.Command {
 
 func (f *microvmFlags) newFeatures() *cobra.Command {
 	return &cobra.Command{
-		Use: "features", Short: "Print what this runtime can do, and what sandboxes are made of on this machine", Args: noArgs,
+		Use: "features", Short: "Print what this runtime can do, and what sandboxes are made of on this machine",
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := f.runtime()
 			if err != nil {

@@ -56,12 +56,15 @@ type Entry struct {
 	Major, Minor uint32
 }
 
-// Add adds a file of any type. The data of a symbolic link is its target. The directories that lead to it must be there.
+// Add adds a file of any type. The data of a symbolic link is its target. The directories that lead to it must be
+// there.
 func (a *Archive) Add(name string, e Entry, data []byte) { a.put(clean(name), e, data) }
 
 func (a *Archive) parents(name string) { a.Dir(path.Dir(clean(name)), 0o755) }
 
-func (a *Archive) entry(name string, mode uint32, data []byte) { a.put(clean(name), Entry{Mode: mode}, data) }
+func (a *Archive) entry(name string, mode uint32, data []byte) {
+	a.put(clean(name), Entry{Mode: mode}, data)
+}
 
 func (a *Archive) put(name string, e Entry, data []byte) {
 	a.ino++

@@ -25,9 +25,9 @@ import (
 //   - The sandbox's group is <parent>/kata_<name> where the bundle says <parent>/<name>.
 //   - With sandbox_cgroup_only the shim enters it before it starts anything, so everything is in it.
 //   - Without, the shim enters /kata_overhead/<id> before it starts anything. When the machine has booted, each of its
-//     virtual CPUs is added to the sandbox's group: on v1 that moves one thread, and memory stays charged to the group of
-//     the thread group's leader; on v2 the id of a thread is written to cgroup.procs, which moves its whole process, and
-//     the pages that it touched before stay behind.
+//     virtual CPUs is added to the sandbox's group. On v1 that moves one thread, and memory stays charged to the group
+//     of the thread group's leader. On v2 the id of a thread is written to cgroup.procs, which moves its whole process,
+//     and the pages that it touched before stay behind.
 
 // groupControllers are those of v1 whose hierarchies a sandbox has groups in.
 var groupControllers = []string{"cpu", "cpuacct", "memory", "pids", "blkio"}
@@ -67,7 +67,8 @@ func overheadGroup(o Options, id string) string {
 func (s *sandbox) planGroups(l *cgroup.Layout) error {
 	hs := groupHierarchies(l)
 	if len(hs) == 0 {
-		return fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted on this machine")
+		return fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup",
+			"no control groups are mounted on this machine")
 	}
 	for _, h := range hs {
 		for _, group := range []string{s.SandboxGroup, s.OverheadGroup} {
@@ -75,7 +76,8 @@ func (s *sandbox) planGroups(l *cgroup.Layout) error {
 				continue
 			}
 			if _, err := os.Lstat(filepath.Join(h.Mount, group)); err == nil {
-				return fault.New(fault.Usage, filepath.Join(h.Mount, group), "delete the container that it is of, or use another id",
+				return fault.New(fault.Usage, filepath.Join(h.Mount, group),
+					"delete the container that it is of, or use another id",
 					"the control group exists already")
 			}
 			var missing []string
@@ -149,8 +151,8 @@ func enter(l *cgroup.Layout, group string) error {
 }
 
 // addThreads adds virtual CPUs to a group, as Kata does.
-func addThreads(l *cgroup.Layout, group string, tids []int) error {
-	for _, h := range groupHierarchies(l) {
+func addThreads(hs []*cgroup.Hierarchy, group string, tids []int) error {
+	for _, h := range hs {
 		name := "tasks"
 		if h.V2 {
 			name = "cgroup.procs"

@@ -73,7 +73,8 @@ func (p process) kill() error {
 		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience/time.Millisecond))
 	}
 	if n == 0 {
-		return fault.New(fault.Machine, "", "look at its state (ps -o pid,stat,wchan), then run 'tare clean'", "process %d does not end when killed", p.PID)
+		return fault.New(fault.Machine, "", "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
+			"process %d does not end when killed", p.PID)
 	}
 	return nil
 }
@@ -98,8 +99,8 @@ func (box *sandbox) killMarked() error {
 	return errors.Join(errs...)
 }
 
-// left says whether nobody will delete the sandbox: it was made in a run of Tare that has ended, its shim was killed, or
-// whoever created it was.
+// left says whether nobody will delete the sandbox: it was made in a run of Tare that has ended, its shim was killed,
+// or whoever created it was.
 func (box *sandbox) left(l *cgroup.Layout) bool {
 	if box.Run != "" && placement.Ended(l, box.Run) {
 		return true
@@ -111,7 +112,8 @@ func (box *sandbox) left(l *cgroup.Layout) bool {
 }
 
 // Clean removes sandboxes that were left behind, and gives their ids. Sandboxes with a shim that runs, and those that
-// stopped as they should and wait to be deleted, are left alone unless the run of Tare that they were part of has ended.
+// stopped as they should and wait to be deleted, are left alone unless the run of Tare that they were part of has
+// ended.
 func Clean(l *cgroup.Layout) (removed []string, err error) {
 	boxes, err := sandboxes()
 	errs := []error{err}

@@ -91,7 +91,8 @@ func mountOptions(list []string) (mountOption, error) {
 		switch {
 		case ok:
 			o.flags = o.flags&^f.clear | f.set
-		case slices.Contains([]string{"shared", "rshared", "unbindable", "runbindable", "idmap", "ridmap", "tmpcopyup"}, option),
+		case slices.Contains([]string{"shared", "rshared", "unbindable", "runbindable", "idmap", "ridmap", "tmpcopyup"},
+			option),
 			strings.Contains(option, "\x00"):
 			return o, fmt.Errorf("the option %q is not supported", option)
 		default:
@@ -252,7 +253,8 @@ func (p *plan) mounts(s *specs.Spec, list []bind) error {
 				p.add("closing "+to, unix.SYS_CLOSE, scratch)
 			}
 			const fromEmptyPath = 4 // MOVE_MOUNT_F_EMPTY_PATH
-			p.add("binding "+b.source+" to "+to, unix.SYS_MOVE_MOUNT, firstBind+register(bound), "", unix.AT_FDCWD, to, fromEmptyPath)
+			p.add("binding "+b.source+" to "+to, unix.SYS_MOVE_MOUNT, firstBind+register(bound), "", unix.AT_FDCWD, to,
+				fromEmptyPath)
 			if flags := o.flags &^ (unix.MS_BIND | unix.MS_REC); flags != 0 {
 				p.mount("", to, "", unix.MS_REMOUNT|unix.MS_BIND|flags, "")
 			}
@@ -327,7 +329,8 @@ func (p *plan) devices(list []specs.LinuxDevice) {
 func (p *plan) credentials(proc *specs.Process) {
 	le := binary.LittleEndian
 	for _, r := range proc.Rlimits {
-		p.add("setting "+r.Type, unix.SYS_PRLIMIT64, 0, rlimits[r.Type], le.AppendUint64(le.AppendUint64(nil, r.Soft), r.Hard), 0)
+		p.add("setting "+r.Type, unix.SYS_PRLIMIT64, 0, rlimits[r.Type],
+			le.AppendUint64(le.AppendUint64(nil, r.Soft), r.Hard), 0)
 	}
 	mask := 0o022
 	if u := proc.User.Umask; u != nil {
@@ -364,8 +367,9 @@ func (p *plan) credentials(proc *specs.Process) {
 	for n := range capabilities {
 		if bits.ambient&(1<<n) != 0 {
 			// One that is not inheritable cannot be ambient. 'runc spec' writes such configurations, and runc passes over it.
-			p.add("raising the ambient "+capabilities[n], unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, n, 0, 0).
-				ignore = []unix.Errno{unix.EPERM}
+			c := p.add("raising the ambient "+capabilities[n], unix.SYS_PRCTL,
+				unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, n, 0, 0)
+			c.ignore = []unix.Errno{unix.EPERM}
 		}
 	}
 	if proc.NoNewPrivileges {

@@ -23,7 +23,8 @@ func (s *shim) hostHooks() []specs.Hook {
 	if s.spec.Hooks == nil {
 		return nil
 	}
-	return slices.Concat(s.spec.Hooks.Prestart, s.spec.Hooks.CreateRuntime) //nolint:staticcheck // containerd still sets it
+	//lint:ignore SA1019 prestart is deprecated, and still what engines set
+	return slices.Concat(s.spec.Hooks.Prestart, s.spec.Hooks.CreateRuntime)
 }
 
 // runHooks runs hooks in their order, with the state on their standard input, up to the first that fails.

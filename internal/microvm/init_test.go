@@ -101,7 +101,8 @@ func (g *guest) shell(t *testing.T, command string) *plan {
 	g.read.Go(func() { _ = receiveFrames(&g.out[1], g.streams[2]) })
 	p := &plan{}
 	p.add("getting ready", opReady)
-	p.add("running the shell", unix.SYS_EXECVE, "/bin/sh", []string{"sh", "-c", command}, []string{"PATH=/bin:/usr/bin", "X=a b"})
+	p.add("running the shell", unix.SYS_EXECVE, "/bin/sh", []string{"sh", "-c", command},
+		[]string{"PATH=/bin:/usr/bin", "X=a b"})
 	if err := g.spawn(0, p); err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +151,8 @@ func TestNobodyReads(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}
 	p.add("getting ready", opReady)
-	p.add("running the shell", unix.SYS_EXECVE, "/bin/sh", []string{"sh", "-c", "exec <&-; exec yes"}, []string{"PATH=/bin:/usr/bin"})
+	p.add("running the shell", unix.SYS_EXECVE, "/bin/sh", []string{"sh", "-c", "exec <&-; exec yes"},
+		[]string{"PATH=/bin:/usr/bin"})
 	if err := g.spawn(0, p); err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +215,8 @@ func TestFailures(t *testing.T) {
 	p.add("skips one", unix.SYS_GETPID).skip = 1
 	p.add("skipped", unix.SYS_CHDIR, "/nonexistent")
 	p.mkdir("/nonexistent/x", 0o755)
-	if err := g.run(p); !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "making the directory /nonexistent/x") {
+	if err := g.run(p); !errors.Is(err, unix.ENOENT) ||
+		!strings.Contains(err.Error(), "making the directory /nonexistent/x") {
 		t.Errorf("a plan that fails: %v", err)
 	}
 	broken := []byte{1, 0, 0, 0, 0, 0, 0, 1}

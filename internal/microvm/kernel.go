@@ -107,7 +107,8 @@ func (k Kernel) modules(names []string) ([]module, error) {
 				bytes.Contains(builtin, []byte("/"+strings.ReplaceAll(name, "_", "-")+".ko\n")) {
 				return nil
 			}
-			return fault.New(fault.Machine, k.Modules, "use Debian's cloud kernel", "no kernel module %s, or it is compressed", name)
+			return fault.New(fault.Machine, k.Modules, "use Debian's cloud kernel", "no kernel module %s, or it is compressed",
+				name)
 		}
 		data, err := readBounded(path, moduleMax)
 		if err != nil {

@@ -96,7 +96,8 @@ func (m *machine) command(qemu string) *exec.Cmd {
 			"-device", "vhost-user-fs-device,chardev=fs,tag="+shareTag)
 	}
 	if m.nic != nil {
-		args = append(args, "-netdev", "tap,id=net,fd="+fd(m.nic.tap), "-device", "virtio-net-device,netdev=net,mac="+m.nic.mac)
+		args = append(args, "-netdev", "tap,id=net,fd="+fd(m.nic.tap), "-device",
+			"virtio-net-device,netdev=net,mac="+m.nic.mac)
 	}
 	cmd.Args = append([]string{qemu}, args...)
 	return cmd

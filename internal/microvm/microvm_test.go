@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -76,7 +80,9 @@ func TestCheck(t *testing.T) {
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: "/nonexistent"})
 		}},
 		{"RLIMIT_MOON", func(s *specs.Spec) { s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_MOON"}} }},
-		{"CAP_MOON", func(s *specs.Spec) { s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_MOON"}} }},
+		{"CAP_MOON", func(s *specs.Spec) {
+			s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_MOON"}}
+		}},
 		{"no device", func(s *specs.Spec) { s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/x", Type: "q"}} }},
 		{"zero byte", func(s *specs.Spec) { s.Process.Env = []string{"A=\x00"} }},
 	} {
@@ -101,10 +107,12 @@ func TestPlans(t *testing.T) {
 	at := func(what string) int {
 		return slices.IndexFunc(p.calls, func(c call) bool { return strings.Contains(c.what, what) })
 	}
-	order := []int{at("changing the root"), at("(proc) on /proc"), at("the device /dev/null"), at("/dev/null () on /proc/keys"),
+	order := []int{at("changing the root"), at("(proc) on /proc"), at("the device /dev/null"),
+		at("/dev/null () on /proc/keys"),
 		at(" () on /"), at("setting the user"), at("looking for the program"), at("getting ready"), at("running")}
 	order[4] = slices.IndexFunc(p.calls, func(c call) bool {
-		return c.number == unix.SYS_MOUNT && c.args[1] == "/" && c.args[3] == uintptr(unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY)
+		return c.number == unix.SYS_MOUNT && c.args[1] == "/" &&
+			c.args[3] == uintptr(unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY)
 	})
 	if slices.Contains(order, -1) || !slices.IsSorted(order) {
 		t.Errorf("the steps come in another order, or one is missing: %v", order)
@@ -118,7 +126,8 @@ func TestPlans(t *testing.T) {
 func TestEnvironment(t *testing.T) {
 	dir, _ := bundle(t)
 	rootfs := filepath.Join(dir, "rootfs")
-	if err := os.WriteFile(filepath.Join(rootfs, "etc/passwd"), []byte("root:x:0:0:root:/root:/bin/sh\nbroken\nme:x:7:7::/home/me:/bin/sh\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(rootfs, "etc/passwd"),
+		[]byte("root:x:0:0:root:/root:/bin/sh\nbroken\nme:x:7:7::/home/me:/bin/sh\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -190,11 +199,13 @@ func TestOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err = o.annotated(map[string]string{Annotation + "memory": "300", "somebody.else": "x", Annotation + "sandbox_cgroup_only": "false"})
+	o, err = o.annotated(map[string]string{Annotation + "memory": "300", "somebody.else": "x",
+		Annotation + "sandbox_cgroup_only": "false"})
 	if err != nil || o.MemoryMiB != 300 || o.Accel != AccelTCG || o.SandboxCgroupOnly {
 		t.Errorf("%+v, %v", o, err)
 	}
-	for key, v := range map[string]string{"memory": "1", "accel": "warp", "rootfs": "nfs", "cgroup_root": "../x", "moon": "1", "sandbox_cgroup_only": "maybe"} {
+	for key, v := range map[string]string{"memory": "1", "accel": "warp", "rootfs": "nfs", "cgroup_root": "../x",
+		"moon": "1", "sandbox_cgroup_only": "maybe"} {
 		if _, err := o.annotated(map[string]string{Annotation + key: v}); fault.CodeOf(err) != fault.Usage {
 			t.Errorf("%s=%s: %v", key, v, err)
 		}
@@ -245,13 +256,15 @@ func TestFrames(t *testing.T) {
 		t.Errorf("a message that is too large: %v", err)
 	}
 	var b bytes.Buffer
-	if err := sendFrames(&b, strings.NewReader("hello")); err != nil || b.String() != "\x05\x00\x00\x00hello\x00\x00\x00\x00" {
+	if err := sendFrames(&b, strings.NewReader("hello")); err != nil ||
+		b.String() != "\x05\x00\x00\x00hello\x00\x00\x00\x00" {
 		t.Errorf("%q, %v", b.String(), err)
 	}
 }
 
 func TestParseSignal(t *testing.T) {
-	for in, want := range map[string]unix.Signal{"TERM": 15, "SIGKILL": 9, "usr1": 10, "9": 9, "34": 34, "MOON": 0, "-1": 0, "65": 0, "": 0} {
+	for in, want := range map[string]unix.Signal{"TERM": 15, "SIGKILL": 9, "usr1": 10, "9": 9, "34": 34, "MOON": 0,
+		"-1": 0, "65": 0, "": 0} {
 		if got, err := ParseSignal(in); got != want || (err != nil) != (want == 0) {
 			t.Errorf("%q is %d: %v", in, got, err)
 		}
@@ -264,4 +277,82 @@ func TestTSC(t *testing.T) {
 	if a == 0 || math.Abs(a-b) > a/1000 {
 		t.Errorf("%g and %g kHz", a, b)
 	}
+}
+
+// TestAddThreads: on v1 one thread moves; on v2 its whole process does.
+func TestAddThreads(t *testing.T) {
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tested []bool
+	for i := range l.Hierarchies {
+		h := &l.Hierarchies[i]
+		if !h.V2 && !h.Has("cpu") || slices.Contains(tested, h.V2) {
+			continue
+		}
+		group := fmt.Sprintf("tare-test-threads-%d", os.Getpid())
+		dir := filepath.Join(h.Mount, group)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Skipf("needs control groups that can be made: %v", err)
+		}
+		tested = append(tested, h.V2)
+		// A Go program has threads, and its first is not this test's.
+		cmd := exec.Command(os.Args[0], "-test.run", "^TestWaits$")
+		cmd.Env = append(os.Environ(), "TARE_TEST_WAITS=1")
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		tasks := filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "task")
+		var tids []int
+		for range 200 {
+			entries, _ := os.ReadDir(tasks)
+			if len(entries) > 1 {
+				tid, _ := strconv.Atoi(entries[1].Name())
+				tids = []int{tid}
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if len(tids) == 0 {
+			t.Fatal("the other process has one thread")
+		}
+		if err := addThreads([]*cgroup.Hierarchy{h}, group, tids); err != nil {
+			t.Error(err)
+		}
+		procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		leader, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "cgroup"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if moved := strings.Contains(string(leader), group); moved != h.V2 || len(procs) == 0 {
+			t.Errorf("v2 is %v, and the whole process moved: %v; in the group: %q", h.V2, moved, procs)
+		}
+		_ = stdin.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+		s := &sandbox{Groups: []string{dir}, SandboxGroup: "/" + group}
+		if err := s.removeGroups(); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(tested) == 0 {
+		t.Skip("needs control groups")
+	}
+}
+
+// TestWaits is another process for TestAddThreads.
+func TestWaits(t *testing.T) {
+	if os.Getenv("TARE_TEST_WAITS") == "" {
+		return
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin)
 }

@@ -74,7 +74,8 @@ func joinNetwork(path string) (uint64, error) {
 		err = unix.Setns(fd, unix.CLONE_NEWNET)
 	}
 	if err != nil {
-		return 0, fault.Wrap(err, fault.Usage, path, "name a network namespace: ip netns add", "entering the network namespace")
+		return 0, fault.Wrap(err, fault.Usage, path, "name a network namespace: ip netns add",
+			"entering the network namespace")
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -104,7 +105,8 @@ func findLink(namespace uint64) (*link, error) {
 			continue
 		}
 		if found != nil {
-			return nil, fault.New(fault.Usage, a.Name, "leave one with addresses", "more than one network interface is not supported")
+			return nil, fault.New(fault.Usage, a.Name, "leave one with addresses",
+				"more than one network interface is not supported")
 		}
 		routes, err := netlink.RouteList(l, netlink.FAMILY_ALL)
 		if err != nil {
@@ -154,14 +156,16 @@ func (l *link) connect() error {
 				"cannot redirect packets of the interface, or somebody else does")
 		}
 		filter := &netlink.U32{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: way[0], Parent: netlink.MakeHandle(0xffff, 0), Protocol: unix.ETH_P_ALL, Priority: 1},
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: way[0], Parent: netlink.MakeHandle(0xffff, 0), Protocol: unix.ETH_P_ALL,
+				Priority: 1},
 			Actions: []netlink.Action{&netlink.MirredAction{
 				ActionAttrs:  netlink.ActionAttrs{Action: netlink.TC_ACT_STOLEN},
 				MirredAction: netlink.TCA_EGRESS_REDIR, Ifindex: way[1],
 			}},
 		}
 		if err := netlink.FilterAdd(filter); err != nil {
-			return fault.Wrap(err, fault.Machine, l.Name, "the kernel needs cls_u32 and act_mirred", "cannot redirect packets of the interface")
+			return fault.Wrap(err, fault.Machine, l.Name, "the kernel needs cls_u32 and act_mirred",
+				"cannot redirect packets of the interface")
 		}
 	}
 	return nil
@@ -201,7 +205,8 @@ const (
 // networkPlan sets up the guest's network; l is nil for the loopback alone.
 func networkPlan(l *link) *plan {
 	p := &plan{}
-	p.add("making a netlink socket", unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE).into = other
+	p.add("making a netlink socket", unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+		unix.NETLINK_ROUTE).into = other
 	send := func(what string, r *nl.NetlinkRequest) {
 		b := r.Serialize()
 		p.add(what, opNetlink, other, b, len(b))
@@ -218,7 +223,8 @@ func networkPlan(l *link) *plan {
 	}
 	up(guestLoopback)
 	if l != nil {
-		up(guestNIC, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(l.Name)), nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.mtu))))
+		up(guestNIC, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(l.Name)),
+			nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.mtu))))
 		for _, a := range l.addresses {
 			send("giving the guest the address "+a.IPNet.String(), addressRequest(a))
 		}

@@ -171,7 +171,8 @@ func (p *plan) mkdir(path string, mode int) {
 }
 
 func (p *plan) mount(source, target, kind string, flags uintptr, data string) *call {
-	return p.add(fmt.Sprintf("mounting %s (%s) on %s", source, kind, target), unix.SYS_MOUNT, source, target, kind, flags, data)
+	return p.add(fmt.Sprintf("mounting %s (%s) on %s", source, kind, target), unix.SYS_MOUNT, source, target, kind, flags,
+		data)
 }
 
 // write writes a value to a file that exists.

@@ -44,8 +44,8 @@ type Creation struct {
 	Stdin, Stdout, Stderr *os.File
 }
 
-// Create makes a sandbox with the bundle's container in it, which Start starts. It returns when everything was set up. An
-// error has code fault.Usage where the bundle asks for what cannot be done, fault.Machine where this machine cannot.
+// Create makes a sandbox with the bundle's container in it, which Start starts. It returns when everything was set up.
+// An error has code fault.Usage where the bundle asks for what cannot be done, fault.Machine where this machine cannot.
 func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 	dir, err := dirOf(c.ID)
 	if err != nil {
@@ -75,7 +75,8 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 		return err
 	}
 	box := &sandbox{
-		ID: c.ID, RuntimeRoot: r.root, Bundle: bundle, OCIVersion: specs.Version, Annotations: spec.Annotations, Root: rootOf(spec, bundle), Options: o,
+		ID: c.ID, RuntimeRoot: r.root, Bundle: bundle, OCIVersion: specs.Version, Annotations: spec.Annotations,
+		Root: rootOf(spec, bundle), Options: o,
 		Status: specs.StateCreating, Created: time.Now().UTC(), Creator: self, Run: runMark(), dir: dir,
 		SandboxGroup: sandboxGroup(o, spec.Linux.CgroupsPath, c.ID), OverheadGroup: overheadGroup(o, c.ID),
 	}
@@ -129,7 +130,8 @@ func (box *sandbox) settle(config []byte) (err error) {
 	}
 	err = os.Rename(box.dir, dir)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, fs.ErrExist) {
-		return fault.New(fault.Usage, box.ID, "use another id, or delete it: tare microvm delete "+box.ID, "a container with this id exists already")
+		return fault.New(fault.Usage, box.ID, "use another id, or delete it: tare microvm delete "+box.ID,
+			"a container with this id exists already")
 	}
 	return err
 }
@@ -244,7 +246,9 @@ func (r *Runtime) Start(id string) error {
 	if err != nil || spec.Hooks == nil {
 		return nil // it may have been deleted meanwhile
 	}
-	return runHooks(spec.Hooks.Poststart, box.state())
+	state := box.state()
+	state.Status = specs.StateRunning
+	return runHooks(spec.Hooks.Poststart, state)
 }
 
 // State is the state of a container.
@@ -290,8 +294,8 @@ func ParseSignal(s string) (unix.Signal, error) {
 	return n, nil
 }
 
-// Delete removes a container that has stopped or was not started; with force, one that runs as well, and one that is not
-// there is no error.
+// Delete removes a container that has stopped or was not started; with force, one that runs as well, and one that is
+// not there is no error.
 func (r *Runtime) Delete(id string, force bool) error {
 	box, err := r.find(id)
 	if err != nil {

@@ -79,7 +79,8 @@ type request struct {
 	All    bool        `json:"all,omitempty"`
 }
 
-// Shim is the body of ShimCommand: args are -id and the id, as Kata's shim has it. It returns when the sandbox has ended.
+// Shim is the body of ShimCommand: args are -id and the id, as Kata's shim has it. It returns when the sandbox has
+// ended.
 func Shim(args []string) error {
 	if len(args) != 2 || args[0] != "-id" {
 		return fault.New(fault.Usage, ShimCommand, "", "this command is not for people")
@@ -214,7 +215,7 @@ func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 		return nil, err
 	}
 	if !box.Options.SandboxCgroupOnly {
-		if err := addThreads(s.groups, box.SandboxGroup, vcpus); err != nil {
+		if err := addThreads(groupHierarchies(s.groups), box.SandboxGroup, vcpus); err != nil {
 			return nil, err
 		}
 	}
@@ -275,7 +276,8 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	memory := box.Options.MemoryMiB
 	if by == RootfsPacked {
 		if len(list) > 0 {
-			return nil, nil, nil, fault.New(fault.Usage, list[0].source, virtiofsdHint, "bind mounts need the root to be shared, not packed")
+			return nil, nil, nil, fault.New(fault.Usage, list[0].source, virtiofsdHint,
+				"bind mounts need the root to be shared, not packed")
 		}
 		packed, err := pack(first, box.Root)
 		if err != nil {

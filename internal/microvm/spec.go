@@ -25,10 +25,12 @@ func loadSpec(bundle string) (*specs.Spec, []byte, error) {
 	file := filepath.Join(bundle, configName)
 	spec, b, err := readSpec(file)
 	if err != nil {
-		return nil, nil, fault.Wrap(err, fault.Usage, bundle, "name the directory with config.json: --bundle", "cannot read the bundle")
+		return nil, nil, fault.Wrap(err, fault.Usage, bundle, "name the directory with config.json: --bundle",
+			"cannot read the bundle")
 	}
 	err = check(spec, bundle)
-	return spec, b, fault.Wrap(err, fault.Usage, file, "docs/microvm.md lists what a microvm does not do", "cannot run this container")
+	return spec, b, fault.Wrap(err, fault.Usage, file, "docs/microvm.md lists what a microvm does not do",
+		"cannot run this container")
 }
 
 // readSpec reads a configuration without judging it, and gives its bytes.
@@ -85,7 +87,8 @@ func check(s *specs.Spec, bundle string) error {
 		{"linux.rootfsPropagation shared", slices.Contains([]string{"shared", "rshared", "unbindable"}, l.RootfsPropagation)},
 		{"hooks.createContainer", s.Hooks != nil && len(s.Hooks.CreateContainer) > 0},
 		{"hooks.startContainer", s.Hooks != nil && len(s.Hooks.StartContainer) > 0},
-		{"a platform other than linux", s.Windows != nil || s.Solaris != nil || s.VM != nil || s.ZOS != nil || s.FreeBSD != nil},
+		{"a platform other than linux", s.Windows != nil || s.Solaris != nil || s.VM != nil || s.ZOS != nil ||
+			s.FreeBSD != nil},
 	} {
 		if refused.asked {
 			return fmt.Errorf("%s is not supported", refused.what)
@@ -104,7 +107,8 @@ func check(s *specs.Spec, bundle string) error {
 		return fmt.Errorf("linux.cgroupsPath %q is of systemd's driver, which is not supported", l.CgroupsPath)
 	}
 	if l.CgroupsPath != "" {
-		if err := groupPath(path.Join("/", l.CgroupsPath)); err != nil || slices.Contains(strings.Split(l.CgroupsPath, "/"), "..") {
+		if err := groupPath(path.Join("/", l.CgroupsPath)); err != nil ||
+			slices.Contains(strings.Split(l.CgroupsPath, "/"), "..") {
 			return fmt.Errorf("linux.cgroupsPath %q is not a path of a control group", l.CgroupsPath)
 		}
 	}
@@ -173,10 +177,12 @@ func checkResources(r *specs.LinuxResources) error {
 			return fmt.Errorf("linux.resources.%s is not supported", refused.what)
 		}
 	}
-	if m := r.Memory; m != nil && (m.Kernel != nil || m.KernelTCP != nil || m.Swappiness != nil || m.DisableOOMKiller != nil && *m.DisableOOMKiller) {
+	if m := r.Memory; m != nil && (m.Kernel != nil || m.KernelTCP != nil || m.Swappiness != nil ||
+		m.DisableOOMKiller != nil && *m.DisableOOMKiller) {
 		return fmt.Errorf("linux.resources.memory: only limit, reservation and swap are supported")
 	}
-	if c := r.CPU; c != nil && (c.Cpus != "" || c.Mems != "" || c.RealtimePeriod != nil || c.RealtimeRuntime != nil || c.Idle != nil) {
+	if c := r.CPU; c != nil && (c.Cpus != "" || c.Mems != "" || c.RealtimePeriod != nil || c.RealtimeRuntime != nil ||
+		c.Idle != nil) {
 		return fmt.Errorf("linux.resources.cpu: only shares, quota, burst and period are supported")
 	}
 	return nil
@@ -199,7 +205,8 @@ func checkMounts(mounts []specs.Mount) error {
 		case isBind(m, o):
 			binds++
 			if !path.IsAbs(m.Source) {
-				return fmt.Errorf("mounts: %s: the source %q of a bind mount must be an absolute path here", m.Destination, m.Source)
+				return fmt.Errorf("mounts: %s: the source %q of a bind mount must be an absolute path here", m.Destination,
+					m.Source)
 			}
 			if _, err := os.Stat(m.Source); err != nil {
 				return fmt.Errorf("mounts: %s: %w", m.Destination, err)

@@ -20,8 +20,8 @@ import (
 )
 
 // sandboxDir is where sandboxes have their directories, each by its id: a sandbox is one on the whole machine, for its
-// processes and its control groups are named after it. Containers of a runtime with another root are told apart by their
-// state.
+// processes and its control groups are named after it. Containers of a runtime with another root are told apart by
+// their state.
 const sandboxDir = "/run/tare-microvm"
 
 // DefaultRoot is the root of a runtime that is given none.
@@ -153,7 +153,8 @@ func (s *sandbox) status() specs.ContainerState {
 // State is a sandbox's state as the runtime specification has it, with what it does not ask for as annotations. The pid
 // is that of the virtual machine's process.
 func (s *sandbox) state() specs.State {
-	state := specs.State{Version: s.OCIVersion, ID: s.ID, Status: s.status(), Bundle: s.Bundle, Annotations: map[string]string{}}
+	state := specs.State{Version: s.OCIVersion, ID: s.ID, Status: s.status(), Bundle: s.Bundle,
+		Annotations: map[string]string{}}
 	if state.Status != specs.StateStopped {
 		state.Pid = s.VMM.PID
 	}

@@ -195,7 +195,8 @@ func startVirtiofsd(t thread, program, socket, source string, env []string) (*vi
 		}
 		if time.Now().After(deadline) {
 			d.end()
-			return nil, fault.New(fault.Machine, program, "", "virtiofsd made no socket within %s: %s", bootPatience, d.stderr.Text())
+			return nil, fault.New(fault.Machine, program, "", "virtiofsd made no socket within %s: %s", bootPatience,
+				d.stderr.Text())
 		}
 	}
 }

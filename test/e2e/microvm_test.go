@@ -167,8 +167,8 @@ func (r ociRuntime) await(t *testing.T, id string, status specs.ContainerState) 
 	return s
 }
 
-// ociBundle makes a bundle with busybox, as 'runc spec' would, with a script for its shell. Its control groups are below
-// one of the test's.
+// ociBundle makes a bundle with busybox, as 'runc spec' would, with a script for its shell. Its control groups are
+// below one of the test's.
 func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -182,7 +182,8 @@ func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chmod(filepath.Join(rootfs, "tmp"), 0o777|fs.ModeSticky); err != nil { // runc 1.1 gives the mount its mode
+	// runc 1.1 gives the mount this mode, whatever its options say.
+	if err := os.Chmod(filepath.Join(rootfs, "tmp"), 0o777|fs.ModeSticky); err != nil {
 		t.Fatal(err)
 	}
 	program, err := os.ReadFile(busybox)
@@ -217,11 +218,15 @@ func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string
 		Hostname: "sandboxed",
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},
-			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs",
+				Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+			{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+				Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},
+			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm",
+				Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
 			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
-			{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777", "size=1024k"}},
+			{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs",
+				Options: []string{"nosuid", "nodev", "mode=1777", "size=1024k"}},
 		},
 		Linux: &specs.Linux{
 			CgroupsPath: group + "/" + id,
@@ -316,7 +321,22 @@ func TestMicrovmLifeCycle(t *testing.T) {
 	for _, r := range peers(t) {
 		t.Run(r.name, func(t *testing.T) {
 			id := idOf("life-" + r.name)
-			bundle := ociBundle(t, id, `trap 'echo usr1' USR1; trap '' TERM; echo started; while :; do sleep 0.1; done`, nil)
+			script := `trap 'echo usr1' USR1; trap '' TERM; echo started; while :; do sleep 0.1; done`
+			hooked := filepath.Join(t.TempDir(), "hooks")
+			bundle := ociBundle(t, id, script, func(s *specs.Spec) {
+				hook := func(name string) []specs.Hook {
+					note := fmt.Sprintf(`echo %s $X $(grep -o '"status":"[a-z]*"') >>%s`, name, hooked)
+					return []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", note}, Env: []string{"X=x", "PATH=/bin"}}}
+				}
+				s.Hooks = &specs.Hooks{
+					CreateRuntime: hook("createRuntime"), Poststart: hook("poststart"), Poststop: hook("poststop"),
+				}
+				limit := int64(64 << 20)
+				pids := int64(50)
+				s.Linux.Resources = &specs.LinuxResources{
+					Memory: &specs.LinuxMemory{Limit: &limit}, Pids: &specs.LinuxPids{Limit: &pids},
+				}
+			})
 			pidFile := filepath.Join(bundle, "pid")
 			r.mustNot(t, "state", id)
 			r.mustNot(t, "start", id)
@@ -355,13 +375,19 @@ func TestMicrovmLifeCycle(t *testing.T) {
 				t.Errorf("after SIGTERM, which it ignores: %+v", s)
 			}
 			r.must(t, "kill", id, "KILL")
-			if s := r.await(t, id, specs.StateStopped); r.name == "microvm" && s.Annotations["io.tare.microvm.exit_code"] != "137" {
+			if s := r.await(t, id, specs.StateStopped); r.name == "microvm" &&
+				s.Annotations["io.tare.microvm.exit_code"] != "137" {
 				t.Errorf("after SIGKILL: %+v", s)
 			}
 			r.mustNot(t, "kill", id, "TERM")
 			r.mustNot(t, "start", id)
 			r.must(t, "delete", id)
 			r.mustNot(t, "state", id)
+			const hooks = "createRuntime x \"status\":\"creating\"\npoststart x \"status\":\"running\"\n" +
+				"poststop x \"status\":\"stopped\"\n"
+			if ran, _ := os.ReadFile(hooked); string(ran) != hooks {
+				t.Errorf("hooks:\n%s", ran)
+			}
 			if left := sandboxRemains(id); len(left) > 0 {
 				t.Errorf("left behind: %q", left)
 			}
@@ -376,7 +402,9 @@ pwd; umask; id; hostname; echo "$FROM, $HOME"; echo pid $$
 grep -E '^(Cap...|Groups|NoNewPrivs|Uid|Gid)' /proc/self/status | grep -v CapBnd
 ulimit -n; cat /proc/self/oom_score_adj
 for f in / /ro /tmp /proc/sys; do touch $f/x 2>/dev/null && echo "$f: writable" || echo "$f: read-only"; done
-ls -l /dev | grep -v -E 'total|mqueue|shm|pts|core' | while read mode n user group a b rest; do echo "$mode $user $group $a $b ${rest##*[0-9] }"; done
+ls -l /dev | grep -v -E 'total|mqueue|shm|pts|core' | while read mode n user group a b rest; do
+	echo "$mode $user $group $a $b ${rest##*[0-9] }"
+done
 ls -ld /dev/shm /tmp | cut -d' ' -f1
 cut -d' ' -f2,3 /proc/mounts | grep -v -E '^/ |/sys/fs/cgroup' | sed -E 's/^(.bound|.bound-file|.ro) .*/\1 of the host/'
 ls /masked; wc -c < /masked-file
@@ -419,7 +447,8 @@ func TestMicrovmLikeRunc(t *testing.T) {
 			s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/mine", Type: "c", Major: 1, Minor: 5, FileMode: &mode}}
 			s.Mounts = append(s.Mounts,
 				specs.Mount{Destination: "/bound", Type: "bind", Source: shared, Options: []string{"rbind", "rw"}},
-				specs.Mount{Destination: "/bound-file", Type: "bind", Source: filepath.Join(shared, "single"), Options: []string{"bind", "ro"}})
+				specs.Mount{Destination: "/bound-file", Type: "bind", Source: filepath.Join(shared, "single"),
+					Options: []string{"bind", "ro"}})
 		})
 		rootfs := filepath.Join(bundle, "rootfs")
 		for _, d := range []string{"masked/secret", "ro"} {
@@ -449,7 +478,8 @@ func TestMicrovmLikeRunc(t *testing.T) {
 	}
 }
 
-// TestMicrovmStreams: standard input to its end, output and errors apart, a signal that is passed on, and the exit code.
+// TestMicrovmStreams: standard input to its end, output and errors apart, a signal that is passed on, and the exit
+// code.
 func TestMicrovmStreams(t *testing.T) {
 	r := microvm(t)
 	id := idOf("streams")
@@ -476,7 +506,8 @@ func TestMicrovmStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	if want := fmt.Sprintf("%x  -\n", sha256.Sum256(input)); cmd.ProcessState.ExitCode() != 5 || stdout.String() != want || stderr.String() != "read\n" {
+	if want := fmt.Sprintf("%x  -\n", sha256.Sum256(input)); cmd.ProcessState.ExitCode() != 5 || stdout.String() != want ||
+		stderr.String() != "read\n" {
 		t.Errorf("%v: %q, %q", cmd.ProcessState, stdout.String(), stderr.String())
 	}
 }
@@ -498,7 +529,8 @@ func TestMicrovmPacked(t *testing.T) {
 	}
 	bundle = ociBundle(t, id, "echo never", func(s *specs.Spec) { s.Annotations["io.tare.microvm.rootfs"] = "packed" })
 	out := r.create(t, id, bundle)
-	if s := r.state(t, id); s.Annotations["io.tare.microvm.rootfs"] != "packed" || s.Annotations["io.tare.microvm.accel"] != "tcg" {
+	if s := r.state(t, id); s.Annotations["io.tare.microvm.rootfs"] != "packed" ||
+		s.Annotations["io.tare.microvm.accel"] != "tcg" {
 		t.Errorf("%+v", s)
 	}
 	if found := sandboxProcesses(id); len(found["virtiofsd"]) > 0 || len(found["shim"]) != 1 {
@@ -526,7 +558,8 @@ func TestMicrovmRefuses(t *testing.T) {
 		{2, "terminal", []string{"create", "--bundle", bundle, "--console-socket", "/tmp/x", id}},
 		{2, "systemd", []string{"--systemd-cgroup", "create", "--bundle", bundle, id}},
 		{2, "memory", []string{"--memory", "1", "create", "--bundle", bundle, id}},
-		{3, "apt-get install linux-image-cloud-amd64", []string{"--kernel", "/nonexistent/vmlinuz-1", "create", "--bundle", bundle, id}},
+		{3, "apt-get install linux-image-cloud-amd64",
+			[]string{"--kernel", "/nonexistent/vmlinuz-1", "create", "--bundle", bundle, id}},
 		{2, "no such command", []string{"exec", id, "true"}},
 	} {
 		if o := r.run(t, c.args...); o.code != c.code || !strings.Contains(o.stderr, c.says) {
@@ -536,7 +569,8 @@ func TestMicrovmRefuses(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
 	r.mustNot(t, "--log", log, "--log-format", "json", "start", id)
 	var line struct{ Level, Msg string }
-	if b, err := os.ReadFile(log); err != nil || json.Unmarshal(b, &line) != nil || line.Level != "error" || line.Msg == "" {
+	if b, err := os.ReadFile(log); err != nil || json.Unmarshal(b, &line) != nil || line.Level != "error" ||
+		line.Msg == "" {
 		t.Errorf("the log: %q, %v", b, err)
 	}
 	if left := sandboxRemains(id); len(left) > 0 {
@@ -622,7 +656,8 @@ func TestMicrovmPlaces(t *testing.T) {
 	out := r.create(t, id, bundle)
 	r.must(t, "start", id)
 	waitFor(t, out, "ready")
-	if b, _ := os.ReadFile(out); !strings.Contains(string(b), " 198.19.255.2/30 ") || !strings.Contains(string(b), "default via 198.19.255.1") ||
+	if b, _ := os.ReadFile(out); !strings.Contains(string(b), " 198.19.255.2/30 ") ||
+		!strings.Contains(string(b), "default via 198.19.255.1") ||
 		!strings.Contains(string(b), "pong") {
 		t.Errorf("the guest's network:\n%s", b)
 	}
@@ -668,7 +703,8 @@ func TestMicrovmPlaces(t *testing.T) {
 	}
 	if v1 {
 		// The document's riddle: CPU in the pod, memory in kata_overhead.
-		inPod, inOverhead := charged(t, "memory"+sandbox+"/memory.usage_in_bytes"), charged(t, "memory"+overhead+"/memory.usage_in_bytes")
+		inPod, inOverhead := charged(t, "memory"+sandbox+"/memory.usage_in_bytes"),
+			charged(t, "memory"+overhead+"/memory.usage_in_bytes")
 		cpu := charged(t, "cpuacct"+sandbox+"/cpuacct.usage")
 		if inPod > 1<<20 || inOverhead < 50<<20 || cpu == 0 {
 			t.Errorf("the pod's group has %d bytes and %d ns of CPU, the overhead group %d bytes", inPod, cpu, inOverhead)
