@@ -14,14 +14,13 @@ import (
 
 // Kinds of messages on the control port: c/init.c.
 const (
-	msgPlan     = 1
-	msgSpawn    = 2
-	msgGo       = 3
-	msgSignal   = 4
-	msgPowerOff = 5
-	msgHello    = 100
-	msgResult   = 101
-	msgExit     = 102
+	msgPlan   = 1
+	msgSpawn  = 2
+	msgGo     = 3
+	msgSignal = 4
+	msgHello  = 100
+	msgResult = 101
+	msgExit   = 102
 )
 
 const (
@@ -175,8 +174,6 @@ func (a *agent) signal(s unix.Signal, all bool) error {
 	}
 	return err
 }
-
-func (a *agent) powerOff() error { return a.send(msgPowerOff, nil) }
 
 // A stream on a port is frames: a length of four bytes and as many bytes. Length 0 is the end. The reader's side says
 // with such an end of its own that nobody reads any more.

@@ -177,28 +177,28 @@ func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 		p.write("/proc/self/oom_score_adj", strconv.Itoa(*v))
 	}
 	p.write(guestCgroups+"/container/cgroup.procs", "0")
-	p.add("making a control group namespace", unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP)
+	p.add("making a control group namespace", sysUnshare, unix.CLONE_NEWCGROUP)
 	p.mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	p.mount(guestShare+"/rootfs", guestRoot, "", unix.MS_BIND|unix.MS_REC, "")
 	for i, b := range list {
 		const openTreeClone, atRecursive = 1, 0x8000 // OPEN_TREE_CLONE, AT_RECURSIVE
-		p.add("taking hold of "+b.source, unix.SYS_OPEN_TREE, unix.AT_FDCWD, guestShare+"/"+b.name,
+		p.add("taking hold of "+b.source, sysOpenTree, unix.AT_FDCWD, guestShare+"/"+b.name,
 			openTreeClone|atRecursive|unix.O_CLOEXEC).into = firstBind + register(i)
 	}
 	// The root of a machine that booted from an initramfs cannot be exchanged by pivot_root (2): it is covered instead.
-	p.add("entering the root", unix.SYS_CHDIR, guestRoot)
+	p.add("entering the root", sysChdir, guestRoot)
 	p.mount(".", "/", "", unix.MS_MOVE, "")
-	p.add("changing the root", unix.SYS_CHROOT, ".")
-	p.add("changing the root", unix.SYS_CHDIR, "/")
+	p.add("changing the root", sysChroot, ".")
+	p.add("changing the root", sysChdir, "/")
 	if err := p.mounts(s, list); err != nil {
 		return nil, err
 	}
 	p.devices(s.Linux.Devices)
 	if s.Hostname != "" {
-		p.add("setting the host name", unix.SYS_SETHOSTNAME, s.Hostname, len(s.Hostname))
+		p.add("setting the host name", sysSethostname, s.Hostname, len(s.Hostname))
 	}
 	if s.Domainname != "" {
-		p.add("setting the domain name", unix.SYS_SETDOMAINNAME, s.Domainname, len(s.Domainname))
+		p.add("setting the domain name", sysSetdomainname, s.Domainname, len(s.Domainname))
 	}
 	for key, v := range s.Linux.Sysctl {
 		p.write("/proc/sys/"+strings.ReplaceAll(key, ".", "/"), v)
@@ -249,11 +249,11 @@ func (p *plan) mounts(s *specs.Spec, list []bind) error {
 				p.mkdirs(to)
 			} else {
 				p.mkdirs(path.Dir(to))
-				p.add("making the file "+to, unix.SYS_OPEN, to, unix.O_CREAT|unix.O_CLOEXEC, 0o644).into = scratch
-				p.add("closing "+to, unix.SYS_CLOSE, scratch)
+				p.add("making the file "+to, sysOpen, to, unix.O_CREAT|unix.O_CLOEXEC, 0o644).into = scratch
+				p.add("closing "+to, sysClose, scratch)
 			}
 			const fromEmptyPath = 4 // MOVE_MOUNT_F_EMPTY_PATH
-			p.add("binding "+b.source+" to "+to, unix.SYS_MOVE_MOUNT, firstBind+register(bound), "", unix.AT_FDCWD, to,
+			p.add("binding "+b.source+" to "+to, sysMoveMount, firstBind+register(bound), "", unix.AT_FDCWD, to,
 				fromEmptyPath)
 			if flags := o.flags &^ (unix.MS_BIND | unix.MS_REC); flags != 0 {
 				p.mount("", to, "", unix.MS_REMOUNT|unix.MS_BIND|flags, "")
@@ -297,15 +297,15 @@ func (p *plan) defaultDevices() {
 		{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"}, {"/proc/self/fd/1", "/dev/stdout"},
 		{"/proc/self/fd/2", "/dev/stderr"}, {"pts/ptmx", "/dev/ptmx"},
 	} {
-		p.add("linking "+l[1], unix.SYS_SYMLINK, l[0], l[1]).ignore = []unix.Errno{unix.EEXIST}
+		p.add("linking "+l[1], sysSymlink, l[0], l[1]).ignore = []unix.Errno{unix.EEXIST}
 	}
 }
 
 func (p *plan) device(name string, kind int, major, minor uint32, mode, uid, gid int) {
-	p.add("making the device "+name, unix.SYS_MKNOD, name, kind|mode, int(unix.Mkdev(major, minor))).ignore =
+	p.add("making the device "+name, sysMknod, name, kind|mode, int(unix.Mkdev(major, minor))).ignore =
 		[]unix.Errno{unix.EEXIST}
-	p.add("changing the mode of "+name, unix.SYS_CHMOD, name, mode)
-	p.add("changing the owner of "+name, unix.SYS_CHOWN, name, uid, gid)
+	p.add("changing the mode of "+name, sysChmod, name, mode)
+	p.add("changing the owner of "+name, sysChown, name, uid, gid)
 }
 
 func (p *plan) devices(list []specs.LinuxDevice) {
@@ -329,33 +329,33 @@ func (p *plan) devices(list []specs.LinuxDevice) {
 func (p *plan) credentials(proc *specs.Process) {
 	le := binary.LittleEndian
 	for _, r := range proc.Rlimits {
-		p.add("setting "+r.Type, unix.SYS_PRLIMIT64, 0, rlimits[r.Type],
+		p.add("setting "+r.Type, sysPrlimit64, 0, rlimits[r.Type],
 			le.AppendUint64(le.AppendUint64(nil, r.Soft), r.Hard), 0)
 	}
 	mask := 0o022
 	if u := proc.User.Umask; u != nil {
 		mask = int(*u)
 	}
-	p.add("setting the umask", unix.SYS_UMASK, mask)
-	p.add("entering the working directory "+proc.Cwd, unix.SYS_CHDIR, proc.Cwd)
+	p.add("setting the umask", sysUmask, mask)
+	p.add("entering the working directory "+proc.Cwd, sysChdir, proc.Cwd)
 	bits, _ := capabilitySets(proc.Capabilities) // check read them
 	for n := range capabilities {
 		if bits.bounding&(1<<n) == 0 {
-			p.add("dropping "+capabilities[n], unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, n).ignore = []unix.Errno{unix.EINVAL}
+			p.add("dropping "+capabilities[n], sysPrctl, unix.PR_CAPBSET_DROP, n).ignore = []unix.Errno{unix.EINVAL}
 		}
 	}
 	var groups []byte
 	for _, g := range proc.User.AdditionalGids {
 		groups = le.AppendUint32(groups, g)
 	}
-	p.add("setting the groups", unix.SYS_SETGROUPS, len(proc.User.AdditionalGids), groups)
+	p.add("setting the groups", sysSetgroups, len(proc.User.AdditionalGids), groups)
 	gid, uid := int(proc.User.GID), int(proc.User.UID)
 	for fd := range 3 {
-		p.add("giving the streams to the user", unix.SYS_FCHOWN, fd, uid, gid) // for who opens /dev/stdout
+		p.add("giving the streams to the user", sysFchown, fd, uid, gid) // for who opens /dev/stdout
 	}
-	p.add("setting the group", unix.SYS_SETRESGID, gid, gid, gid)
-	p.add("keeping capabilities", unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1)
-	p.add("setting the user", unix.SYS_SETRESUID, uid, uid, uid)
+	p.add("setting the group", sysSetresgid, gid, gid, gid)
+	p.add("keeping capabilities", sysPrctl, unix.PR_SET_KEEPCAPS, 1)
+	p.add("setting the user", sysSetresuid, uid, uid, uid)
 	header := le.AppendUint32(le.AppendUint32(nil, unix.LINUX_CAPABILITY_VERSION_3), 0)
 	var sets []byte
 	for shift := 0; shift < 64; shift += 32 {
@@ -363,17 +363,17 @@ func (p *plan) credentials(proc *specs.Process) {
 			sets = le.AppendUint32(sets, uint32(set>>shift))
 		}
 	}
-	p.add("setting the capabilities", unix.SYS_CAPSET, header, sets)
+	p.add("setting the capabilities", sysCapset, header, sets)
 	for n := range capabilities {
 		if bits.ambient&(1<<n) != 0 {
 			// One that is not inheritable cannot be ambient. 'runc spec' writes such configurations, and runc passes over it.
-			c := p.add("raising the ambient "+capabilities[n], unix.SYS_PRCTL,
+			c := p.add("raising the ambient "+capabilities[n], sysPrctl,
 				unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, n, 0, 0)
 			c.ignore = []unix.Errno{unix.EPERM}
 		}
 	}
 	if proc.NoNewPrivileges {
-		p.add("giving up new privileges", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+		p.add("giving up new privileges", sysPrctl, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	}
 }
 
@@ -383,14 +383,14 @@ func (p *plan) program(proc *specs.Process, env []string) {
 	absent := []unix.Errno{unix.ENOENT, unix.EACCES, unix.ENOTDIR}
 	what := fmt.Sprintf("looking for the program %q", proc.Args[0])
 	for i, path := range paths {
-		c := p.add(what, unix.SYS_FACCESSAT, unix.AT_FDCWD, path, unix.X_OK)
+		c := p.add(what, sysFaccessat, unix.AT_FDCWD, path, unix.X_OK)
 		if c.skip = len(paths) - 1 - i; c.skip > 0 {
 			c.ignore = absent
 		}
 	}
 	p.add("getting ready", opReady)
 	for i, path := range paths {
-		c := p.add(fmt.Sprintf("running %q", proc.Args[0]), unix.SYS_EXECVE, path, proc.Args, env)
+		c := p.add(fmt.Sprintf("running %q", proc.Args[0]), sysExecve, path, proc.Args, env)
 		if i < len(paths)-1 {
 			c.ignore = absent
 		}

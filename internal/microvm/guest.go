@@ -44,7 +44,7 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 		path := "/modules/" + m.name + ".ko"
 		a.File(path, 0o644, m.data)
 		boot.load(path)
-		boot.add("removing "+path, unix.SYS_UNLINK, path) // its pages are free again
+		boot.add("removing "+path, sysUnlink, path) // its pages are free again
 	}
 	boot.calls = append(boot.calls, p.calls...)
 	a.File("init", 0o755, initProgram)
@@ -59,7 +59,7 @@ func openPorts() *plan {
 	for r := controlPort; r <= stderrPort; r++ {
 		path := fmt.Sprintf("/dev/vport0p%d", r)
 		p.add("waiting for "+path, opWaitFile, path, bootWait)
-		p.add("opening "+path, unix.SYS_OPEN, path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0).into = r
+		p.add("opening "+path, sysOpen, path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0).into = r
 	}
 	return p
 }

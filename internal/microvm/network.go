@@ -205,7 +205,7 @@ const (
 // networkPlan sets up the guest's network; l is nil for the loopback alone.
 func networkPlan(l *link) *plan {
 	p := &plan{}
-	p.add("making a netlink socket", unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+	p.add("making a netlink socket", sysSocket, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
 		unix.NETLINK_ROUTE).into = other
 	send := func(what string, r *nl.NetlinkRequest) {
 		b := r.Serialize()
@@ -237,7 +237,7 @@ func networkPlan(l *link) *plan {
 			}
 		}
 	}
-	p.add("closing the netlink socket", unix.SYS_CLOSE, other)
+	p.add("closing the netlink socket", sysClose, other)
 	return p
 }
 

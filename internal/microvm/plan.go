@@ -167,24 +167,24 @@ func (p *plan) vector(list []string) int {
 // Calls that plans make often.
 
 func (p *plan) mkdir(path string, mode int) {
-	p.add("making the directory "+path, unix.SYS_MKDIR, path, mode).ignore = []unix.Errno{unix.EEXIST}
+	p.add("making the directory "+path, sysMkdir, path, mode).ignore = []unix.Errno{unix.EEXIST}
 }
 
 func (p *plan) mount(source, target, kind string, flags uintptr, data string) *call {
-	return p.add(fmt.Sprintf("mounting %s (%s) on %s", source, kind, target), unix.SYS_MOUNT, source, target, kind, flags,
+	return p.add(fmt.Sprintf("mounting %s (%s) on %s", source, kind, target), sysMount, source, target, kind, flags,
 		data)
 }
 
 // write writes a value to a file that exists.
 func (p *plan) write(path, value string) {
-	p.add("opening "+path, unix.SYS_OPEN, path, unix.O_WRONLY|unix.O_CLOEXEC, 0).into = scratch
-	p.add(fmt.Sprintf("writing %q to %s", value, path), unix.SYS_WRITE, scratch, []byte(value), len(value))
-	p.add("closing "+path, unix.SYS_CLOSE, scratch)
+	p.add("opening "+path, sysOpen, path, unix.O_WRONLY|unix.O_CLOEXEC, 0).into = scratch
+	p.add(fmt.Sprintf("writing %q to %s", value, path), sysWrite, scratch, []byte(value), len(value))
+	p.add("closing "+path, sysClose, scratch)
 }
 
 // load loads a kernel module.
 func (p *plan) load(path string) {
-	p.add("opening "+path, unix.SYS_OPEN, path, unix.O_RDONLY|unix.O_CLOEXEC, 0).into = scratch
-	p.add("loading "+path, unix.SYS_FINIT_MODULE, scratch, "", 0).ignore = []unix.Errno{unix.EEXIST}
-	p.add("closing "+path, unix.SYS_CLOSE, scratch)
+	p.add("opening "+path, sysOpen, path, unix.O_RDONLY|unix.O_CLOEXEC, 0).into = scratch
+	p.add("loading "+path, sysFinitModule, scratch, "", 0).ignore = []unix.Errno{unix.EEXIST}
+	p.add("closing "+path, sysClose, scratch)
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -138,6 +139,10 @@ func (box *sandbox) settle(config []byte) (err error) {
 
 // canRun looks for what a sandbox needs of this machine.
 func canRun(o Options) error {
+	if runtime.GOARCH != "amd64" {
+		return fault.New(fault.Machine, runtime.GOARCH, "use another runtime",
+			"sandboxes are x86-64 machines, and need such a host")
+	}
 	if _, err := findQEMU(); err != nil {
 		return err
 	}

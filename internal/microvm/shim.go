@@ -424,7 +424,7 @@ func (s *shim) carry() {
 			return
 		}
 		if null, err := os.Open(os.DevNull); err == nil {
-			_ = unix.Dup2(int(null.Fd()), 0)
+			_ = unix.Dup3(int(null.Fd()), 0, 0)
 			_ = null.Close()
 		}
 	}()

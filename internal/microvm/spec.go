@@ -177,7 +177,7 @@ func checkResources(r *specs.LinuxResources) error {
 			return fmt.Errorf("linux.resources.%s is not supported", refused.what)
 		}
 	}
-	if m := r.Memory; m != nil && (m.Kernel != nil || m.KernelTCP != nil || m.Swappiness != nil ||
+	if m := r.Memory; m != nil && (m.KernelTCP != nil || m.Swappiness != nil ||
 		m.DisableOOMKiller != nil && *m.DisableOOMKiller) {
 		return fmt.Errorf("linux.resources.memory: only limit, reservation and swap are supported")
 	}

@@ -7,9 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readTSC reads the time stamp counter of the processor (tsc_amd64.s).
-func readTSC() uint64
-
 // tscGap is the time over which the counter's rate is measured, for an error of some millionths.
 const tscGap = 20 * time.Millisecond
 

@@ -49,9 +49,9 @@ func startGuest(t *testing.T) *guest {
 	}
 	boot := &plan{}
 	for i := range 4 {
-		boot.add("setting a flag", unix.SYS_FCNTL, 3+i, unix.F_SETFL, unix.O_NONBLOCK)
-		boot.add("taking a port", unix.SYS_FCNTL, 3+i, unix.F_DUPFD_CLOEXEC, 10).into = controlPort + register(i)
-		boot.add("closing", unix.SYS_CLOSE, 3+i)
+		boot.add("setting a flag", sysFcntl, 3+i, unix.F_SETFL, unix.O_NONBLOCK)
+		boot.add("taking a port", sysFcntl, 3+i, unix.F_DUPFD_CLOEXEC, 10).into = controlPort + register(i)
+		boot.add("closing", sysClose, 3+i)
 	}
 	script := filepath.Join(t.TempDir(), "plan")
 	if err := os.WriteFile(script, boot.encode(), 0o644); err != nil {
@@ -101,7 +101,7 @@ func (g *guest) shell(t *testing.T, command string) *plan {
 	g.read.Go(func() { _ = receiveFrames(&g.out[1], g.streams[2]) })
 	p := &plan{}
 	p.add("getting ready", opReady)
-	p.add("running the shell", unix.SYS_EXECVE, "/bin/sh", []string{"sh", "-c", command},
+	p.add("running the shell", sysExecve, "/bin/sh", []string{"sh", "-c", command},
 		[]string{"PATH=/bin:/usr/bin", "X=a b"})
 	if err := g.spawn(0, p); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestNobodyReads(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}
 	p.add("getting ready", opReady)
-	p.add("running the shell", unix.SYS_EXECVE, "/bin/sh", []string{"sh", "-c", "exec <&-; exec yes"},
+	p.add("running the shell", sysExecve, "/bin/sh", []string{"sh", "-c", "exec <&-; exec yes"},
 		[]string{"PATH=/bin:/usr/bin"})
 	if err := g.spawn(0, p); err != nil {
 		t.Fatal(err)
@@ -211,9 +211,9 @@ func TestSignals(t *testing.T) {
 func TestFailures(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}
-	p.add("ignored", unix.SYS_CHDIR, "/nonexistent").ignore = []unix.Errno{unix.ENOENT}
-	p.add("skips one", unix.SYS_GETPID).skip = 1
-	p.add("skipped", unix.SYS_CHDIR, "/nonexistent")
+	p.add("ignored", sysChdir, "/nonexistent").ignore = []unix.Errno{unix.ENOENT}
+	p.add("skips one", sysGetpid).skip = 1
+	p.add("skipped", sysChdir, "/nonexistent")
 	p.mkdir("/nonexistent/x", 0o755)
 	if err := g.run(p); !errors.Is(err, unix.ENOENT) ||
 		!strings.Contains(err.Error(), "making the directory /nonexistent/x") {
@@ -223,14 +223,14 @@ func TestFailures(t *testing.T) {
 	if _, errno, err := g.request(msgPlan, broken); err != nil || unix.Errno(errno) != unix.EINVAL {
 		t.Errorf("a plan that is none: %v, %v", unix.Errno(errno), err)
 	}
-	far := (&plan{calls: []call{{number: unix.SYS_CHDIR, args: []any{"/"}}}}).encode()
+	far := (&plan{calls: []call{{number: sysChdir, args: []any{"/"}}}}).encode()
 	binary.LittleEndian.PutUint32(far[8+instructionSize:], uint32(len(far)))
 	if _, errno, err := g.request(msgPlan, far); err != nil || unix.Errno(errno) != unix.EINVAL {
 		t.Errorf("a plan with an address outside of it: %v, %v", unix.Errno(errno), err)
 	}
 	p = &plan{}
 	p.add("getting ready", opReady)
-	p.add("running what is not there", unix.SYS_EXECVE, "/nonexistent", []string{"x"}, []string{})
+	p.add("running what is not there", sysExecve, "/nonexistent", []string{"x"}, []string{})
 	if err := g.spawn(0, p); err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestFailures(t *testing.T) {
 func TestSpawnFails(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}
-	p.add("entering the root", unix.SYS_CHDIR, "/nonexistent")
+	p.add("entering the root", sysChdir, "/nonexistent")
 	p.add("getting ready", opReady)
 	if err := g.spawn(0, p); !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "entering the root") {
 		t.Errorf("a process that cannot be set up: %v", err)
