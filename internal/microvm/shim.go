@@ -21,9 +21,12 @@ import (
 	"tare/internal/host/cgroup"
 )
 
-// bootPatience is how long a guest may take to boot. On a busy machine an emulated one takes many times its two
-// seconds.
-const bootPatience = 2 * time.Minute
+// bootPatience is how long a guest may take to boot, and bootTries how often that is tried. On a busy machine an
+// emulated one takes many times its two seconds.
+const (
+	bootPatience = time.Minute
+	bootTries    = 3
+)
 
 // ShimCommand is the command as which the binary starts itself again to be a sandbox's shim.
 const ShimCommand = "_shim"
@@ -169,37 +172,8 @@ func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 	if err != nil {
 		return nil, err
 	}
-	env := []string{markVariable + "=" + box.dir}
-	if box.RootfsBy == RootfsShared {
-		if err := s.share(list, env); err != nil {
-			return nil, err
-		}
-		m.fsSocket = filepath.Join(box.dir, fsSocket)
-	}
-	l, err := s.connect(m)
+	l, err := s.boot(ctx, m, archive, list)
 	if err != nil {
-		return nil, err
-	}
-	qemu, err := findQEMU()
-	if err != nil {
-		return nil, err
-	}
-	if s.vm, err = startVM(s.t, m, qemu, archive, env); err != nil {
-		return nil, err
-	}
-	vmm, err := processOf(s.vm.cmd.Process.Pid)
-	if err != nil {
-		return nil, fmt.Errorf("QEMU ended%s: %w", s.vm.words(), err)
-	}
-	if err := s.set(func(b *sandbox) { b.VMM = vmm }); err != nil {
-		return nil, err
-	}
-	if l != nil {
-		if err := s.t.do(l.connect); err != nil {
-			return nil, err
-		}
-	}
-	if err := s.vm.hello(ctx, bootPatience); err != nil {
 		return nil, err
 	}
 	booted := time.Since(s.vm.began)
@@ -228,6 +202,71 @@ func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 		b.Status, b.VCPUs = specs.StateCreated, vcpus
 		b.BootTook, b.CreateTook = booted.Seconds(), time.Since(began).Seconds()
 	})
+}
+
+// boot boots the machine. An emulated one that shares its processors now and then hangs in its first instructions: such
+// a machine is started again.
+func (s *shim) boot(ctx context.Context, m *machine, archive []byte, list []bind) (l *link, err error) {
+	for try := range bootTries {
+		if try > 0 {
+			if err := s.takeDown(); err != nil {
+				return nil, err
+			}
+		}
+		if l, err = s.start(m, archive, list); err != nil {
+			return nil, err
+		}
+		if err = s.vm.hello(ctx, bootPatience); err == nil || ctx.Err() != nil {
+			return l, err
+		}
+	}
+	return nil, err
+}
+
+// start starts virtiofsd and QEMU.
+func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
+	box := s.box
+	env := []string{markVariable + "=" + box.dir}
+	if box.RootfsBy == RootfsShared {
+		if err := s.share(list, env); err != nil {
+			return nil, err
+		}
+		m.fsSocket = filepath.Join(box.dir, fsSocket)
+	}
+	l, err := s.connect(m)
+	if err != nil {
+		return nil, err
+	}
+	qemu, err := findQEMU()
+	if err != nil {
+		return nil, err
+	}
+	if s.vm, err = startVM(s.t, m, qemu, archive, env); err != nil {
+		return nil, err
+	}
+	vmm, err := processOf(s.vm.cmd.Process.Pid)
+	if err != nil {
+		return nil, fmt.Errorf("QEMU ended%s: %w", s.vm.words(), err)
+	}
+	if err := s.set(func(b *sandbox) { b.VMM = vmm }); err != nil || l == nil {
+		return nil, err
+	}
+	return l, s.t.do(l.connect)
+}
+
+// takeDown ends QEMU and virtiofsd, and takes the filters from the interface.
+func (s *shim) takeDown() (err error) {
+	if s.vm != nil {
+		s.vm.end()
+	}
+	if s.fs != nil {
+		s.fs.end()
+	}
+	for _, l := range s.box.Links {
+		err = errors.Join(err, l.disconnect(s.box.Network))
+	}
+	s.box.removeSockets()
+	return err
 }
 
 // enterGroups makes the control groups, and enters the one that everything starts in.
@@ -320,7 +359,24 @@ func (s *shim) share(list []bind, env []string) error {
 		return err
 	}
 	shared := filepath.Join(s.box.dir, sharedName)
-	all := append([]bind{{s.box.Root, "rootfs", true}}, list...)
+	if s.fs == nil { // else it is there
+		if err := s.mountShared(shared, append([]bind{{s.box.Root, "rootfs", true}}, list...)); err != nil {
+			return err
+		}
+	}
+	if s.fs, err = startVirtiofsd(s.t, program, filepath.Join(s.box.dir, fsSocket), shared, env); err != nil {
+		return err
+	}
+	daemon, err := processOf(s.fs.cmd.Process.Pid)
+	if err != nil {
+		return fmt.Errorf("virtiofsd ended: %w", err)
+	}
+	return s.set(func(b *sandbox) { b.Virtiofsd = daemon })
+}
+
+// mountShared mounts all that the guest is to see below a directory, in a mount namespace of the shim's thread.
+func (s *shim) mountShared(shared string, all []bind) error {
+	var err error
 	if err := os.Mkdir(shared, 0o755); err != nil {
 		return err
 	}
@@ -335,7 +391,7 @@ func (s *shim) share(list []bind, env []string) error {
 			return fmt.Errorf("making the place of %s: %w", b.source, err)
 		}
 	}
-	err = s.t.do(func() error {
+	return s.t.do(func() error {
 		// With CLONE_FS the thread has a working directory and a root of its own, which the kernel demands.
 		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 			return fmt.Errorf("making a mount namespace: %w", err)
@@ -350,17 +406,6 @@ func (s *shim) share(list []bind, env []string) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	if s.fs, err = startVirtiofsd(s.t, program, filepath.Join(s.box.dir, fsSocket), shared, env); err != nil {
-		return err
-	}
-	daemon, err := processOf(s.fs.cmd.Process.Pid)
-	if err != nil {
-		return fmt.Errorf("virtiofsd ended: %w", err)
-	}
-	return s.set(func(b *sandbox) { b.Virtiofsd = daemon })
 }
 
 // connect gives the machine a network interface for the one in the bundle's network namespace, which its process will
@@ -510,20 +555,11 @@ const failedCode = 255
 // end takes the sandbox down to its state, its groups and its directory, which are deleted later, and says how the
 // container ended: by a wait status, or why not.
 func (s *shim) end(status *uint32, why error) {
-	if s.vm != nil {
-		s.vm.end()
-	}
-	if s.fs != nil {
-		s.fs.end()
+	failure := ""
+	if err := s.takeDown(); err != nil {
+		failure = err.Error()
 	}
 	s.streams.Wait()
-	failure := ""
-	for _, l := range s.box.Links {
-		if err := l.disconnect(s.box.Network); err != nil {
-			failure = err.Error()
-		}
-	}
-	s.box.removeSockets()
 	code := failedCode
 	if status != nil {
 		w := unix.WaitStatus(*status)

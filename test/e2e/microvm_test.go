@@ -831,3 +831,17 @@ func TestMicrovmKilled(t *testing.T) {
 		t.Logf("%s killed after %s", victim, at.Round(time.Millisecond))
 	}
 }
+
+// TestMicrovmPanics: a guest whose kernel panics ends, and what its kernel said is told.
+func TestMicrovmPanics(t *testing.T) {
+	r := microvm(t)
+	id := idOf("panics")
+	bundle := ociBundle(t, id, "echo c >/proc/sysrq-trigger; sleep 1000", nil)
+	t.Cleanup(func() { r.remove(id) })
+	if o := r.run(t, "run", "--bundle", bundle, id); o.code != 3 || !strings.Contains(o.stderr, "Kernel panic") {
+		t.Errorf("run: %s", o)
+	}
+	if left := sandboxRemains(id); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
