@@ -204,8 +204,8 @@ func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 	})
 }
 
-// boot boots the machine. An emulated one that shares its processors now and then hangs in its first instructions: such
-// a machine is started again.
+// boot boots the machine. An emulated one that shares its processors now and then hangs or panics in its first
+// instructions: such a machine is started again. One that somebody killed is not.
 func (s *shim) boot(ctx context.Context, m *machine, archive []byte, list []bind) (l *link, err error) {
 	for try := range bootTries {
 		if try > 0 {
@@ -216,7 +216,7 @@ func (s *shim) boot(ctx context.Context, m *machine, archive []byte, list []bind
 		if l, err = s.start(m, archive, list); err != nil {
 			return nil, err
 		}
-		if err = s.vm.hello(ctx, bootPatience); err == nil || ctx.Err() != nil {
+		if err = s.vm.hello(ctx, bootPatience); err == nil || ctx.Err() != nil || s.vm.killed() {
 			return l, err
 		}
 	}
@@ -244,6 +244,9 @@ func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 	if s.vm, err = startVM(s.t, m, qemu, archive, env); err != nil {
 		return nil, err
 	}
+	if s.fs != nil {
+		go s.endTogether(s.fs, s.vm)
+	}
 	vmm, err := processOf(s.vm.cmd.Process.Pid)
 	if err != nil {
 		return nil, fmt.Errorf("QEMU ended%s: %w", s.vm.words(), err)
@@ -252,6 +255,15 @@ func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 		return nil, err
 	}
 	return l, s.t.do(l.connect)
+}
+
+// endTogether kills QEMU when virtiofsd ends: a guest that waits for its files would wait for ever.
+func (s *shim) endTogether(fs *virtiofsd, v *vm) {
+	select {
+	case <-fs.ended:
+		_ = v.cmd.Process.Kill() // it may have ended
+	case <-v.ended:
+	}
 }
 
 // takeDown ends QEMU and virtiofsd, and takes the filters from the interface.

@@ -136,6 +136,17 @@ func (v *vm) hello(ctx context.Context, patience time.Duration) (err error) {
 	return fmt.Errorf("the guest did not boot: %w%s", err, v.words())
 }
 
+// killed says whether a signal ended QEMU.
+func (v *vm) killed() bool {
+	select {
+	case <-v.ended:
+		status, ok := v.cmd.ProcessState.Sys().(syscall.WaitStatus)
+		return ok && status.Signaled()
+	case <-time.After(time.Second): // its ports close a moment before it ends
+		return false
+	}
+}
+
 // words are the last of QEMU and of the guest's kernel.
 func (v *vm) words() string {
 	said := ""
