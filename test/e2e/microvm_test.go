@@ -268,7 +268,7 @@ func removeGroups(group string) {
 	}
 }
 
-// of gives an id that no other test has.
+// idOf gives an id that no other test has.
 func idOf(what string) string { return fmt.Sprintf("tare-test-%s-%d", what, os.Getpid()) }
 
 // sandboxProcesses are the processes of a sandbox by their names, the shim as "shim".
@@ -804,11 +804,7 @@ func TestMicrovmKilled(t *testing.T) {
 			}
 		}
 		at := time.Since(began)
-		if victim != "runtime" {
-			<-ended // it says what happened, and takes away what it can
-		} else {
-			<-ended
-		}
+		<-ended // it says what happened, and takes away what it can
 		_ = out.Close()
 		if o := tare(t, "clean"); o.code != 0 {
 			t.Errorf("tare clean: %s", o)
