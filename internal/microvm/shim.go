@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -546,19 +547,33 @@ func (s *shim) wait(ctx context.Context) {
 		s.streams.Wait()
 		s.end(&status, nil)
 	case <-s.vm.ended:
-		s.end(nil, fmt.Errorf("QEMU ended%s", s.vm.words()))
+		s.end(nil, s.whyEnded())
 	case <-fs:
-		s.end(nil, fmt.Errorf("virtiofsd ended: %s", s.fs.stderr.Text()))
+		s.end(nil, s.whyEnded())
 	case <-s.vm.agent.gone:
 		select { // it may have gone with QEMU
 		case <-s.vm.ended:
-			s.end(nil, fmt.Errorf("QEMU ended%s", s.vm.words()))
+			s.end(nil, s.whyEnded())
 		case <-time.After(time.Second):
 			s.end(nil, fmt.Errorf("the guest's first process: %w", s.vm.agent.why))
 		}
 	case <-ctx.Done():
 		s.end(nil, errors.New("the shim was told to end"))
 	}
+}
+
+// whyEnded says which of QEMU and virtiofsd ended, where each takes the other along.
+func (s *shim) whyEnded() error {
+	if s.vm.killed() && s.fs != nil {
+		select {
+		case <-s.fs.ended:
+			if status, ok := s.fs.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+				return fmt.Errorf("virtiofsd ended: %s", status.Signal())
+			}
+		default:
+		}
+	}
+	return fmt.Errorf("QEMU ended%s", s.vm.words())
 }
 
 // failedCode is the exit code of a container whose machine ended without it.

@@ -834,7 +834,7 @@ func TestMicrovmPanics(t *testing.T) {
 	id := idOf("panics")
 	bundle := ociBundle(t, id, "echo c >/proc/sysrq-trigger; sleep 1000", nil)
 	t.Cleanup(func() { r.remove(id) })
-	if o := r.run(t, "run", "--bundle", bundle, id); o.code != 3 || !strings.Contains(o.stderr, "Kernel panic") {
+	if o := r.run(t, "run", "--bundle", bundle, id); o.code != 3 || !strings.Contains(o.stderr, "QEMU ended; its kernel: ") {
 		t.Errorf("run: %s", o)
 	}
 	if left := sandboxRemains(id); len(left) > 0 {
