@@ -9,6 +9,7 @@ import (
 
 	"tare/internal/host/cgroup"
 	"tare/internal/link"
+	"tare/internal/microvm"
 	"tare/internal/oci"
 	"tare/internal/placement"
 	"tare/internal/scratch"
@@ -20,10 +21,10 @@ func newClean() *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
-		Long: `Remove what killed runs left behind: their control groups and containers, the network interfaces of local nodes
-and containers, files in the system's directories for temporary ones and, should any have outlived them, their
-processes. Runs that are under way and everything that is not Tare's own are left alone. Programs and maps of a
-subject go with its process.
+		Long: `Remove what killed runs left behind: their control groups, containers and sandboxes of 'tare microvm', the network
+interfaces of local nodes and containers, files in the system's directories for temporary ones and, should any have
+outlived them, their processes. Runs that are under way and everything that is not Tare's own are left alone. Programs
+and maps of a subject go with its process.
 'tare run' does the same before it begins.`,
 		Example: `  tare clean`,
 		Args:    noArgs,
@@ -46,16 +47,18 @@ type cleaned struct {
 	placement.Report
 	Links       []string
 	Directories []string
+	Sandboxes   []string // by id
 }
 
 // cleanUp removes all that is left of runs that have ended.
 func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
-	containers, err := oci.Clean(layout) // before their processes are ended: a runtime takes away more than these
-	report, err1 := placement.Clean(layout)
-	links, err2 := link.Clean(layout)
-	directories, err3 := scratch.Clean()
-	r.Report, r.Links, r.Directories = report, links, append(containers, directories...)
-	return r, errors.Join(err, err1, err2, err3, oci.CleanGroups(layout))
+	sandboxes, err := microvm.Clean(layout) // their control groups may be in those of a run
+	containers, err1 := oci.Clean(layout)   // before their processes are ended: a runtime takes away more than these
+	report, err2 := placement.Clean(layout)
+	links, err3 := link.Clean(layout)
+	directories, err4 := scratch.Clean()
+	r = cleaned{Report: report, Links: links, Directories: append(containers, directories...), Sandboxes: sandboxes}
+	return r, errors.Join(err, err1, err2, err3, err4, oci.CleanGroups(layout))
 }
 
 // cleanUpFirst does that before something begins, to which it is no obstacle if it fails.
@@ -78,10 +81,13 @@ func printCleaned(w io.Writer, r cleaned) error {
 	for _, l := range r.Links {
 		fmt.Fprintf(w, "removed the network interface %s\n", l)
 	}
+	for _, id := range r.Sandboxes {
+		fmt.Fprintf(w, "removed the sandbox %s\n", printable(id))
+	}
 	for _, d := range r.Directories {
 		fmt.Fprintf(w, "removed the directory %s\n", printable(d))
 	}
-	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links)+len(r.Directories) == 0 {
+	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links)+len(r.Directories)+len(r.Sandboxes) == 0 {
 		_, err := fmt.Fprintln(w, "nothing to remove")
 		return err
 	}

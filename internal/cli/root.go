@@ -35,11 +35,19 @@ func Main(args []string) int {
 	if err == nil {
 		err = out.err
 	}
+	if status, ok := errors.AsType[exitStatus](err); ok {
+		return int(status)
+	}
 	if err != nil {
 		printError(os.Stderr, err)
 	}
 	return int(fault.CodeOf(err))
 }
+
+// exitStatus is the exit code of a program that tare ran for somebody, who gets it as tare's own.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
 // withSignals gives the context that ends when a person or the machine wants the end, and comes first, so that nothing
 // is begun which such a signal could leave lying about. Whoever started tare with nohup wants it to outlive the

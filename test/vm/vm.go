@@ -28,6 +28,7 @@ import (
 	"testing"
 	"time"
 
+	"tare/internal/cpio"
 	"tare/test/binary"
 )
 
@@ -379,33 +380,33 @@ func findBusybox() (program []byte, applets []string, err error) {
 // base is the part of the file system that all machines share. It is not compressed: under TCG, unpacking costs more
 // than copying.
 func base(busybox []byte, applets []string, tare []byte) []byte {
-	var a archive
+	var a cpio.Archive
 	for _, d := range []string{"dev", "proc", "sys", "run", "root"} {
-		a.dir(d, 0o755)
+		a.Dir(d, 0o755)
 	}
-	a.dir("tmp", 0o777)
-	a.file("bin/busybox", 0o755, busybox)
+	a.Dir("tmp", 0o777)
+	a.File("bin/busybox", 0o755, busybox)
 	for _, name := range applets {
 		if name != "busybox" {
-			a.symlink("bin/"+name, "busybox")
+			a.Symlink("bin/"+name, "busybox")
 		}
 	}
-	a.file("bin/tare", 0o755, tare)
-	a.file("init", 0o755, initScript)
-	a.file("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"))
-	a.file("etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n"))
-	a.file("etc/hosts", 0o644, []byte("127.0.0.1 localhost tare-vm\n"))
-	return a.bytes()
+	a.File("bin/tare", 0o755, tare)
+	a.File("init", 0o755, initScript)
+	a.File("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"))
+	a.File("etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n"))
+	a.File("etc/hosts", 0o644, []byte("127.0.0.1 localhost tare-vm\n"))
+	return a.Bytes()
 }
 
 // overlay is what one run adds.
 func overlay(files map[string][]byte, script string) []byte {
-	var a archive
+	var a cpio.Archive
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		a.file(name, 0o755, files[name])
+		a.File(name, 0o755, files[name])
 	}
-	a.file("script", 0o755, []byte(script))
-	return a.bytes()
+	a.File("script", 0o755, []byte(script))
+	return a.Bytes()
 }
 
 // Program is the files of a dynamically linked program of this machine, to be put into another: the program in /bin,

@@ -1,4 +1,5 @@
-package vm
+// Package cpio writes the archives that the kernel unpacks as its first file system.
+package cpio
 
 import (
 	"bytes"
@@ -7,10 +8,10 @@ import (
 	"path"
 )
 
-// archive builds a cpio archive in the "newc" form that the kernel unpacks as its first file system; the fields are
+// Archive builds a cpio archive in the "newc" form that the kernel unpacks as its first file system; the fields are
 // those of Documentation/driver-api/early-userspace/buffer-format.rst. The kernel also takes several archives one after
 // the other, the later ones adding to the earlier.
-type archive struct {
+type Archive struct {
 	buf  bytes.Buffer
 	ino  int
 	dirs map[string]bool
@@ -23,20 +24,20 @@ const (
 	modeLink = 0o120000
 )
 
-// file adds a regular file, and the directories that lead to it.
-func (a *archive) file(name string, perm fs.FileMode, data []byte) {
+// File adds a regular file, and the directories that lead to it.
+func (a *Archive) File(name string, perm fs.FileMode, data []byte) {
 	a.parents(name)
 	a.entry(name, modeFile|uint32(perm.Perm()), data)
 }
 
-// symlink adds a symbolic link.
-func (a *archive) symlink(name, target string) {
+// Symlink adds a symbolic link.
+func (a *Archive) Symlink(name, target string) {
 	a.parents(name)
 	a.entry(name, modeLink|0o777, []byte(target))
 }
 
-// dir adds a directory.
-func (a *archive) dir(name string, perm fs.FileMode) {
+// Dir adds a directory.
+func (a *Archive) Dir(name string, perm fs.FileMode) {
 	if name = clean(name); name == "." || a.dirs[name] {
 		return
 	}
@@ -48,14 +49,28 @@ func (a *archive) dir(name string, perm fs.FileMode) {
 	a.entry(name, modeDir|uint32(perm.Perm()), nil)
 }
 
-func (a *archive) parents(name string) { a.dir(path.Dir(clean(name)), 0o755) }
+// Entry is what stat(2) tells of a file: its mode with the type, its owner, and of a device its numbers.
+type Entry struct {
+	Mode         uint32
+	UID, GID     uint32
+	Major, Minor uint32
+}
 
-func (a *archive) entry(name string, mode uint32, data []byte) {
-	name = clean(name)
+// Add adds a file of any type. The data of a symbolic link is its target. The directories that lead to it must be
+// there.
+func (a *Archive) Add(name string, e Entry, data []byte) { a.put(clean(name), e, data) }
+
+func (a *Archive) parents(name string) { a.Dir(path.Dir(clean(name)), 0o755) }
+
+func (a *Archive) entry(name string, mode uint32, data []byte) {
+	a.put(clean(name), Entry{Mode: mode}, data)
+}
+
+func (a *Archive) put(name string, e Entry, data []byte) {
 	a.ino++
 	// magic, ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize, check
 	fmt.Fprintf(&a.buf, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
-		a.ino, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
+		a.ino, e.Mode, e.UID, e.GID, 1, 0, len(data), 0, 0, e.Major, e.Minor, len(name)+1, 0)
 	a.buf.WriteString(name)
 	a.buf.WriteByte(0)
 	a.pad()
@@ -64,14 +79,14 @@ func (a *archive) entry(name string, mode uint32, data []byte) {
 }
 
 // pad fills up to the next multiple of four bytes, at which the format starts every name and every content.
-func (a *archive) pad() {
+func (a *Archive) pad() {
 	for a.buf.Len()%4 != 0 {
 		a.buf.WriteByte(0)
 	}
 }
 
-// bytes ends the archive and returns it.
-func (a *archive) bytes() []byte {
+// Bytes ends the archive and returns it.
+func (a *Archive) Bytes() []byte {
 	a.entry("TRAILER!!!", 0, nil)
 	return a.buf.Bytes()
 }

@@ -1,0 +1,383 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+	"tare/internal/microvm"
+)
+
+func init() { register(newMicrovm) }
+
+// microvmFlags are the flags before the command, most of which are runc's.
+type microvmFlags struct {
+	root, log, logFormat string
+	systemdCgroup        bool
+	unused               struct {
+		debug          bool
+		criu, rootless string
+	}
+	options map[string]*string
+}
+
+func newMicrovm() *cobra.Command {
+	f := &microvmFlags{options: map[string]*string{}}
+	cmd := &cobra.Command{
+		Use:   "microvm",
+		Short: "An OCI runtime that runs each container in a small virtual machine, in the manner of Kata",
+		Long: `An OCI runtime with runc's command line: wherever runc is run, 'tare microvm' can be. It runs each
+container in a virtual machine of its own, as Kata does: QEMU with Debian's cloud kernel, the container's root by
+virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
+		Example: `  tare microvm run --bundle ./bundle demo
+  tare microvm create --bundle ./bundle demo && tare microvm start demo
+  tare microvm features`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return fault.New(fault.Usage, "tare microvm "+args[0], "runc's checkpoint, events, exec, pause, ps, restore, "+
+				"resume, spec and update are not there; see 'tare microvm --help'", "no such command")
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&f.root, "root", microvm.DefaultRoot,
+		"`name` of a set of containers, a directory with runc: ids are unique among all of them here")
+	flags.StringVar(&f.log, "log", "", "`file` to which errors are added")
+	flags.StringVar(&f.logFormat, "log-format", "text", "text or json")
+	flags.BoolVar(&f.unused.debug, "debug", false, "has no meaning here: taken because runc has it")
+	flags.StringVar(&f.unused.criu, "criu", "", "has no meaning here: taken because runc has it")
+	flags.StringVar(&f.unused.rootless, "rootless", "auto", "has no meaning here: taken because runc has it")
+	flags.BoolVar(&f.systemdCgroup, "systemd-cgroup", false, "refused: control groups are made without systemd")
+	for _, o := range microvm.OptionList() {
+		f.options[o.Name] = flags.String(strings.ReplaceAll(o.Name, "_", "-"), "", o.Doc)
+	}
+	for _, c := range []*cobra.Command{
+		f.newCreate(), f.newRun(), f.newStart(), f.newState(), f.newKill(), f.newDelete(), f.newList(), f.newFeatures(),
+	} {
+		run := c.RunE
+		c.RunE = func(cmd *cobra.Command, args []string) error { return f.logged(run(cmd, args)) }
+		cmd.AddCommand(c)
+	}
+	cmd.AddCommand(&cobra.Command{
+		Use: microvm.ShimCommand, Hidden: true, DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error { return microvm.Shim(args) },
+	})
+	return cmd
+}
+
+// logged adds an error to the log, in runc's form: containerd reads there why a command failed.
+func (f *microvmFlags) logged(err error) error {
+	var status exitStatus
+	if err == nil || f.log == "" || errors.As(err, &status) {
+		return err
+	}
+	file, e := os.OpenFile(f.log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if e != nil {
+		return errors.Join(err, fault.Wrap(e, fault.Usage, "--log", "", "cannot write the log"))
+	}
+	now := time.Now().Format(time.RFC3339)
+	if f.logFormat == "json" {
+		e = json.NewEncoder(file).Encode(map[string]string{"level": "error", "msg": err.Error(), "time": now})
+	} else {
+		_, e = fmt.Fprintf(file, "time=%q level=error msg=%q\n", now, err.Error())
+	}
+	return errors.Join(err, e, file.Close())
+}
+
+func (f *microvmFlags) runtime() (*microvm.Runtime, error) {
+	if f.systemdCgroup {
+		return nil, fault.New(fault.Usage, "--systemd-cgroup", "leave it out",
+			"systemd's driver for control groups is not supported")
+	}
+	return microvm.New(f.root)
+}
+
+func (f *microvmFlags) readOptions(cmd *cobra.Command) (microvm.Options, error) {
+	set := map[string]string{}
+	for name, v := range f.options {
+		if cmd.Flags().Changed(strings.ReplaceAll(name, "_", "-")) {
+			set[name] = *v
+		}
+	}
+	return microvm.NewOptions(set)
+}
+
+// oneID takes the id of a container as the only argument.
+func oneID(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd), "give the id of one container")
+	}
+	return nil
+}
+
+// creationFlags are those of create and run.
+type creationFlags struct {
+	bundle, pidFile, consoleSocket string
+	preserveFDs                    int
+	noPivot, noKeyring             bool
+}
+
+func (c *creationFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVarP(&c.bundle, "bundle", "b", ".", "`directory` with config.json")
+	flags.StringVar(&c.pidFile, "pid-file", "", "`file` that gets the pid of the virtual machine")
+	flags.StringVar(&c.consoleSocket, "console-socket", "", "refused: a container has no terminal here")
+	flags.IntVar(&c.preserveFDs, "preserve-fds", 0, "refused unless 0: descriptors cannot be handed to a virtual machine")
+	flags.BoolVar(&c.noPivot, "no-pivot", false, "has no meaning here: taken because runc has it")
+	flags.BoolVar(&c.noKeyring, "no-new-keyring", false, "has no meaning here: taken because runc has it")
+}
+
+// create makes the container with this process's streams.
+func (f *microvmFlags) create(cmd *cobra.Command, c *creationFlags, id string) (*microvm.Runtime, error) {
+	if c.consoleSocket != "" {
+		return nil, fault.New(fault.Usage, "--console-socket", "set process.terminal to false",
+			"a container has no terminal here")
+	}
+	if c.preserveFDs != 0 {
+		return nil, fault.New(fault.Usage, "--preserve-fds", "leave it out",
+			"descriptors cannot be handed to a virtual machine")
+	}
+	r, err := f.runtime()
+	if err != nil {
+		return nil, err
+	}
+	o, err := f.readOptions(cmd)
+	if err != nil {
+		return nil, err
+	}
+	return r, r.Create(cmd.Context(), microvm.Creation{
+		ID: id, Bundle: c.bundle, PIDFile: c.pidFile, Options: o,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+	})
+}
+
+func (f *microvmFlags) newCreate() *cobra.Command {
+	c := &creationFlags{}
+	cmd := &cobra.Command{
+		Use: "create ID", Short: "Create a container: the virtual machine boots", Args: oneID,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			_, err := f.create(cmd, c, args[0])
+			return err
+		},
+	}
+	c.add(cmd)
+	return cmd
+}
+
+func (f *microvmFlags) newRun() *cobra.Command {
+	c := &creationFlags{}
+	var detach, keep, noSubreaper bool
+	cmd := &cobra.Command{
+		Use: "run ID", Short: "Create a container, start it, wait for its end and delete it; exits as its program did",
+		Args: oneID,
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, c, args[0], detach, keep) },
+	}
+	c.add(cmd)
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait for its end")
+	cmd.Flags().BoolVar(&keep, "keep", false, "do not delete it at its end")
+	cmd.Flags().BoolVar(&noSubreaper, "no-subreaper", false, "has no meaning here: taken because runc has it")
+	return cmd
+}
+
+func (f *microvmFlags) run(cmd *cobra.Command, c *creationFlags, id string, detach, keep bool) (err error) {
+	r, err := f.create(cmd, c, id)
+	if err != nil {
+		return err
+	}
+	if err := r.Start(id); err != nil {
+		return errors.Join(err, r.Delete(id, true))
+	}
+	if detach {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go forwardSignals(ctx, r, id)
+	code, err := r.Wait(id)
+	if !keep {
+		err = errors.Join(err, r.Delete(id, true))
+	}
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return exitStatus(code)
+	}
+	return nil
+}
+
+// forwardSignals gives the container the signals that this process gets.
+func forwardSignals(ctx context.Context, r *microvm.Runtime, id string) {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
+	defer signal.Stop(signals)
+	for {
+		select {
+		case s := <-signals:
+			if n, ok := s.(unix.Signal); ok {
+				_ = r.Kill(id, n, false) // it may have ended
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (f *microvmFlags) newStart() *cobra.Command {
+	return &cobra.Command{
+		Use: "start ID", Short: "Start the program of a created container", Args: oneID,
+		RunE: func(_ *cobra.Command, args []string) error {
+			r, err := f.runtime()
+			if err != nil {
+				return err
+			}
+			return r.Start(args[0])
+		},
+	}
+}
+
+func (f *microvmFlags) newState() *cobra.Command {
+	return &cobra.Command{
+		Use: "state ID", Short: "Print the state of a container, as the OCI runtime specification has it", Args: oneID,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := f.runtime()
+			if err != nil {
+				return err
+			}
+			state, err := r.State(args[0])
+			if err != nil {
+				return err
+			}
+			return printJSON(cmd, state)
+		},
+	}
+}
+
+func printJSON(cmd *cobra.Command, v any) error {
+	e := json.NewEncoder(cmd.OutOrStdout())
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func (f *microvmFlags) newKill() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use: "kill ID [SIGNAL]", Short: "Send a container's first process a signal (SIGTERM)",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) < 1 || len(args) > 2 {
+				return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd),
+					"give the id of a container, and a signal if you like")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			r, err := f.runtime()
+			if err != nil {
+				return err
+			}
+			name := "SIGTERM"
+			if len(args) == 2 {
+				name = args[1]
+			}
+			s, err := microvm.ParseSignal(name)
+			if err != nil {
+				return err
+			}
+			return r.Kill(args[0], s, all)
+		},
+	}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "send it to all processes in the container")
+	return cmd
+}
+
+func (f *microvmFlags) newDelete() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "delete ID", Short: "Delete a container that has stopped", Args: oneID,
+		RunE: func(_ *cobra.Command, args []string) error {
+			r, err := f.runtime()
+			if err != nil {
+				return err
+			}
+			return r.Delete(args[0], force)
+		},
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "delete one that runs as well; one that is not there is no error")
+	return cmd
+}
+
+func (f *microvmFlags) newList() *cobra.Command {
+	var format string
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "list", Short: "List the containers", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := f.runtime()
+			if err != nil {
+				return err
+			}
+			if !slices.Contains([]string{"table", "json"}, format) {
+				return fault.New(fault.Usage, "--format", "use table or json", "no format is called %q", format)
+			}
+			list, err := r.List()
+			if err != nil {
+				return err
+			}
+			w := cmd.OutOrStdout()
+			switch {
+			case quiet:
+				for _, c := range list {
+					fmt.Fprintln(w, c.ID)
+				}
+				return nil
+			case format == "json":
+				return json.NewEncoder(w).Encode(slices.Concat([]microvm.Container{}, list))
+			}
+			table := tabwriter.NewWriter(w, 12, 1, 3, ' ', 0)
+			fmt.Fprintln(table, "ID\tPID\tSTATUS\tBUNDLE\tCREATED")
+			for _, c := range list {
+				fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\n", c.ID, c.Pid, c.Status, printable(c.Bundle),
+					c.Created.Format(time.RFC3339Nano))
+			}
+			return table.Flush()
+		},
+	}
+	cmd.Flags().StringVarP(&format, "format", "f", "table", "table or json")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
+	return cmd
+}
+
+func (f *microvmFlags) newFeatures() *cobra.Command {
+	return &cobra.Command{
+		Use: "features", Short: "Print what this runtime can do, and what sandboxes are made of on this machine",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := f.runtime()
+			if err != nil {
+				return err
+			}
+			o, err := f.readOptions(cmd)
+			if err != nil {
+				return err
+			}
+			features, err := r.Features(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			return printJSON(cmd, features)
+		},
+	}
+}

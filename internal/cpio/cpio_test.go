@@ -1,0 +1,31 @@
+package cpio
+
+import (
+	"bytes"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// TestArchive: what is written is what cpio(1) reads, directories before what is in them.
+func TestArchive(t *testing.T) {
+	var a Archive
+	a.File("/etc/x", 0o640, []byte("abc"))
+	a.Symlink("bin/sh", "busybox")
+	a.Add("dev", Entry{Mode: 0o040755}, nil)
+	a.Add("dev/null", Entry{Mode: 0o020666, UID: 7, GID: 8, Major: 1, Minor: 3}, nil)
+	b := a.Bytes()
+	if len(b)%4 != 0 || !bytes.HasPrefix(b, []byte("070701")) || !bytes.Contains(b, []byte("TRAILER!!!")) {
+		t.Fatalf("not an archive: %q", b)
+	}
+	program, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Skip("needs busybox (Debian package busybox-static)")
+	}
+	cmd := exec.Command(program, "cpio", "-t")
+	cmd.Stdin = bytes.NewReader(b)
+	out, err := cmd.Output()
+	if want := "etc\netc/x\nbin\nbin/sh\ndev\ndev/null\n"; err != nil || strings.TrimPrefix(string(out), ".\n") != want {
+		t.Errorf("%v: %q", err, out)
+	}
+}

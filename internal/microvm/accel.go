@@ -1,0 +1,77 @@
+package microvm
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// probeTime is how long a kernel may take to boot and power off under KVM until KVM counts as not working. With
+// hardware help that is a fraction of a second. A /dev/kvm that opens says nothing: some make virtual processors on
+// which a stock kernel never gets anywhere.
+const probeTime = 5 * time.Second
+
+// probe is what was found about KVM, kept until the next boot.
+type probe struct {
+	Boot   string `json:"boot"`   // the host's boot_id
+	Kernel string `json:"kernel"` // the guest's image
+	Works  bool   `json:"works"`
+	Reason string `json:"reason"`
+}
+
+// probeFile keeps the probe. It is a fact about the machine, and stays when sandboxes are cleaned up.
+const probeFile = sandboxDir + "/.kvm-probe.json"
+
+// chooseAccel gives the accelerator that is to be used, and why. It boots the kernel under KVM to find out, once since
+// this machine was started.
+func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, reason string, err error) {
+	if wanted != AccelAuto {
+		return wanted, "asked for", nil
+	}
+	if _, err := os.Stat("/dev/kvm"); err != nil {
+		return AccelTCG, "there is no /dev/kvm", nil
+	}
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, it is the same each time
+	now := probe{Boot: strings.TrimSpace(string(boot)), Kernel: k.Image}
+	var kept probe
+	if b, err := readBounded(probeFile, 64<<10); err == nil && json.Unmarshal(b, &kept) == nil &&
+		kept.Boot == now.Boot && kept.Kernel == now.Kernel {
+		now = kept
+	} else {
+		err := probeKVM(ctx, qemu, k)
+		if ctx.Err() != nil {
+			return "", "", ctx.Err()
+		}
+		now.Works, now.Reason = err == nil, "a kernel boots under KVM"
+		if err != nil {
+			now.Reason = fmt.Sprintf("there is /dev/kvm, but under it a kernel does not boot: %v", err)
+		}
+		if b, err := json.Marshal(now); err == nil {
+			_ = os.MkdirAll(sandboxDir, 0o700)
+			_ = os.WriteFile(probeFile, b, 0o600) // where that fails, the next one looks again
+		}
+	}
+	if now.Works {
+		return AccelKVM, now.Reason, nil
+	}
+	return AccelTCG, now.Reason, nil
+}
+
+// probeKVM boots the kernel under KVM, up to a first process that says so.
+func probeKVM(ctx context.Context, qemu string, k Kernel) error {
+	archive, err := firstFS(k, openPorts())
+	if err != nil {
+		return err
+	}
+	m := machine{id: "probe", accel: AccelKVM, cpus: 1, memoryMiB: 128, kernel: k.Image}
+	v, err := startVM(newThread(), &m, qemu, archive.Bytes(), nil)
+	if err != nil {
+		return err
+	}
+	err = v.hello(ctx, probeTime)
+	v.end()
+	return err
+}

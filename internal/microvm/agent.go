@@ -1,0 +1,233 @@
+package microvm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kinds of messages on the control port: c/init.c.
+const (
+	msgPlan   = 1
+	msgSpawn  = 2
+	msgGo     = 3
+	msgSignal = 4
+	msgHello  = 100
+	msgResult = 101
+	msgExit   = 102
+)
+
+const (
+	agentVersion = 1
+	// planMax is the guest's limit for a message (MESSAGE_MAX in c/init.c).
+	planMax = 4 << 20
+	// frameMax bounds a frame of a stream and a message from the guest, whoever wrote that. The guest's first process
+	// sends frames of at most 32764 bytes.
+	frameMax = 64 << 10
+)
+
+// agent talks to the guest's first process through the control port.
+type agent struct {
+	conn net.Conn
+	ask  sync.Mutex // one question at a time
+
+	results chan [2]int32 // index and errno
+	exit    chan uint32   // the wait status of the process, once
+	gone    chan struct{} // closed when nothing more can come
+	why     error         // set before gone is closed
+}
+
+// errGone says that the virtual machine has ended.
+var errGone = errors.New("the virtual machine has ended")
+
+// newAgent waits until the guest's first process says hello, at most until the deadline.
+func newAgent(conn net.Conn, deadline time.Time) (*agent, error) {
+	if err := conn.SetReadDeadline(deadline); err != nil {
+		return nil, err
+	}
+	kind, body, err := readMessage(conn)
+	if err != nil {
+		return nil, fmt.Errorf("waiting for the guest: %w", err)
+	}
+	if kind != msgHello || len(body) != 4 || binary.LittleEndian.Uint32(body) != agentVersion {
+		return nil, fmt.Errorf("the guest said %d %x instead of hello", kind, body)
+	}
+	if err := conn.SetReadDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	a := &agent{conn: conn, results: make(chan [2]int32, 1), exit: make(chan uint32, 1), gone: make(chan struct{})}
+	go a.receive() // ends with the connection
+	return a, nil
+}
+
+func readMessage(r io.Reader) (kind uint32, body []byte, err error) {
+	var h [8]byte
+	if _, err := io.ReadFull(r, h[:]); err != nil {
+		return 0, nil, err
+	}
+	size := binary.LittleEndian.Uint32(h[4:])
+	if size > frameMax {
+		return 0, nil, fmt.Errorf("the guest sent a message of %d bytes", size)
+	}
+	body = make([]byte, size)
+	_, err = io.ReadFull(r, body)
+	return binary.LittleEndian.Uint32(h[:]), body, err
+}
+
+func (a *agent) receive() {
+	defer close(a.gone)
+	for {
+		kind, body, err := readMessage(a.conn)
+		le := binary.LittleEndian
+		switch {
+		case err != nil:
+			a.why = err
+			return
+		case kind == msgResult && len(body) == 8:
+			select {
+			case a.results <- [2]int32{int32(le.Uint32(body)), int32(le.Uint32(body[4:]))}:
+			default:
+				a.why = errors.New("the guest answered what nobody asked")
+				return
+			}
+		case kind == msgExit && len(body) == 4:
+			select {
+			case a.exit <- le.Uint32(body):
+			default:
+				a.why = errors.New("the guest's process ended twice")
+				return
+			}
+		default:
+			a.why = fmt.Errorf("the guest sent a message of kind %d with %d bytes", kind, len(body))
+			return
+		}
+	}
+}
+
+func (a *agent) send(kind uint32, body []byte) error {
+	if len(body) > planMax {
+		return fmt.Errorf("%d bytes are too much for the guest: %d at most", len(body), planMax)
+	}
+	b := make([]byte, 8, 8+len(body))
+	binary.LittleEndian.PutUint32(b, kind)
+	binary.LittleEndian.PutUint32(b[4:], uint32(len(body)))
+	_, err := a.conn.Write(append(b, body...))
+	return err
+}
+
+// request sends a message and returns the guest's answer to it.
+func (a *agent) request(kind uint32, body []byte) (index, errno int32, err error) {
+	a.ask.Lock()
+	defer a.ask.Unlock()
+	if err := a.send(kind, body); err != nil {
+		return 0, 0, fmt.Errorf("%w: %w", errGone, err)
+	}
+	late := time.NewTimer(agentPatience)
+	defer late.Stop()
+	select {
+	case r := <-a.results:
+		return r[0], r[1], nil
+	case <-a.gone:
+		return 0, 0, fmt.Errorf("%w: %w", errGone, a.why)
+	case <-late.C:
+		return 0, 0, fmt.Errorf("the guest did not answer within %s", agentPatience)
+	}
+}
+
+// agentPatience is how long an answer may take. What is asked for takes milliseconds of an emulated processor's time.
+const agentPatience = 2 * time.Minute
+
+// run runs a plan in the guest's first process.
+func (a *agent) run(p *plan) error {
+	index, errno, err := a.request(msgPlan, p.encode())
+	return errors.Join(err, p.saying(index, errno))
+}
+
+// spawn makes a process with namespaces of its own by the flags of clone(2). It runs the plan up to opReady.
+func (a *agent) spawn(flags uint64, p *plan) error {
+	index, errno, err := a.request(msgSpawn, append(binary.LittleEndian.AppendUint64(nil, flags), p.encode()...))
+	return errors.Join(err, p.saying(index, errno))
+}
+
+// release lets the process run the rest of its plan, which ends in its program.
+func (a *agent) release(p *plan) error {
+	index, errno, err := a.request(msgGo, nil)
+	return errors.Join(err, p.saying(index, errno))
+}
+
+// signal sends a signal to the process, or to all in the guest.
+func (a *agent) signal(s unix.Signal, all bool) error {
+	body := binary.LittleEndian.AppendUint32(nil, uint32(s))
+	toAll := uint32(0)
+	if all {
+		toAll = 1
+	}
+	_, errno, err := a.request(msgSignal, binary.LittleEndian.AppendUint32(body, toAll))
+	if err == nil && errno != 0 {
+		err = unix.Errno(errno)
+	}
+	return err
+}
+
+// A stream on a port is frames: a length of four bytes and as many bytes. Length 0 is the end. The reader's side says
+// with such an end of its own that nobody reads any more.
+
+// sendFrames sends what r gives, and its end.
+func sendFrames(port io.Writer, r io.Reader) error {
+	b := make([]byte, 4+32<<10)
+	for {
+		n, err := r.Read(b[4:])
+		if n > 0 {
+			binary.LittleEndian.PutUint32(b, uint32(n))
+			if _, err := port.Write(b[:4+n]); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return sendEnd(port)
+		}
+	}
+}
+
+func sendEnd(port io.Writer) error {
+	_, err := port.Write(make([]byte, 4))
+	return err
+}
+
+// receiveFrames writes to w what comes, up to the end of the stream. When w takes no more it says so to the guest, and
+// goes on to read.
+func receiveFrames(w io.Writer, port io.ReadWriter) error {
+	var head [4]byte
+	b := make([]byte, frameMax)
+	deaf := false
+	for {
+		if _, err := io.ReadFull(port, head[:]); err != nil {
+			return err
+		}
+		size := binary.LittleEndian.Uint32(head[:])
+		if size == 0 {
+			return nil
+		}
+		if size > frameMax {
+			return fmt.Errorf("the guest sent a frame of %d bytes", size)
+		}
+		if _, err := io.ReadFull(port, b[:size]); err != nil {
+			return err
+		}
+		if deaf {
+			continue
+		}
+		if _, err := w.Write(b[:size]); err != nil {
+			deaf = true
+			if err := sendEnd(port); err != nil {
+				return err
+			}
+		}
+	}
+}

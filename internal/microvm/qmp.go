@@ -1,0 +1,76 @@
+package microvm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+)
+
+// qmp talks QEMU's machine protocol (docs/interop/qmp-spec of QEMU): a JSON document a line.
+type qmp struct {
+	conn net.Conn
+	in   *json.Decoder
+}
+
+const qmpPatience = 30 * time.Second
+
+func newQMP(conn net.Conn) (*qmp, error) {
+	q := &qmp{conn, json.NewDecoder(conn)}
+	if err := conn.SetDeadline(time.Now().Add(qmpPatience)); err != nil {
+		return nil, err
+	}
+	var greeting struct {
+		QMP *json.RawMessage `json:"QMP"`
+	}
+	if err := q.in.Decode(&greeting); err != nil || greeting.QMP == nil {
+		return nil, fmt.Errorf("QEMU's monitor does not greet: %w", err)
+	}
+	return q, q.run("qmp_capabilities", nil)
+}
+
+// run runs a command and reads what it returns. Events that come meanwhile are passed over.
+func (q *qmp) run(command string, into any) error {
+	if err := json.NewEncoder(q.conn).Encode(map[string]string{"execute": command}); err != nil {
+		return fmt.Errorf("asking QEMU to %s: %w", command, err)
+	}
+	for {
+		var answer struct {
+			Event  string          `json:"event"`
+			Return json.RawMessage `json:"return"`
+			Error  *struct {
+				Desc string `json:"desc"`
+			} `json:"error"`
+		}
+		if err := q.in.Decode(&answer); err != nil {
+			return fmt.Errorf("asking QEMU to %s: %w", command, err)
+		}
+		switch {
+		case answer.Error != nil:
+			return fmt.Errorf("asking QEMU to %s: %s", command, answer.Error.Desc)
+		case answer.Return != nil && into != nil:
+			return json.Unmarshal(answer.Return, into)
+		case answer.Return != nil:
+			return nil
+		}
+	}
+}
+
+// vcpus are the ids of the threads that are virtual CPUs.
+func (q *qmp) vcpus() ([]int, error) {
+	var list []struct {
+		Thread int `json:"thread-id"`
+	}
+	if err := q.run("query-cpus-fast", &list); err != nil {
+		return nil, err
+	}
+	var tids []int
+	for _, c := range list {
+		tids = append(tids, c.Thread)
+	}
+	if len(tids) == 0 {
+		return nil, errors.New("QEMU knows of no virtual CPU")
+	}
+	return tids, nil
+}

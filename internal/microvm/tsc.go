@@ -1,0 +1,45 @@
+package microvm
+
+import (
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// tscGap is the time over which the counter's rate is measured, for an error of some millionths.
+const tscGap = 20 * time.Millisecond
+
+// tscKHz is the rate of the time stamp counter in kHz, measured against CLOCK_MONOTONIC. 0 where that fails.
+func tscKHz() uint64 {
+	ticks, at := tscNow()
+	time.Sleep(tscGap)
+	ticks2, at2 := tscNow()
+	if at2 <= at || ticks2 <= ticks {
+		return 0
+	}
+	return uint64(math.Round(float64(ticks2-ticks) / float64(at2-at) * 1e6))
+}
+
+// tscNow reads the counter and the clock, in ns, at the same time: of several readings that between whose two looks at
+// the clock the least time went by.
+func tscNow() (ticks uint64, at int64) {
+	best := int64(math.MaxInt64)
+	for range 20 {
+		before := monotonic()
+		t := readTSC()
+		after := monotonic()
+		if after-before < best {
+			best, ticks, at = after-before, t, before+(after-before)/2
+		}
+	}
+	return ticks, at
+}
+
+func monotonic() int64 {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {
+		return 0
+	}
+	return t.Nano()
+}
