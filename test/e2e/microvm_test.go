@@ -739,7 +739,7 @@ func charged(t *testing.T, name string) int {
 // often each is killed.
 func TestMicrovmKilled(t *testing.T) {
 	r := microvm(t)
-	times := 3
+	times := 1
 	if n, err := strconv.Atoi(os.Getenv("TARE_KILLS")); err == nil {
 		times = n
 	}

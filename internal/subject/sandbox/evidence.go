@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/host/proc"
+	"tare/internal/microvm"
 	"tare/internal/oci"
 )
 
@@ -80,7 +81,8 @@ func componentOf(cmdline []string, inPod bool) string {
 		program = path.Base(cmdline[0])
 	}
 	switch {
-	case len(cmdline) > 1 && cmdline[1] == oci.ShimCommand, strings.HasPrefix(program, "containerd-shim"):
+	case len(cmdline) > 1 && cmdline[1] == oci.ShimCommand, strings.HasPrefix(program, "containerd-shim"),
+		len(cmdline) > 2 && cmdline[1] == oci.MicroVM && cmdline[2] == microvm.ShimCommand:
 		return Shim
 	case program == "runsc-sandbox":
 		return Sentry

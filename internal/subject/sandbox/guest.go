@@ -45,7 +45,7 @@ var settings = []param.Setting{
 		Doc: "memory limit of the sandbox, as its bundle has it; of a virtual machine, its size"},
 	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
 		Doc: "of runtimes that start a virtual machine: whether all of it is in the control group of the pod, or only what " +
-			"runs its CPUs (annotation `tare.sandbox_cgroup_only` of the bundle)"},
+			"runs its CPUs (of `microvm`: annotation `io.tare.microvm.sandbox_cgroup_only` of the bundle)"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
 		Doc: "network of the sandbox: a namespace of its own, which an application that a load goes to is joined to by a " +
 			"pair of virtual interfaces, or this machine's"},

@@ -18,6 +18,7 @@ import (
 
 	"tare/internal/kind"
 	"tare/internal/link"
+	"tare/internal/microvm"
 	"tare/internal/oci"
 	"tare/internal/pace"
 	"tare/internal/placement"
@@ -176,15 +177,32 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 		Env:    append(added(l.Command.Env), placement.Mark+"="+j.tree),
 		Cgroup: l.Group.Path() + "/" + id, HostNetwork: !s.job.Own, NetNS: "/proc/self/ns/net",
 		Memory: uint64(j.part.Options.Float(settingMemory)),
-		Annotations: map[string]string{
-			"tare.sandbox_cgroup_only": j.part.Options[settingOnly], "tare.tree": j.tree,
-		},
+	}
+	if spec.Annotations, err = j.annotations(s); err != nil {
+		return "", err
 	}
 	s.job.Container = oci.Container{Runtime: j.runtime, Root: filepath.Join(s.dir, "state"), Bundle: s.dir, ID: id}
 	if err := spec.Write(s.dir); err != nil {
 		return "", err
 	}
 	return s.job.Write(s.dir)
+}
+
+// annotations are what the runtime is told beyond its bundle. An overhead group is one of the trial's own, so that what is
+// charged there is told of, and goes with the trial.
+func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
+	if j.runtime.Name != oci.MicroVM {
+		return nil, nil
+	}
+	told := map[string]string{microvm.Annotation + "sandbox_cgroup_only": j.part.Options[settingOnly]}
+	if !j.part.Options.On(settingOnly) {
+		overhead, err := j.trial.ServingGroup("overhead", s.name, nil)
+		if err != nil {
+			return nil, err
+		}
+		told[microvm.Annotation+"overhead_parent"] = overhead.Path()
+	}
+	return told, nil
 }
 
 // added are the variables of an environment that this process does not have.
