@@ -203,8 +203,14 @@ func processOf(pid int, inPod bool) (p Process, err error) {
 		return p, fmt.Errorf("counting the threads of process %d: %w", pid, err)
 	}
 	p.Threads = len(threads)
-	p.MemoryCgroup, p.CPUCgroup, err = groupsOf(pid)
-	return p, err
+	if p.MemoryCgroup, p.CPUCgroup, err = groupsOf(pid); err != nil {
+		return p, err
+	}
+	// One that has ended is in no group any more: the kernel says the root.
+	if now, err := fs.Process(pid); err != nil || !now.Alive() {
+		return p, fmt.Errorf("process %d: %w", pid, proc.ErrGone)
+	}
+	return p, nil
 }
 
 // Resident is the resident memory of a process in bytes. A page that several processes map counts in full in RSS, and
