@@ -106,9 +106,9 @@ func Boot(o Options, script string) (Result, error) {
 		return Result{}, fmt.Errorf("writing the machine's file system: %w", err)
 	}
 	began := time.Now()
-	for try := range bootTries {
+	for range bootTries {
 		err = boot(kit, o.withDefaults(), dir, initramfs)
-		if !errors.Is(err, errNoBoot) && !(errors.Is(err, errHung) && try == 0) {
+		if !errors.Is(err, errNoBoot) && !errors.Is(err, errHung) {
 			break
 		}
 		o.progress("starting the machine again: %v\n%s", err, complaint(readAll(filepath.Join(dir, "console"))))
