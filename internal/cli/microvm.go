@@ -167,7 +167,8 @@ func (f *microvmFlags) create(cmd *cobra.Command, c *creationFlags, id string) (
 func (f *microvmFlags) newCreate() *cobra.Command {
 	c := &creationFlags{}
 	cmd := &cobra.Command{
-		Use: "create ID", Short: "Create a container: the virtual machine boots", Args: oneID,
+		Use: "create ID", Example: "  tare microvm create --bundle ./bundle demo",
+		Short: "Create a container: the virtual machine boots", Args: oneID,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, err := f.create(cmd, c, args[0])
 			return err
@@ -181,9 +182,10 @@ func (f *microvmFlags) newRun() *cobra.Command {
 	c := &creationFlags{}
 	var detach, keep, noSubreaper bool
 	cmd := &cobra.Command{
-		Use: "run ID", Short: "Create a container, start it, wait for its end and delete it; exits as its program did",
-		Args: oneID,
-		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, c, args[0], detach, keep) },
+		Use: "run ID", Example: "  tare microvm run --bundle ./bundle demo",
+		Short: "Create a container, start it, wait for its end and delete it; exits as its program did",
+		Args:  oneID,
+		RunE:  func(cmd *cobra.Command, args []string) error { return f.run(cmd, c, args[0], detach, keep) },
 	}
 	c.add(cmd)
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait for its end")
@@ -238,7 +240,8 @@ func forwardSignals(ctx context.Context, r *microvm.Runtime, id string) {
 
 func (f *microvmFlags) newStart() *cobra.Command {
 	return &cobra.Command{
-		Use: "start ID", Short: "Start the program of a created container", Args: oneID,
+		Use: "start ID", Example: "  tare microvm start demo",
+		Short: "Start the program of a created container", Args: oneID,
 		RunE: func(_ *cobra.Command, args []string) error {
 			r, err := f.runtime()
 			if err != nil {
@@ -251,7 +254,8 @@ func (f *microvmFlags) newStart() *cobra.Command {
 
 func (f *microvmFlags) newState() *cobra.Command {
 	return &cobra.Command{
-		Use: "state ID", Short: "Print the state of a container, as the OCI runtime specification has it", Args: oneID,
+		Use: "state ID", Example: "  tare microvm state demo",
+		Short: "Print the state of a container, as the OCI runtime specification has it", Args: oneID,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := f.runtime()
 			if err != nil {
@@ -275,7 +279,8 @@ func printJSON(cmd *cobra.Command, v any) error {
 func (f *microvmFlags) newKill() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
-		Use: "kill ID [SIGNAL]", Short: "Send a container's first process a signal (SIGTERM)",
+		Use: "kill ID [SIGNAL]", Example: "  tare microvm kill demo KILL",
+		Short: "Send a container's first process a signal (SIGTERM)",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
 				return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd),
@@ -306,7 +311,8 @@ func (f *microvmFlags) newKill() *cobra.Command {
 func (f *microvmFlags) newDelete() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use: "delete ID", Short: "Delete a container that has stopped", Args: oneID,
+		Use: "delete ID", Example: "  tare microvm delete --force demo",
+		Short: "Delete a container that has stopped", Args: oneID,
 		RunE: func(_ *cobra.Command, args []string) error {
 			r, err := f.runtime()
 			if err != nil {
@@ -323,7 +329,8 @@ func (f *microvmFlags) newList() *cobra.Command {
 	var format string
 	var quiet bool
 	cmd := &cobra.Command{
-		Use: "list", Short: "List the containers", Args: noArgs,
+		Use: "list", Example: "  tare microvm list --format json",
+		Short: "List the containers", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := f.runtime()
 			if err != nil {
@@ -362,8 +369,9 @@ func (f *microvmFlags) newList() *cobra.Command {
 
 func (f *microvmFlags) newFeatures() *cobra.Command {
 	return &cobra.Command{
-		Use: "features", Short: "Print what this runtime can do, and what sandboxes are made of on this machine",
-		Args: noArgs,
+		Use: "features", Example: "  tare microvm features",
+		Short: "Print what this runtime can do, and what sandboxes are made of on this machine",
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := f.runtime()
 			if err != nil {

@@ -293,7 +293,8 @@ func TestRunDiskFull(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
 	disk := t.TempDir()
-	if err := unix.Mount("tare-test", disk, "tmpfs", 0, "size=128k"); err != nil {
+	// Room for run.json, which has the definitions of all metrics, and for some trials of twenty blocks.
+	if err := unix.Mount("tare-test", disk, "tmpfs", 0, "size=192k"); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
