@@ -188,8 +188,8 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	return s.job.Write(s.dir)
 }
 
-// annotations are what the runtime is told beyond its bundle. An overhead group is one of the trial's own, so that what is
-// charged there is told of, and goes with the trial.
+// annotations are what the runtime is told beyond its bundle. An overhead group is one of the trial's own, so that what
+// is charged there is told of, and goes with the trial.
 func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 	if j.runtime.Name != oci.MicroVM {
 		return nil, nil
