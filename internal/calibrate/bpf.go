@@ -20,6 +20,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/perf"
 	"tare/internal/ledger"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/quantity"
 	"tare/internal/stats"
@@ -422,7 +423,7 @@ func (b *bench) sharedMap(ctx context.Context) (ws []Weight, err error) {
 		defer p.Close()
 	}
 	runtime.KeepAlive(m)
-	l, err := b.ledgerOf(ctx, -1, func() error { return sleep(ctx, 100*time.Millisecond) })
+	l, err := b.ledgerOf(ctx, -1, func() error { return pace.Sleep(ctx, 100*time.Millisecond) })
 	if err != nil {
 		return nil, err
 	}

@@ -54,7 +54,7 @@ func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 	if err != nil {
 		return Weight{}, err
 	}
-	if err := sleep(ctx, d); err != nil {
+	if err := pace.Sleep(ctx, d); err != nil {
 		return Weight{}, err
 	}
 	s2, r2, w2, err := both()
@@ -87,17 +87,6 @@ func closest(scale, raw func() int64, within int64) (at, other, apart int64) {
 		}
 	}
 	return at, other, apart
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // enough values must lie beyond a quantile for it to be told (docs/statistics.md).

@@ -13,6 +13,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/ledger"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/quantity"
 	"tare/internal/role"
@@ -44,7 +45,7 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	counted := countSockets(b.layout, b.tree.Name(), filepath.Base(g.Path()))
 
 	read := func() (*ledger.Memory, error) {
-		l, err := b.ledgerOf(ctx, -1, func() error { return sleep(ctx, 100*time.Millisecond) })
+		l, err := b.ledgerOf(ctx, -1, func() error { return pace.Sleep(ctx, 100*time.Millisecond) })
 		if err != nil {
 			return nil, err
 		}

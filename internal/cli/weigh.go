@@ -16,6 +16,7 @@ import (
 	"tare/internal/host/sandbox"
 	"tare/internal/ledger"
 	"tare/internal/meter"
+	"tare/internal/pace"
 	"tare/internal/report"
 )
 
@@ -144,12 +145,7 @@ func weigh(ctx context.Context, d time.Duration, o meter.Options, sandboxes bool
 	if err != nil {
 		return nil, err
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	_ = pace.Sleep(ctx, d) // a window that is cut short is a window
 	if l, err = w.Close(); err != nil {
 		return nil, err
 	}

@@ -193,7 +193,7 @@ func (e *Existing) shareGroup(pid int) error {
 	if !ok || identity == "/" {
 		return nil
 	}
-	for _, member := range membersOf(dir) {
+	for _, member := range cgroup.Members([]string{dir}) {
 		if !slices.Contains(e.PIDs, member) {
 			return nil
 		}
@@ -225,7 +225,7 @@ func (e *Existing) findGroup(identity string) error {
 	if own == identity || identity == h.Root || strings.HasPrefix(own, identity+"/") {
 		return e.wrong("name a group that tare is not in, or start tare elsewhere", "tare itself runs in it")
 	}
-	e.Path, e.Dir, e.PIDs = identity, dir, membersOf(dir)
+	e.Path, e.Dir, e.PIDs = identity, dir, cgroup.Members([]string{dir})
 	return nil
 }
 
@@ -335,7 +335,7 @@ func (e *Existing) Refresh() error {
 	if _, err := os.Stat(e.Dir); err != nil {
 		return e.ended("its control group was removed")
 	}
-	if e.PIDs = membersOf(e.Dir); len(e.PIDs) == 0 {
+	if e.PIDs = cgroup.Members([]string{e.Dir}); len(e.PIDs) == 0 {
 		return e.ended("no process is left in it")
 	}
 	return nil

@@ -244,7 +244,7 @@ func TestObserve(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	for dir := dirOf(t, g); len(membersOf(dir)) == 0; { // it is on its way
+	for dir := dirOf(t, g); len(cgroup.Members([]string{dir})) == 0; { // it is on its way
 	}
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

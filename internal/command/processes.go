@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -17,35 +16,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 )
-
-// membersOf lists the processes in a control group and those below it, in order. A group that cannot be read has gone.
-func membersOf(dir string) []int {
-	var pids []int
-	_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || !d.IsDir() {
-			return nil // it has gone
-		}
-		text, _ := os.ReadFile(filepath.Join(p, "cgroup.procs")) // likewise
-		for _, field := range strings.Fields(string(text)) {
-			// 0 is a process of another PID namespace, which cannot be named.
-			if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
-				pids = append(pids, pid)
-			}
-		}
-		return nil
-	})
-	slices.Sort(pids)
-	return slices.Compact(pids)
-}
 
 // processes are those of the command, in order: zombies too, but never this process.
 func (r *Running) processes() []proc.Process {
 	pid := r.PID()
 	var pids []int
 	if r.command.CgroupDir != "" {
-		pids = append([]int{pid}, membersOf(r.command.CgroupDir)...)
+		pids = append([]int{pid}, cgroup.Members([]string{r.command.CgroupDir})...)
 	} else {
 		pids = append(inSession(pid), pid)
 	}

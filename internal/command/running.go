@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/role"
 )
@@ -339,7 +340,7 @@ func (r *Running) remember() {
 
 // killAll kills processes, each only if it is still the one that was seen.
 func (r *Running) killAll(ps []proc.Process) {
-	if r.command.CgroupDir != "" && !slices.Contains(membersOf(r.command.CgroupDir), os.Getpid()) {
+	if r.command.CgroupDir != "" && !slices.Contains(cgroup.Members([]string{r.command.CgroupDir}), os.Getpid()) {
 		// One write for all, those just being started too (Linux 5.14, cgroup v2).
 		if f, err := os.OpenFile(r.command.CgroupDir+"/cgroup.kill", os.O_WRONLY, 0); err == nil {
 			_, _ = f.WriteString("1") // what is not killed is found again
@@ -353,14 +354,10 @@ func (r *Running) killAll(ps []proc.Process) {
 
 // kill kills a process if it is still the same.
 func kill(p proc.Process) {
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if err != nil {
-		return // it has ended
-	}
-	defer unix.Close(fd)
-	if now, err := (proc.FS{}).Process(p.PID); err == nil && now.Start == p.Start {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // it may have ended by now
-	}
+	_ = proc.Kill(p.PID, func() bool { // what is not killed is found again
+		now, err := (proc.FS{}).Process(p.PID)
+		return err == nil && now.Start == p.Start
+	})
 }
 
 // PID is that of the process that was started.

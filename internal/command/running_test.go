@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"tare/internal/fault"
+	"tare/internal/host/cgroup"
 	"tare/internal/param"
 	"tare/test/vm/guest"
 )
@@ -192,7 +193,7 @@ func TestFailures(t *testing.T) {
 					t.Errorf("it says: %v, want %q", err, says)
 				}
 			}
-			if left := membersOf(c.CgroupDir); len(left) > 0 {
+			if left := cgroup.Members([]string{c.CgroupDir}); len(left) > 0 {
 				t.Errorf("the processes %v are left behind", left)
 			}
 			if strings.Contains(k.script, "pid") {

@@ -123,27 +123,18 @@ func delegate(dir string) error {
 		return nil // v1
 	}
 	for c := range strings.FieldsSeq(string(b)) {
-		if err := writeFile(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
+		if err := cgroup.Write(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
 			return fmt.Errorf("enabling the controller %s in %s: %w", c, dir, err)
 		}
 	}
 	return nil
 }
 
-func writeFile(name, value string) error {
-	f, err := os.OpenFile(name, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
-}
-
 // enter moves this process into a group.
 func enter(l *cgroup.Layout, group string) error {
 	for _, h := range groupHierarchies(l) {
 		file := filepath.Join(h.Mount, group, "cgroup.procs")
-		if err := writeFile(file, strconv.Itoa(os.Getpid())); err != nil {
+		if err := cgroup.Write(file, strconv.Itoa(os.Getpid())); err != nil {
 			return fault.Wrap(err, fault.Machine, file, "see 'tare doctor'", "entering the control group")
 		}
 	}
@@ -159,7 +150,7 @@ func addThreads(hs []*cgroup.Hierarchy, group string, tids []int) error {
 		}
 		for _, tid := range tids {
 			file := filepath.Join(h.Mount, group, name)
-			if err := writeFile(file, strconv.Itoa(tid)); err != nil {
+			if err := cgroup.Write(file, strconv.Itoa(tid)); err != nil {
 				return fault.Wrap(err, fault.Machine, file, "", "adding the virtual CPU %d", tid)
 			}
 		}
@@ -182,7 +173,7 @@ func (s *sandbox) limitGroup(l *cgroup.Layout, r *specs.LinuxResources) error {
 		period = *r.CPU.Period
 	}
 	set := func(file, value string) error {
-		return fault.Wrap(writeFile(filepath.Join(dir, file), value), fault.Machine, dir, "", "writing %s to %s", value, file)
+		return fault.Wrap(cgroup.Write(filepath.Join(dir, file), value), fault.Machine, dir, "", "writing %s to %s", value, file)
 	}
 	if h.V2 {
 		if q := r.CPU.Quota; q != nil && *q > 0 {

@@ -7,10 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
@@ -54,29 +52,15 @@ func (p process) kill() error {
 	if p.PID == 0 {
 		return nil
 	}
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
+	if err := proc.Kill(p.PID, p.alive); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("taking hold of process %d: %w", p.PID, err)
-	}
-	defer unix.Close(fd)
-	if !p.alive() { // looked at after the descriptor was there, which is that of this very process
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("killing process %d: %w", p.PID, err)
-	}
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience/time.Millisecond))
-	for errors.Is(err, unix.EINTR) {
-		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience/time.Millisecond))
-	}
-	if n == 0 {
-		return fault.New(fault.Machine, "", "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
+	ended, err := proc.Await(p.PID, p.alive, patience)
+	if err == nil && !ended {
+		err = fault.New(fault.Machine, "", "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
 			"process %d does not end when killed", p.PID)
 	}
-	return nil
+	return err
 }
 
 // killMarked ends processes of the sandbox that nobody wrote down.

@@ -22,6 +22,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
 )
 
 // Runtime is the containers that were created with one root.
@@ -332,7 +333,7 @@ func (r *Runtime) Wait(id string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	awaitEnd(box.Shim)
+	_, _ = proc.Await(box.Shim.PID, box.Shim.alive, -1) // what its state says now is all that is told
 	if box, err = r.find(id); err != nil {
 		return 0, err
 	}
@@ -343,24 +344,6 @@ func (r *Runtime) Wait(id string) (int, error) {
 		return *box.ExitCode, fault.New(fault.Machine, id, "", "%s", box.Failure)
 	}
 	return *box.ExitCode, nil
-}
-
-// awaitEnd waits until a process has ended.
-func awaitEnd(p process) {
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if err != nil {
-		return
-	}
-	defer unix.Close(fd)
-	if !p.alive() {
-		return
-	}
-	for {
-		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
-		if !errors.Is(err, unix.EINTR) {
-			return
-		}
-	}
 }
 
 // Container is a line of List.

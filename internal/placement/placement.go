@@ -304,21 +304,12 @@ func (t *Tree) delegate(group string) error {
 			if !slices.Contains(controllers, c) || t.flat && c == "cpu" {
 				continue
 			}
-			if err := write(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
+			if err := cgroup.Write(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
 				return fmt.Errorf("enabling the controller %s in %s: %w", c, dir, err)
 			}
 		}
 	}
 	return nil
-}
-
-func write(file, value string) error {
-	f, err := os.OpenFile(file, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
 }
 
 // Group makes a group, and those above it that its name calls for ("work/client"). Limits of a group hold for what is
@@ -449,7 +440,7 @@ func (g *Group) set(controller, file2, value2 string, v1 ...string) error {
 	}
 	dir := g.tree.dir(h, g.name)
 	for i := 0; i < len(files); i += 2 {
-		err := write(filepath.Join(dir, files[i]), files[i+1])
+		err := cgroup.Write(filepath.Join(dir, files[i]), files[i+1])
 		if errors.Is(err, fs.ErrNotExist) {
 			return fault.Wrap(err, fault.Machine, g.name, strings.Join(g.tree.missing, "; "), "cannot set the limit")
 		}

@@ -471,7 +471,7 @@ func TestClean(t *testing.T) {
 		})
 	}
 	for _, dir := range traces(l, tree) {
-		if err := write(filepath.Join(dir, "app", "cgroup.procs"), strconv.Itoa(alien.Process.Pid)); err != nil {
+		if err := cgroup.Write(filepath.Join(dir, "app", "cgroup.procs"), strconv.Itoa(alien.Process.Pid)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -580,7 +580,7 @@ func TestCleanKillsInside(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(cmd.Process.Pid)); err != nil {
+		if err := cgroup.Write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(cmd.Process.Pid)); err != nil {
 			t.Fatal(err)
 		}
 	}

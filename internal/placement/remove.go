@@ -42,9 +42,9 @@ func (t *Tree) Close() error {
 	err := empty(dirs, deadline, func(dirs []string) error {
 		for _, dir := range dirs {
 			// One write for all processes, those just being started too (Linux 5.14); the others are killed one by one.
-			_ = write(filepath.Join(dir, "cgroup.kill"), "1")
+			_ = cgroup.Write(filepath.Join(dir, "cgroup.kill"), "1")
 		}
-		for _, pid := range members(dirs) {
+		for _, pid := range cgroup.Members(dirs) {
 			if err := kill(pid, func() bool { return inside(t.layout, pid, t.name) }); err != nil {
 				return err
 			}
@@ -60,7 +60,7 @@ func (t *Tree) Close() error {
 // empty calls clear until no process is left in the groups.
 func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		left := members(dirs)
+		left := cgroup.Members(dirs)
 		if len(left) == 0 {
 			return nil
 		}
@@ -74,31 +74,13 @@ func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) e
 	}
 }
 
-// members lists the processes in the groups and all groups below them. A group that cannot be read has gone.
-func members(dirs []string) []int {
-	var pids []int
-	for _, dir := range dirs {
-		for _, d := range below(dir) {
-			b, _ := os.ReadFile(filepath.Join(d, "cgroup.procs"))
-			for line := range strings.Lines(string(b)) {
-				// 0 is a process of another PID namespace, which cannot be named.
-				if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 0 {
-					pids = append(pids, pid)
-				}
-			}
-		}
-	}
-	slices.Sort(pids)
-	return slices.Compact(pids)
-}
-
 // Members are the processes in the group and in groups below it, in order.
 func (g *Group) Members() []int {
 	var dirs []string
 	for _, h := range g.tree.hs {
 		dirs = append(dirs, g.tree.dir(h, g.name))
 	}
-	return members(dirs)
+	return cgroup.Members(dirs)
 }
 
 // Members are the processes in trees of those names, in order.
@@ -109,19 +91,7 @@ func Members(l *cgroup.Layout, trees []string) []int {
 			dirs = append(dirs, filepath.Join(h.Mount, t))
 		}
 	}
-	return members(dirs)
-}
-
-// below lists a group's directory and those below it, the deepest last. It is empty where there is no such group.
-func below(dir string) []string {
-	var dirs []string
-	_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			dirs = append(dirs, p)
-		}
-		return nil // what cannot be read has gone
-	})
-	return dirs
+	return cgroup.Members(dirs)
 }
 
 // kill kills the process if ours still says that it is the one meant, once it cannot be another any more.
@@ -129,27 +99,13 @@ func kill(pid int, ours func() bool) error {
 	if pid == os.Getpid() {
 		return nil
 	}
-	fd, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("taking hold of process %d: %w", pid, err)
-	}
-	defer unix.Close(fd)
-	if !ours() {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("killing process %d: %w", pid, err)
-	}
-	return nil
+	return proc.Kill(pid, ours)
 }
 
 // inside says whether the process is in the tree, in any hierarchy.
 func inside(l *cgroup.Layout, pid int, tree string) bool {
 	return slices.ContainsFunc(hierarchies(l), func(h *cgroup.Hierarchy) bool {
-		return slices.Contains(members([]string{filepath.Join(h.Mount, tree)}), pid)
+		return slices.Contains(cgroup.Members([]string{filepath.Join(h.Mount, tree)}), pid)
 	})
 }
 
@@ -157,7 +113,7 @@ func inside(l *cgroup.Layout, pid int, tree string) bool {
 func removeAll(dirs []string, deadline time.Time) error {
 	var errs []error
 	for _, dir := range dirs {
-		all := below(dir)
+		all := cgroup.Below(dir)
 		slices.Reverse(all)
 		for _, d := range all {
 			err := os.Remove(d)
@@ -234,7 +190,7 @@ func Clean(l *cgroup.Layout) (Report, error) {
 			dirs = append(dirs, filepath.Join(h.Mount, tree))
 		}
 		err := empty(dirs, deadline, func(dirs []string) error {
-			for _, pid := range members(dirs) {
+			for _, pid := range cgroup.Members(dirs) {
 				if markOf(pid) == tree && !spared[pid] {
 					if err := end(pid); err != nil {
 						return err
@@ -298,10 +254,10 @@ func (r *Report) move(pid int, trees []string) error {
 	p := Process{PID: pid, Comm: comm(pid), Tree: filepath.Base(trees[0])}
 	moved := false
 	for _, dir := range trees {
-		if !slices.Contains(members([]string{dir}), pid) {
+		if !slices.Contains(cgroup.Members([]string{dir}), pid) {
 			continue
 		}
-		err := write(filepath.Join(filepath.Dir(dir), "cgroup.procs"), strconv.Itoa(pid))
+		err := cgroup.Write(filepath.Join(filepath.Dir(dir), "cgroup.procs"), strconv.Itoa(pid))
 		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("moving process %d (%s) out of %s: %w", pid, p.Comm, dir, err)
 		}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/host/cgroup"
 )
 
 // EnterCommand is the hidden command as which the binary starts itself again to enter a group. Its arguments are for
@@ -137,7 +138,7 @@ func Enter(args []string) error {
 			}
 			continue
 		}
-		if err := write(filepath.Join(dir, "cgroup.procs"), "0"); err != nil {
+		if err := cgroup.Write(filepath.Join(dir, "cgroup.procs"), "0"); err != nil {
 			return fault.Wrap(err, fault.Machine, dir, "see 'tare doctor'", "entering the control group")
 		}
 	}

@@ -22,14 +22,9 @@ type edge struct {
 // readAt reads at two times of CLOCK_MONOTONIC, or as soon after as it can.
 func readAt(ctx context.Context, from, to int64) (edges [2]edge) {
 	for i, at := range []int64{from, to} {
-		timer := time.NewTimer(time.Duration(at - pace.Now()))
-		select {
-		case <-timer.C:
+		if edges[i].err = pace.Sleep(ctx, time.Duration(at-pace.Now())); edges[i].err == nil {
 			edges[i].opened, edges[i].err = activeOpens("/proc/self/net/snmp")
 			edges[i].at = pace.Now()
-		case <-ctx.Done():
-			timer.Stop()
-			edges[i].err = context.Cause(ctx)
 		}
 	}
 	return edges

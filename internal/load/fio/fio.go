@@ -42,8 +42,8 @@ var settings = []param.Setting{
 	{Name: settingSize, Type: param.TypeBytes, Default: "1073741824", Min: 1 << 20, Max: 1 << 40,
 		Phrase: map[string]string{"10485760": "in a file of 10 MiB", "268435456": "in a file of 256 MiB",
 			"1073741824": "in a file of 1 GiB", "10737418240": "in a file of 10 GiB", "": "in a file of {} bytes"},
-		Doc: "of the file; at most an eighth of what the disk has free and a quarter of what the machine has of available " +
-			"memory, and the results say how large it was"},
+		Doc: "of the file; at most an eighth of what the disk has free and a quarter of the memory of the machine, and the " +
+			"results say how large it was"},
 	{Name: settingJobs, Type: param.TypeCount, Default: "8", Min: 1, Max: 64, Doc: "that write side by side (numjobs)"},
 	{Name: settingBlock, Type: param.TypeBytes, Default: "524288", Min: 512, Max: 16 << 20, Doc: "bytes of each write"},
 	{Name: settingDirect, Type: param.TypeSwitch, Default: "true", Doc: "whether writes go past the page cache (O_DIRECT)"},

@@ -7,6 +7,7 @@ import (
 
 	"tare/internal/command"
 	"tare/internal/host/cgroup"
+	"tare/internal/pace"
 	"tare/internal/param"
 	"tare/internal/placement"
 	"tare/internal/scratch"
@@ -82,7 +83,7 @@ func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values
 	}
 	if saysWhen(o) {
 		found.Settled = true
-		return found, pause(ctx, holdTime)
+		return found, pace.Sleep(ctx, holdTime)
 	}
 	cpu := ""
 	if h, ok := l.CPU(); ok {
@@ -124,7 +125,7 @@ func watch(
 		case now >= mostTime:
 			return holdTime, false, nil
 		}
-		if err := pause(ctx, lookEvery); err != nil {
+		if err := pace.Sleep(ctx, lookEvery); err != nil {
 			return 0, false, err
 		}
 	}
@@ -157,14 +158,3 @@ func steadyFrom(readings []reading) (time.Duration, bool) {
 
 // rate is the CPU time per time between two readings.
 func rate(a, b reading) float64 { return float64(b.cpu-a.cpu) / float64(b.at-a.at) }
-
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
-	}
-}

@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"path"
@@ -13,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/microvm"
 	"tare/internal/oci"
@@ -149,11 +149,12 @@ func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]
 
 // describe looks at each process. One that ends meanwhile is left out. used is CPU seconds in the window by process.
 func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64) {
+	groups := j.trial.Cgroups().NewResolver()
 	for _, s := range j.inOrder() {
 		told := Sandbox{Name: s.name, Cgroup: s.group.Path(), Processes: []Process{}}
 		inPod := s.group.Members()
 		for _, pid := range found[s] {
-			p, err := processOf(pid, slices.Contains(inPod, pid))
+			p, err := processOf(groups, pid, slices.Contains(inPod, pid))
 			if err != nil {
 				continue
 			}
@@ -184,7 +185,7 @@ func sameMemory(a, b Process) bool {
 	return order == 0
 }
 
-func processOf(pid int, inPod bool) (p Process, err error) {
+func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 	fs := proc.FS{}
 	p.PID = pid
 	if p.Comm, err = fs.Comm(pid); err != nil {
@@ -203,9 +204,12 @@ func processOf(pid int, inPod bool) (p Process, err error) {
 		return p, fmt.Errorf("counting the threads of process %d: %w", pid, err)
 	}
 	p.Threads = len(threads)
-	if p.MemoryCgroup, p.CPUCgroup, err = groupsOf(pid); err != nil {
-		return p, err
+	groups, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return p, fmt.Errorf("reading the control groups of process %d: %w", pid, err)
 	}
+	charged := r.Charged(groups)
+	p.MemoryCgroup, p.CPUCgroup = charged.Memory, charged.CPU
 	// One that has ended is in no group any more: the kernel says the root.
 	if now, err := fs.Process(pid); err != nil || !now.Alive() {
 		return p, fmt.Errorf("process %d: %w", pid, proc.ErrGone)
@@ -234,39 +238,6 @@ func residentOf(fs proc.FS, pid int) (Resident, error) {
 	return Resident{RSS: r.RSS, PSS: r.PSS, Anon: *r.Anon, File: *r.File, Shmem: *r.Shmem}, nil
 }
 
-// groupsOf is where the memory and the CPU time of a process are charged, as /proc/<pid>/cgroup has it.
-func groupsOf(pid int) (memory, cpu string, err error) {
-	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
-	if err != nil {
-		return "", "", fmt.Errorf("reading the control groups of process %d: %w", pid, err)
-	}
-	defer f.Close()
-	var unified string
-	for scan := bufio.NewScanner(f); scan.Scan(); {
-		fields := strings.SplitN(scan.Text(), ":", 3)
-		if len(fields) != 3 {
-			continue
-		}
-		controllers := strings.Split(fields[1], ",")
-		switch {
-		case fields[1] == "":
-			unified = fields[2]
-		case slices.Contains(controllers, "memory"):
-			memory = fields[2]
-		}
-		if slices.Contains(controllers, "cpuacct") {
-			cpu = fields[2]
-		}
-	}
-	if memory == "" {
-		memory = unified
-	}
-	if cpu == "" {
-		cpu = unified
-	}
-	return memory, cpu, nil
-}
-
 // The kernel gives back what a trial had a while after its end.
 const (
 	settleStep  = 50 * time.Millisecond
@@ -276,11 +247,11 @@ const (
 
 // settledAvailable is MemAvailable once it rises no more, or after a second.
 func settledAvailable() (uint64, error) {
-	last, err := available()
+	last, err := proc.FS{}.Available()
 	for step, calm := 0, 0; err == nil && step < settleSteps && calm < 3; step++ {
 		time.Sleep(settleStep)
 		var now uint64
-		if now, err = available(); now > last+settled {
+		if now, err = (proc.FS{}).Available(); now > last+settled {
 			calm = 0
 		} else {
 			calm++
@@ -288,20 +259,4 @@ func settledAvailable() (uint64, error) {
 		last = now
 	}
 	return last, err
-}
-
-// available is MemAvailable of the machine in bytes (proc_meminfo(5)).
-func available() (uint64, error) {
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0, fmt.Errorf("reading how much memory is available: %w", err)
-	}
-	defer f.Close()
-	for scan := bufio.NewScanner(f); scan.Scan(); {
-		if value, ok := strings.CutPrefix(scan.Text(), "MemAvailable:"); ok {
-			n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 53)
-			return n << 10, err
-		}
-	}
-	return 0, fmt.Errorf("/proc/meminfo does not say how much memory is available")
 }

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/link"
 	"tare/internal/microvm"
@@ -259,7 +260,7 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 			return
 		}
 		found := j.find()
-		if now, err := available(); err == nil {
+		if now, err := (proc.FS{}).Available(); err == nil {
 			j.evidence.AvailableInWindow = &now
 		}
 		j.describe(found, cpuSince(found, before)) // now, for what works inside ends soon

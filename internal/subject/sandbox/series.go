@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/pace"
 )
@@ -87,7 +88,7 @@ func (j *joined) follow(ctx context.Context, from, to int64) ([]Moment, error) {
 				m.Outside.add(g.Memory)
 			}
 		}
-		if now, err := available(); err == nil {
+		if now, err := (proc.FS{}).Available(); err == nil {
 			m.Available = &now
 		}
 		all = append(all, m)

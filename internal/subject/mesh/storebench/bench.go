@@ -136,7 +136,7 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	}
 	runtime.GC()
 	w := newWindow(s)
-	if err := sleepUntil(ctx, s.Begin); err != nil {
+	if err := pace.Sleep(ctx, time.Duration(s.Begin-pace.Now())); err != nil {
 		return nil, err
 	}
 	before, err := pace.CPUTime()
@@ -240,18 +240,6 @@ func (b *Bench) lookups(ctx context.Context, w *window) error {
 		if began >= w.begin {
 			w.looked(began, first, took)
 		}
-	}
-}
-
-// sleepUntil sleeps until CLOCK_MONOTONIC shows at.
-func sleepUntil(ctx context.Context, at int64) error {
-	timer := time.NewTimer(time.Duration(at - pace.Now()))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
 	}
 }
 

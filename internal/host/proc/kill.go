@@ -1,0 +1,65 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kill kills a process if meant still says that it is the one meant, once its pid cannot be another's any more
+// (pidfd_open(2)). A process that has ended is no error.
+func Kill(pid int, meant func() bool) error {
+	fd, err := hold(pid)
+	if fd < 0 {
+		return err
+	}
+	defer unix.Close(fd)
+	if !meant() {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("killing process %d: %w", pid, err)
+	}
+	return nil
+}
+
+// Await waits until a process has ended if meant still says that it is the one meant, and reports whether it has; for
+// ever where atMost is negative.
+func Await(pid int, meant func() bool, atMost time.Duration) (ended bool, err error) {
+	fd, err := hold(pid)
+	if fd < 0 {
+		return err == nil, err
+	}
+	defer unix.Close(fd)
+	if !meant() {
+		return true, nil
+	}
+	wait := -1
+	if atMost >= 0 {
+		wait = int(atMost / time.Millisecond)
+	}
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, wait)
+		switch {
+		case errors.Is(err, unix.EINTR): // the Go runtime's own signals
+		case err != nil:
+			return false, fmt.Errorf("waiting for the end of process %d: %w", pid, err)
+		default:
+			return n > 0, nil
+		}
+	}
+}
+
+// hold is a descriptor of a process; -1 and no error where there is none.
+func hold(pid int) (fd int, err error) {
+	fd, err = unix.PidfdOpen(pid, 0)
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return -1, nil
+	case err != nil:
+		return -1, fmt.Errorf("taking hold of process %d: %w", pid, err)
+	}
+	return fd, nil
+}
