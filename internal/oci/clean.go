@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,6 +48,7 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 		return nil, nil
 	}
 	errs := []error{err}
+	var ids []string
 	for _, e := range entries {
 		text, err := os.ReadFile(filepath.Join(dir, e.Name(), jobFile))
 		var j Job
@@ -57,7 +59,9 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 			left = append(left, "the container "+j.Container.ID+" of "+j.Container.Runtime.Name)
 		}
 		errs = append(errs, j.Abandon(ctx))
+		ids = append(ids, j.Container.ID)
 	}
+	errs = append(errs, endInside(tree, ids))
 	_, err = Unmount(dir) // runsc keeps a network namespace mounted among its state
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return left, err
@@ -82,7 +86,12 @@ func Clean(l *cgroup.Layout) (removed []string, err error) {
 			if !placement.Ended(l, e.Name()) || !own(dir) {
 				continue
 			}
-			if _, err := removeState(context.Background(), base, e.Name()); err != nil {
+			// A runtime that went on would make what is being removed.
+			err := placement.EndMarked(e.Name())
+			if err == nil {
+				_, err = removeState(context.Background(), base, e.Name())
+			}
+			if err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -118,34 +127,53 @@ func own(dir string) bool {
 	return unix.Lstat(dir, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && int(st.Uid) == os.Geteuid()
 }
 
-// removeGroups removes control groups that runtimes made for a tree in hierarchies that Tare makes none in itself
-// (devices, freezer, blkio, ...). They are empty: what runs in them runs in the tree's own as well.
-func removeGroups(tree string) error {
-	if tree == "" || strings.ContainsAny(tree, "/.") {
-		return fmt.Errorf("%q is no name of a control group", tree)
+// killTime bounds the wait for processes that were killed.
+const killTime = 10 * time.Second
+
+// endInside ends what runs in the control groups that runtimes made for the containers of a tree, by their ids. Of a
+// container that was killed while it was created a runtime may know nothing, and delete nothing; what waits there to
+// become the container's program is not marked as of the tree.
+func endInside(tree string, ids []string) error {
+	if len(ids) == 0 {
+		return nil
 	}
-	l, err := cgroup.Discover(cgroup.Roots{})
+	dirs, err := treeGroups(tree)
 	if err != nil {
 		return err
 	}
-	var errs []error
+	dirs = slices.DeleteFunc(dirs, func(dir string) bool { return !slices.Contains(ids, filepath.Base(dir)) })
+	inside := func(pid int) bool { return slices.Contains(cgroup.Members(dirs), pid) }
+	return placement.EndAll(cgroup.Members(dirs), inside, killTime)
+}
+
+// treeGroups lists the control groups of a tree and those below it, in all hierarchies, each before the one that it is
+// in.
+func treeGroups(tree string) ([]string, error) {
+	if tree == "" || strings.ContainsAny(tree, "/.") {
+		return nil, fmt.Errorf("%q is no name of a control group", tree)
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return nil, err
+	}
+	var all []string
 	for i := range l.Hierarchies {
-		dir, ok := l.Hierarchies[i].Dir("/" + tree)
-		if !ok {
-			continue
+		if dir, ok := l.Hierarchies[i].Dir("/" + tree); ok {
+			all = append(all, cgroup.Below(dir)...)
 		}
-		var dirs []string
-		_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				dirs = append(dirs, p)
-			}
-			return nil // what cannot be read has gone
-		})
-		slices.Reverse(dirs)
-		for _, d := range dirs {
-			if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
-				errs = append(errs, fmt.Errorf("removing the control group %s: %w", d, err))
-			}
+	}
+	slices.Reverse(all)
+	return all, nil
+}
+
+// removeGroups removes control groups that runtimes made for a tree in hierarchies that Tare makes none in itself
+// (devices, freezer, blkio, ...). They are empty: what runs in them runs in the tree's own as well.
+func removeGroups(tree string) error {
+	dirs, err := treeGroups(tree)
+	errs := []error{err}
+	for _, d := range dirs {
+		if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
+			errs = append(errs, fmt.Errorf("removing the control group %s: %w", d, err))
 		}
 	}
 	return errors.Join(errs...)

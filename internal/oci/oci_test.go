@@ -68,7 +68,7 @@ func job(t *testing.T, r Runtime, self, tree, shell string) (string, Job) {
 	})
 	dir := filepath.Join(state, "one")
 	j := Job{Container: Container{Runtime: r, Root: filepath.Join(dir, "state"), Bundle: dir, ID: tree + "-one"}}
-	spec := Spec{Args: []string{"/bin/sh", "-c", shell}, Root: root.Dir, Cgroup: "/" + tree + "/one"}
+	spec := Spec{Args: []string{"/bin/sh", "-c", shell}, Root: root.Dir, Cgroup: "/" + tree + "/" + j.Container.ID}
 	if err := spec.Write(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -224,6 +224,47 @@ func TestClean(t *testing.T) {
 	}
 	if p, err := (proc.FS{}).Process(s.PID); err == nil && p.Alive() {
 		t.Errorf("process %d still runs", s.PID)
+	}
+}
+
+// TestCleanUnknown: what a runtime that was killed while it created a container left, of which it knows nothing itself,
+// is ended and removed.
+func TestCleanUnknown(t *testing.T) {
+	r, self := needsRunc(t)
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := ended(t)
+	_, j := job(t, r, self, tree, "sleep 1000")
+	c := j.Container
+	create := c.Runtime.command(c.Root, "create", "--bundle", c.Bundle, "--pid-file", c.pidFile(), c.ID)
+	// Its streams are none of ours: what waits in the container would keep them open.
+	if err := exec.Command(create[0], create[1:]...).Run(); err != nil {
+		t.Fatal(err)
+	}
+	pid, err := readPID(c.pidFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(c.Root); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := c.State(t.Context()); err == nil {
+		t.Fatalf("the runtime still knows the container: %+v", s)
+	}
+	if _, err := Clean(layout); err != nil {
+		t.Error(err)
+	}
+	if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() {
+		t.Errorf("process %d still waits for the container's start", pid)
+		_ = proc.Kill(pid, func() bool { return true })
+	}
+	if err := CleanGroups(layout); err != nil {
+		t.Error(err)
+	}
+	if left := groupsOf(t, tree); len(left) > 0 {
+		t.Errorf("left %q", left)
 	}
 }
 

@@ -216,6 +216,47 @@ func Clean(l *cgroup.Layout) (Report, error) {
 	return r, errors.Join(errs...)
 }
 
+// EndMarked ends all processes that are marked as of a tree, wherever they are, but this process and those that started
+// it, and waits until they have ended. It is for what must not go on while something is removed, before Clean.
+func EndMarked(tree string) error {
+	spared := ancestors()
+	marked := func(pid int) bool { return !spared[pid] && markOf(pid) == tree }
+	for deadline := time.Now().Add(patience); ; {
+		pids, err := proc.FS{}.PIDs()
+		if err != nil {
+			return err
+		}
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return !marked(pid) })
+		if len(pids) == 0 {
+			return nil
+		}
+		if err := EndAll(pids, marked, time.Until(deadline)); err != nil {
+			return err
+		}
+	}
+}
+
+// EndAll kills processes that still are those meant, and waits at most so long until they have ended.
+func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
+	for _, pid := range pids {
+		if err := kill(pid, func() bool { return meant(pid) }); err != nil {
+			return err
+		}
+	}
+	deadline := time.Now().Add(atMost)
+	for _, pid := range pids {
+		ended, err := proc.Await(pid, func() bool { return meant(pid) }, max(0, time.Until(deadline)))
+		if err != nil {
+			return err
+		}
+		if !ended {
+			return fault.New(fault.Machine, comm(pid), "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
+				"process %d does not end when killed", pid)
+		}
+	}
+	return nil
+}
+
 // Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this
 // process. A pid of another PID namespace may be nobody's here, or somebody else's.
 func Others(l *cgroup.Layout) []int {
