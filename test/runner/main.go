@@ -1,4 +1,4 @@
-// Runner runs every check and test of the project, one after the other, and ends with three lists that cannot be
+// Runner runs every check and test of the project, and ends with three lists that cannot be
 // overlooked: what failed, what was skipped and why, and the totals. A check that cannot run here is on the second
 // list; nothing passes in silence.
 //
@@ -14,10 +14,13 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // staticcheck is run at one version, so that a new one cannot fail an old tree.
@@ -28,20 +31,24 @@ type step struct {
 	name string
 	what string // in a few words
 	run  func(ctx context.Context, t *tally) error
+	// beside says that it runs beside the steps after it, on the CPU time that these leave.
+	beside bool
 }
 
 // The steps, cheapest first.
 var steps = []step{
-	{"format", "gofmt", check("format", gofmt)},
-	{"vet", "go vet", check("vet", command("go", "vet", "./..."))},
-	{"staticcheck", "staticcheck", check("staticcheck", command("go", "run", staticcheck, "./..."))},
-	{"lines", "no line is too long", check("lines", longLines)},
-	{"generated", "generated files are those that their sources make", check("generated", generated)},
-	{"unit", "unit and kernel tests", packages(func(p string) bool { return !outside(p) })},
-	{"browser", "the report in a browser", packages(func(p string) bool { return p == "tare/test/browser" })},
-	// Three machines at a time: they wait as often as they work, and not all have two processors.
-	{"vm", "virtual machine tests", packages(func(p string) bool { return p == "tare/test/vm" }, "-parallel", "3")},
-	{"e2e", "end-to-end tests", packages(func(p string) bool { return p == "tare/test/e2e" })},
+	{name: "format", what: "gofmt", run: check("format", gofmt)},
+	{name: "vet", what: "go vet", run: check("vet", command("go", "vet", "./..."))},
+	{name: "staticcheck", what: "staticcheck", run: check("staticcheck", command("go", "run", staticcheck, "./..."))},
+	{name: "lines", what: "no line is too long", run: check("lines", longLines)},
+	{name: "generated", what: "generated files are those that their sources make", run: check("generated", generated)},
+	// Emulated machines take as much CPU time as there is, and the steps after this one leave half of theirs. Three
+	// machines at a time: they wait as often as they work, and not all have two processors.
+	{name: "vm", what: "virtual machine tests", beside: true,
+		run: packages(func(p string) bool { return p == "tare/test/vm" }, "-parallel", "3")},
+	{name: "unit", what: "unit and kernel tests", run: packages(func(p string) bool { return !outside(p) })},
+	{name: "browser", what: "the report in a browser", run: packages(func(p string) bool { return p == "tare/test/browser" })},
+	{name: "e2e", what: "end-to-end tests", run: packages(func(p string) bool { return p == "tare/test/e2e" })},
 }
 
 // outside says whether a package's tests look at what is finished, in a step of their own, and so come last.
@@ -65,22 +72,53 @@ func main() {
 	}
 	t := &tally{w: os.Stdout}
 	began := time.Now()
+	var beside []<-chan *tally
 	for _, s := range chosen {
-		fmt.Printf("== %s: %s\n", s.name, s.what)
-		at := time.Now()
-		if err := s.run(ctx, t); err != nil {
-			t.fail(s.name, err.Error())
+		if s.beside && len(chosen) > 1 {
+			fmt.Printf("== %s: %s, beside the steps below; what came of them is printed at the end\n", s.name, s.what)
+			beside = append(beside, runBeside(ctx, s))
+			continue
 		}
-		fmt.Printf("   %s took %s\n", s.name, time.Since(at).Round(100*time.Millisecond))
+		s.into(ctx, t)
 		if ctx.Err() != nil {
 			t.fail(s.name, "interrupted; the steps after it did not run")
 			break
 		}
 	}
+	for _, other := range beside {
+		t.add(<-other)
+	}
 	t.close(time.Since(began))
 	if len(t.failed) > 0 {
 		os.Exit(1)
 	}
+}
+
+// into runs the step, and adds to the tally what came of it.
+func (s step) into(ctx context.Context, t *tally) {
+	fmt.Fprintf(t.w, "== %s: %s\n", s.name, s.what)
+	at := time.Now()
+	if err := s.run(ctx, t); err != nil {
+		t.fail(s.name, err.Error())
+	}
+	fmt.Fprintf(t.w, "   %s took %s\n", s.name, time.Since(at).Round(100*time.Millisecond))
+}
+
+// runBeside starts the step on CPU time that nothing else wants, and gives a tally of its own when it has ended.
+func runBeside(ctx context.Context, s step) <-chan *tally {
+	done := make(chan *tally, 1)
+	go func() {
+		t := &tally{w: &strings.Builder{}}
+		defer func() { done <- t }()
+		// The policy is of this thread and what is started from it, and the thread ends with this function.
+		runtime.LockOSThread()
+		if err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0); err != nil {
+			t.fail(s.name, "leaving the CPUs to the other steps: "+err.Error())
+			return
+		}
+		s.into(ctx, t)
+	}()
+	return done
 }
 
 // choose returns the steps of the given names, in their own order; all of them for no name.
@@ -172,7 +210,7 @@ func gotest(ctx context.Context, t *tally, packages []string) error {
 	// Many tests measure the machine or count what is left on it, so no two packages run at once (-p 1), and no result
 	// is taken from an earlier run (-count=1). Vet is a step of its own. The time limit is for a test that hangs; no
 	// test passes or fails by it otherwise.
-	args := append([]string{"test", "-json", "-p", "1", "-count=1", "-vet=off", "-timeout", "20m"}, packages...)
+	args := append([]string{"test", "-json", "-p", "1", "-count=1", "-vet=off", "-timeout", "30m"}, packages...)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	// At an interrupt go test ends its tests, reports what they came to, and exits; only then is it killed.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }

@@ -29,6 +29,14 @@ type outcome struct{ name, reason string }
 func (t *tally) fail(name, reason string) { t.failed = append(t.failed, outcome{name, reason}) }
 func (t *tally) skip(name, reason string) { t.skipped = append(t.skipped, outcome{name, reason}) }
 
+// add adds another tally, and prints what was written to it.
+func (t *tally) add(other *tally) {
+	fmt.Fprint(t.w, other.w)
+	t.passed += other.passed
+	t.failed = append(t.failed, other.failed...)
+	t.skipped = append(t.skipped, other.skipped...)
+}
+
 // close prints the lists and the totals.
 func (t *tally) close(took time.Duration) {
 	var noisy, lacking []outcome

@@ -12,15 +12,17 @@ func TestHang(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		quiet   time.Duration
+		waited  time.Duration
 		console string
 		hung    bool
 	}{
-		{"at work", time.Second, "", false},
-		{"quiet for too long", silence + time.Second, "", true},
-		{"held up by the host", time.Minute, strings.ReplaceAll(complaint, "279s", "26s"), false},
-		{"a processor is stuck", time.Minute, "booting\n" + complaint, true},
+		{"at work", time.Second, 0, "", false},
+		{"quiet for too long", silence + time.Second, 0, "", true},
+		{"held up by the host", time.Minute, 0, strings.ReplaceAll(complaint, "279s", "26s"), false},
+		{"held up for long", time.Minute, 4 * time.Minute, complaint, false},
+		{"a processor is stuck", time.Minute, time.Minute, "booting\n" + complaint, true},
 	} {
-		if why := hang(c.quiet, c.console); (why != "") != c.hung {
+		if why := hang(c.quiet, c.waited, c.console); (why != "") != c.hung {
 			t.Errorf("%s: %q", c.name, why)
 		}
 	}

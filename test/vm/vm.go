@@ -23,7 +23,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -136,7 +135,7 @@ const (
 // Later, too, a machine was seen to stand still in the middle of a test that takes a second, where the same test passed
 // before and after: a processor waits for another that never answers, and the script prints nothing for minutes. The
 // kernel may go on to complain about it on the console, so what counts is what the script prints. Such a machine is
-// started again once: what hangs for a reason of its own hangs twice, and fails. Three run at a time, beside whatever
+// started again: what hangs for a reason of its own hangs each time, and fails. Three run at a time, beside whatever
 // else the processors do, so a test of a second may take many.
 const silence = 150 * time.Second
 
@@ -152,11 +151,11 @@ var ofKernel = regexp.MustCompile(`(?m)^\[ *\d+\.\d+\] .*\n?`)
 
 var stuck = regexp.MustCompile(`soft lockup - CPU#\d+ stuck for (\d+)s!`)
 
-// hang says why a machine counts as hung, by when its script last printed and what its kernel last said; empty while it
-// does not.
-func hang(quiet time.Duration, console string) string {
+// hang says why a machine counts as hung, by how long its script has printed nothing, how long the emulator has waited
+// for a CPU, and what the guest's kernel last said; empty while it does not.
+func hang(quiet, waited time.Duration, console string) string {
 	for _, m := range stuck.FindAllStringSubmatch(console, -1) {
-		if seconds, err := strconv.Atoi(m[1]); err == nil && seconds >= lockup {
+		if seconds, err := strconv.Atoi(m[1]); err == nil && seconds >= lockup+int(waited.Seconds()) {
 			return "its kernel says: " + m[0]
 		}
 	}
@@ -202,41 +201,8 @@ const cmdline = "console=ttyS0 panic=-1 loglevel=4 no_timer_check clocksource=hp
 
 // boot runs QEMU until the machine powers itself off or its time is over.
 func boot(k *kit, o Options, dir, initramfs string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), o.Timeout)
-	defer cancel()
-	hung := false
-	watch := time.AfterFunc(min(bootTime, o.Timeout), func() {
-		if port, err := os.Stat(filepath.Join(dir, "port")); err != nil || port.Size() == 0 {
-			hung = true
-			cancel()
-		}
-	})
-	defer watch.Stop()
-	var hangs atomic.Value // why, a string
-	go func() {            // ends with the machine
-		size, since := 0, time.Now()
-		for tick := time.NewTicker(time.Second); ; {
-			select {
-			case <-ctx.Done():
-				tick.Stop()
-				return
-			case <-tick.C:
-			}
-			console := readAll(filepath.Join(dir, "console"))
-			printed := len(ofKernel.ReplaceAllString(console, ""))
-			if port, err := os.Stat(filepath.Join(dir, "port")); err == nil {
-				printed += int(port.Size())
-			}
-			if printed != size {
-				size, since = printed, time.Now()
-			}
-			if why := hang(time.Since(since), console); why != "" {
-				hangs.Store(why)
-				cancel()
-				return
-			}
-		}
-	}()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
 	cmd := exec.CommandContext(ctx, k.qemu,
 		// q35 and not microvm: it has an HPET. The TSC is calibrated while the machine boots, and wrong by any factor
 		// when this machine is busy then; the HPET is right always.
@@ -252,21 +218,73 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := cmd.Run()
-	port, statErr := os.Stat(filepath.Join(dir, "port"))
-	if hung || err == nil && (statErr != nil || port.Size() == 0) {
-		return errNoBoot
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting QEMU: %w", err)
 	}
-	if why := hangs.Load(); why != nil {
-		return fmt.Errorf("%w: %s", errHung, why)
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("the machine was still running after %s", o.Timeout)
+	go watch(ctx, cancel, cmd.Process.Pid, o.Timeout, dir)
+	err := cmd.Wait()
+	if why := context.Cause(ctx); why != nil {
+		return why
 	}
 	if err != nil {
 		return fmt.Errorf("running QEMU: %w\n%s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
+	if printed(dir, "port") == 0 {
+		return errNoBoot
+	}
 	return nil
+}
+
+// watch ends a machine that does not come up, hangs, or takes longer than its time. What counts is the time in which
+// the emulator could run: beside other work it may have to wait for long.
+func watch(ctx context.Context, end context.CancelCauseFunc, pid int, atMost time.Duration, dir string) {
+	began := time.Now()
+	size, since := 0, time.Duration(0)
+	for tick := time.NewTicker(time.Second); ; {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		case <-tick.C:
+		}
+		waited := heldUp(pid)
+		ran := time.Since(began) - waited
+		console := readAll(filepath.Join(dir, "console"))
+		up := printed(dir, "port")
+		if now := len(ofKernel.ReplaceAllString(console, "")) + up; now != size {
+			size, since = now, ran
+		}
+		switch why := hang(ran-since, waited, console); {
+		case why != "":
+			end(fmt.Errorf("%w: %s", errHung, why))
+		case up == 0 && ran > min(bootTime, atMost):
+			end(errNoBoot)
+		case ran > atMost:
+			end(fmt.Errorf("the machine was still running after %s", atMost))
+		}
+	}
+}
+
+// heldUp is how long the emulator's threads have waited for a CPU of this machine: that of the one that waited longest,
+// from the second field of /proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst).
+func heldUp(pid int) (longest time.Duration) {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // none when it has ended
+	for _, path := range threads {
+		var ran, waited int64
+		if _, err := fmt.Sscan(readAll(path), &ran, &waited); err == nil {
+			longest = max(longest, time.Duration(waited))
+		}
+	}
+	return longest
+}
+
+// printed is how many bytes the machine has written to a file.
+func printed(dir, file string) int {
+	st, err := os.Stat(filepath.Join(dir, file))
+	if err != nil {
+		return 0
+	}
+	return int(st.Size())
 }
 
 // The framing is that of init.sh. The end is taken from the back, for the output may hold the same words, and may not
