@@ -371,6 +371,24 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// A binary that does not serve EnterCommand, such as a test without a TestMain for it, must not start itself again
+// without end.
+func TestStartOnTheWay(t *testing.T) {
+	tree := newTree(t, machine(t))
+	g, err := tree.Group("app", Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := os.Args
+	defer func() { os.Args = was }()
+	os.Args = []string{"tare", EnterCommand}
+	cmd := exec.Command("true")
+	if err := g.Start(cmd); err == nil {
+		_ = cmd.Wait()
+		t.Error("a process that is on its way into a group started another")
+	}
+}
+
 // Processes must outlive the thread of the caller of Start, which Go may end at any time.
 func TestStartFromThreadThatEnds(t *testing.T) {
 	tree := newTree(t, machine(t))

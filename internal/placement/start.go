@@ -52,6 +52,11 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 	if cmd.Err != nil {
 		return fmt.Errorf("starting a process in %s: %w", g.name, cmd.Err)
 	}
+	if len(os.Args) > 1 && os.Args[1] == EnterCommand {
+		// A binary that does not serve the command would start itself again without end.
+		return fmt.Errorf("starting a process in %s: this process was started as %s, and is to become another program",
+			g.name, EnterCommand)
+	}
 	t := g.tree
 	args := []string{"tare", EnterCommand}
 	if g.pin > 0 {
