@@ -501,8 +501,8 @@ type stolenWindow struct {
 	stolen bool
 }
 
-func (w stolenWindow) Close() (*ledger.Ledger, error) {
-	l, err := w.emptyWindow.Close()
+func (w stolenWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+	l, err := w.emptyWindow.CloseAt(ctx, at)
 	if err == nil && w.stolen {
 		l.CPU = ledger.CPU{Capacity: 4, Steal: 1}
 		dirs, _ := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/unified/tare-trial-*-p%d-*", os.Getpid()))

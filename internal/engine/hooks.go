@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os/exec"
@@ -160,9 +159,8 @@ func (x *trial) Read(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("opening the window %s: %w", name, err)
 	}
-	slept := pace.Sleep(ctx, 10*time.Millisecond) // a window of no length has no rates
-	l, err := w.Close()
-	if err = errors.Join(slept, err); err != nil {
+	l, err := w.CloseAt(ctx, pace.Now()+int64(10*time.Millisecond)) // a window of no length has no rates
+	if err != nil {
 		return err
 	}
 	if x.record.Further == nil {

@@ -259,16 +259,15 @@ func (x *nodesTrial) window(ctx context.Context, from int64) (*ledger.Ledger, er
 		defer func() { _ = pace.RunFirst(false) }() // what could be set can be taken back
 	}
 	others := x.machine.others()
-	if err := sleepUntil(ctx, from); err != nil {
+	if err := pace.SleepUntil(ctx, from); err != nil {
 		return nil, err
 	}
 	w, err := x.machine.OpenWindow()
 	if err != nil {
 		return nil, fmt.Errorf("opening the window: %w", err)
 	}
-	slept := sleepUntil(ctx, from+int64(x.spec.Duration))
-	l, err := w.Close()
-	if err = errors.Join(slept, err); err != nil {
+	l, err := w.CloseAt(ctx, from+int64(x.spec.Duration))
+	if err != nil {
 		return nil, err
 	}
 	if early != nil {

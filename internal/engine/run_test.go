@@ -16,6 +16,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/ledger"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/record"
 	_ "tare/internal/subject/mesh/kernelmesh"
@@ -66,7 +67,10 @@ func build(t *testing.T) string {
 // emptyWindow stands in for the meter, which has tests of its own: the flow of a trial is what is looked at here.
 type emptyWindow struct{ opened time.Time }
 
-func (w emptyWindow) Close() (*ledger.Ledger, error) {
+func (w emptyWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+	if err := pace.SleepUntil(ctx, at); err != nil {
+		return nil, err
+	}
 	return &ledger.Ledger{Schema: ledger.Schema, Window: ledger.Window{Start: w.opened, End: time.Now(), Seconds: time.Since(w.opened).Seconds()}}, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"tare/internal/kind"
+	"tare/internal/pace"
 	"tare/internal/role"
 )
 
@@ -56,7 +57,7 @@ func (x *trial) generate(ctx context.Context, s role.Schedule) error {
 	if len(all) == 0 {
 		return nil
 	}
-	if err := sleepUntil(ctx, s.Begin); err != nil {
+	if err := pace.SleepUntil(ctx, s.Begin); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {

@@ -14,8 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tare/internal/cluster"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
@@ -43,7 +41,9 @@ type Machine struct {
 
 // Window is an open window of the meter.
 type Window interface {
-	Close() (*ledger.Ledger, error) // reads every counter again: the second edge
+	// CloseAt reads every counter again, the second edge, at a time by CLOCK_MONOTONIC in nanoseconds. It is closed too
+	// when the context ends before, and the error says so.
+	CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error)
 }
 
 const (
@@ -187,7 +187,7 @@ func (x *trial) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := sleepUntil(ctx, s.Begin+s.Warmup); err != nil {
+	if err := pace.SleepUntil(ctx, s.Begin+s.Warmup); err != nil {
 		return err
 	}
 	lap("warm-up")
@@ -506,9 +506,8 @@ func (x *trial) window(ctx context.Context, end int64) (*ledger.Ledger, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the window: %w", err)
 	}
-	slept := sleepUntil(ctx, end)
-	l, err := w.Close() // even when the sleep was cut short: a window that is open must be closed
-	if err = errors.Join(slept, err); err != nil {
+	l, err := w.CloseAt(ctx, end)
+	if err != nil {
 		return nil, err
 	}
 	if others = append(others, x.machine.others()...); len(others) > 0 {
@@ -597,23 +596,4 @@ func (x *trial) lookForLeft() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// sleepUntil sleeps until CLOCK_MONOTONIC shows at, in nanoseconds. The context can end all but the last two
-// milliseconds, which the kernel's own clock times: Go's timers round to about one.
-func sleepUntil(ctx context.Context, at int64) error {
-	const last = 2 * time.Millisecond
-	timer := time.NewTimer(time.Duration(at-pace.Now()) - last)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-	}
-	ts := unix.NsecToTimespec(at)
-	for {
-		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
 }

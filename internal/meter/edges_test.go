@@ -1,9 +1,13 @@
 package meter
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -134,5 +138,76 @@ func TestProgramsThatCameAndWent(t *testing.T) {
 	a.missed(map[uint32]bool{2: true})
 	if len(a.warnings) != 1 || a.warnings[0].Code != "program-missed" || !strings.Contains(a.warnings[0].Message, "[1 3]") {
 		t.Errorf("%v", a.warnings)
+	}
+}
+
+// Where it takes long to find and to read all control groups, a window still ends when it is to end, and not that much
+// later: what it is to measure has ended by then.
+func TestWindowEndsInTime(t *testing.T) {
+	m := meter(t, Options{SampleHz: -1, NoWitness: true, NoMemory: true})
+	h, ok := m.layout.Controller("cpuacct")
+	if !ok {
+		h, ok = m.layout.Controller("cpu")
+	}
+	if !ok {
+		t.Skip("needs a hierarchy with CPU time")
+	}
+	above := filepath.Join(h.Mount, fmt.Sprintf("tare-test-edges-%d", os.Getpid()))
+	groups := []string{above}
+	for i := range 2000 {
+		groups = append(groups, filepath.Join(above, strconv.Itoa(i)))
+	}
+	t.Cleanup(func() {
+		for _, dir := range slices.Backward(groups) {
+			_ = os.Remove(dir)
+		}
+	})
+	for _, dir := range groups {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Skip("needs to make control groups: ", err)
+		}
+	}
+	// Beside other work this process may be held up at any of the edges, but not at all of them.
+	var early, late []time.Duration
+	for range 8 {
+		w, err := m.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := monotonic() + int64(200*time.Millisecond)
+		l, err := w.CloseAt(t.Context(), end)
+		if err != nil {
+			t.Fatal(err)
+		}
+		took := time.Duration(l.Window.EdgeSeconds * 1e9)
+		late = append(late, l.Window.End.Add(took).Sub(w.first.wall.Add(time.Duration(end-w.first.at))))
+		early = append(early, m.preparing+took)
+	}
+	slices.Sort(late)
+	slices.Sort(early)
+	t.Logf("at least %v late, at most %v; to prepare and to read takes %v or more", late[0], late[7], early[0])
+	if late[0] > early[0]/2 {
+		t.Errorf("all windows end more than %v late: %v", early[0]/2, late)
+	}
+}
+
+// TestWindowOfACancelledContext: it is closed, and with it what it switched on.
+func TestWindowOfACancelledContext(t *testing.T) {
+	m := meter(t, Options{})
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	cancel(why)
+	if l, err := w.CloseAt(ctx, monotonic()+int64(time.Hour)); l != nil || !errors.Is(err, why) {
+		t.Errorf("%v, %v", l, err)
+	}
+	if w, err = m.Open(); err != nil {
+		t.Fatalf("the next window: %v", err)
+	}
+	if _, err := w.Close(); err != nil {
+		t.Error(err)
 	}
 }

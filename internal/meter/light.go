@@ -1,6 +1,7 @@
 package meter
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"tare/internal/host/bpf"
 	"tare/internal/host/cgroup"
 	"tare/internal/ledger"
+	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/version"
 )
@@ -131,6 +133,17 @@ func (w *lightWindow) readPrograms() ([]bpf.Program, error) {
 
 // LightWindow is an open window of a light meter.
 type LightWindow struct{ w *lightWindow }
+
+// CloseAt is Close at a time by CLOCK_MONOTONIC, in nanoseconds. When the context ends it closes at once, and the error
+// is its cause.
+func (lw *LightWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+	ended := pace.SleepUntil(ctx, at)
+	l, err := lw.Close()
+	if err = errors.Join(ended, err); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
 
 // Close reads the counters again and makes the account. Maps are as Prepare found them.
 func (lw *LightWindow) Close() (*ledger.Ledger, error) {

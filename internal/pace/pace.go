@@ -8,6 +8,7 @@ package pace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -203,5 +204,24 @@ func Sleep(ctx context.Context, d time.Duration) error {
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	}
+}
+
+// SleepUntil sleeps until CLOCK_MONOTONIC shows at, in nanoseconds. The context can end all but the last two
+// milliseconds, which the kernel's own clock times: Go's timers round to about one.
+func SleepUntil(ctx context.Context, at int64) error {
+	const last = 2 * time.Millisecond
+	timer := time.NewTimer(time.Duration(at-Now()) - last)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+	}
+	ts := unix.NsecToTimespec(at)
+	for {
+		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil); !errors.Is(err, unix.EINTR) {
+			return err
+		}
 	}
 }
