@@ -38,8 +38,8 @@ type step struct {
 // The steps, cheapest first.
 var steps = []step{
 	{name: "format", what: "gofmt", run: check("format", gofmt)},
-	{name: "vet", what: "go vet", run: check("vet", command("go", "vet", "./..."))},
-	{name: "staticcheck", what: "staticcheck", run: check("staticcheck", command("go", "run", staticcheck, "./..."))},
+	{name: "vet", what: "go vet", run: check("vet", command("go", "vet", "./...")), beside: true},
+	{name: "staticcheck", what: "staticcheck", run: check("staticcheck", command("go", "run", staticcheck, "./...")), beside: true},
 	{name: "lines", what: "no line is too long", run: check("lines", longLines)},
 	{name: "generated", what: "generated files are those that their sources make", run: check("generated", generated)},
 	// Emulated machines take as much CPU time as there is, and the steps after this one leave half of theirs. Three
@@ -73,8 +73,9 @@ func main() {
 	t := &tally{w: os.Stdout}
 	began := time.Now()
 	var beside []<-chan *tally
+	alone := len(slices.DeleteFunc(slices.Clone(chosen), func(s step) bool { return s.beside }))
 	for _, s := range chosen {
-		if s.beside && len(chosen) > 1 {
+		if s.beside && alone > 0 {
 			fmt.Printf("== %s: %s, beside the steps below; what came of them is printed at the end\n", s.name, s.what)
 			beside = append(beside, runBeside(ctx, s))
 			continue
@@ -155,7 +156,7 @@ func check(name string, f func(context.Context) error) func(context.Context, *ta
 		case errors.Is(err, errSkip):
 			t.skip(name, err.Error())
 		default:
-			fmt.Println(err)
+			fmt.Fprintln(t.w, err)
 			t.fail(name, "see above")
 		}
 		return nil
