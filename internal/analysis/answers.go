@@ -393,6 +393,7 @@ func (p *prose) stated(t *table) {
 			spoken = 0
 		}
 		spoken++
+		p.own++
 		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
 		switch d := e.Difference; {
 		case d == nil || p.baseIsZero(e):
@@ -429,6 +430,9 @@ const atMost = 3
 // others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each
 // family of metrics. How late the generator was is a check of the run and no result.
 func (p *prose) others(t *table) {
+	if p.own >= perSentence {
+		return // they say what the run is about; the tables have the rest
+	}
 	type found struct {
 		e    *Estimate
 		text string

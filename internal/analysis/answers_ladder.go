@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"tare/internal/metric"
 	"tare/internal/record"
@@ -59,10 +58,10 @@ func (p *prose) ladder(name string, rungs []metric.Definition) {
 		}
 	}
 	begin := p.where() + p.arm + ": "
-	of := func(n int) string { return fmt.Sprintf("%d of the %d steps of the %s", n, len(rungs), name) }
+	of := func(n int) string { return fmt.Sprintf("%d of %d %s", n, len(rungs), name) }
 	if len(longer)+len(shorter) == 0 {
-		p.add("%snone of the %d steps of the %s differs by what this run can see: %s.", begin, len(rungs), name,
-			p.rung(open[0]))
+		d := open[0]
+		p.add("%snone of %d %s differs by what this run can see: %s takes %s.", begin, len(rungs), name, d.Rung, p.rung(d))
 		return
 	}
 	for _, some := range []struct {
@@ -75,11 +74,13 @@ func (p *prose) ladder(name string, rungs []metric.Definition) {
 		ratio := func(d metric.Definition) float64 { return p.peek(d.Name).Ratio.Value }
 		slices.SortStableFunc(some.rungs, func(a, b metric.Definition) int { return cmp.Compare(ratio(a), ratio(b)) })
 		least, most := some.rungs[0], some.rungs[len(some.rungs)-1]
-		text := fmt.Sprintf("%s take %s: %s (%s)", of(len(some.rungs)), some.what, p.rung(most), timesOf(p.peek(most.Name).Ratio))
-		if len(some.rungs) == 1 {
-			text = strings.Replace(text, " take ", " takes ", 1)
-		} else {
-			text += fmt.Sprintf(", and at the other end %s (%s)", p.rung(least), timesOf(p.peek(least.Name).Ratio))
+		times := func(d metric.Definition) string {
+			return fmt.Sprintf("%s (%s)", p.rung(d), timesOf(p.peek(d.Name).Ratio))
+		}
+		text := fmt.Sprintf("%s takes %s: %s, %s", of(1), some.what, most.Rung, times(most))
+		if n := len(some.rungs); n > 1 {
+			text = fmt.Sprintf("%s take %s, from %s, %s, to %s, %s", of(n), some.what, least.Rung, times(least), most.Rung,
+				times(most))
 		}
 		p.add("%s%s.", begin, text)
 		begin = ""
@@ -96,5 +97,5 @@ func (p *prose) ladder(name string, rungs []metric.Definition) {
 
 // rung is what a step takes, and what it takes in the baseline.
 func (p *prose) rung(d metric.Definition) string {
-	return fmt.Sprintf("%s takes %s instead of %s", d.Rung, p.say(d.Name), p.sayOf(d.Name, record.Direct))
+	return fmt.Sprintf("%s instead of %s", p.say(d.Name), p.sayOf(d.Name, record.Direct))
 }

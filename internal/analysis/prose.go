@@ -21,6 +21,7 @@ type prose struct {
 	text     []string // sentences
 	clauses  []string // of the sentence under way
 	apart    bool     // the first of them has a subject of its own
+	own      int      // clauses in words of the metrics' own
 	more     bool     // sentences before have named the arm and the level
 	evidence []string // "metric arm", in the order in which they are quoted
 }

@@ -88,7 +88,7 @@ type Definition struct {
 	// only one of its own.
 	Family string `json:"family,omitempty"`
 
-	// Ladder is, of a metric that is one step of several of one thing, what they are steps of: "time of a system call".
+	// Ladder is, of a metric that is one step of several of one thing, what they are all of them: "system calls".
 	// Tables and charts put them side by side in the order in which they are defined, and an answer speaks of all of
 	// them together. Rung is what this one is there: "getpid". Both are left out of all others.
 	Ladder string `json:"ladder,omitempty"`

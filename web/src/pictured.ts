@@ -102,10 +102,13 @@ export const courses: Draw = (d, f) => {
       title.textContent = `${name[0].toUpperCase()}${name.slice(1)}${where(d, level)}`;
       f.box.append(title);
       const sums = list.flatMap((c) => c.seconds.map((_, i) => c.parts.reduce((sum, p) => sum + (p.values[i] ?? 0), 0)));
-      const s = scaleOf(list[0].unit, sums);
-      const most = Math.max(...sums) / s.factor;
+      const top = (c: Course): number => Math.max(...c.seconds.map((_, i) => c.parts.reduce((sum, p) => sum + (p.values[i] ?? 0), 0)));
+      const highest = Math.max(...sums);
       const g = grid(f, 3, 260);
       for (const c of list) {
+        const apart = top(c) < highest / 8; // too low to be read on the others' scale
+        const s = scaleOf(c.unit, [apart ? top(c) : highest]);
+        const most = (apart ? top(c) : highest) / s.factor;
         const all = layers(c, s.factor, s.name);
         const keys = [...new Set(all.map((l) => l.layer))];
         const last = c.seconds[c.seconds.length - 1];
@@ -130,7 +133,7 @@ export const courses: Draw = (d, f) => {
             Plot.tip(moments, Plot.pointerX(tip({ x: "x", y: "y", title: "text" } as Plot.TipOptions))),
           ],
         });
-        place(g, plot, `${name}, ${d.arms[c.arm].name}${where(d, level)}`, `${d.arms[c.arm].name}`, s.name);
+        place(g, plot, `${name}, ${d.arms[c.arm].name}${where(d, level)}`, `${d.arms[c.arm].name}`, apart ? `${s.name}, on a scale of its own` : s.name);
       }
     }
   }

@@ -189,15 +189,15 @@ func memoryMetrics() []measured.Metric {
 				a, ok2 := attributed(e, m)
 				return l - a, ok1 && ok2
 			}),
-		inMemory("sandbox_hard_bytes", memoryFamily, "is charged {} of hard memory",
+		inMemory("sandbox_hard_bytes", memoryFamily, "holds {} of hard memory",
 			"Anon + shmem + kernel - reclaimable slab of the control groups of sandboxes, pods and what is outside of them."+
 				ofAll, attributed),
-		inMemory("sandbox_soft_bytes", memoryFamily, "is charged {} of page cache",
+		inMemory("sandbox_soft_bytes", memoryFamily, "holds {} of page cache",
 			"File - shmem + reclaimable slab of the same groups."+ofAll, in(window, true, true, soft)),
-		inMemory("sandbox_pod_hard_bytes", memoryFamily, "has {} of hard memory in the pods' own groups",
+		inMemory("sandbox_pod_hard_bytes", memoryFamily, "holds {} of hard memory charged to its pods",
 			"The part of `sandbox_hard_bytes` in the groups where what runs the applications belongs: the pods'.",
 			in(window, true, false, hard)),
-		inMemory("sandbox_outside_hard_bytes", memoryFamily, "has {} of hard memory outside of them",
+		inMemory("sandbox_outside_hard_bytes", memoryFamily, "holds {} charged elsewhere",
 			"The part of `sandbox_hard_bytes` outside of the pods' groups: shims and what else a runtime puts elsewhere. 0 "+
 				"without a runtime.", in(window, false, true, hard)),
 		inMemory("sandbox_pod_working_set_bytes", memoryFamily, "shows Kubernetes {}",
@@ -236,9 +236,9 @@ var countMetrics = []measured.Metric{
 	counted("sandbox_process_count", "processes", "Processes of all sandboxes at the end of the window, the applications among them.",
 		func(Process) int { return 1 }),
 	counted("sandbox_thread_count", "threads", "Threads of these.", func(p Process) int { return p.Threads }),
-	cpus("sandbox_pod_cpus", "has {} used in the pods' own groups", true,
+	cpus("sandbox_pod_cpus", "uses {} charged to its pods", true,
 		"CPU time per second of the window of the groups where what runs the applications belongs: the pods'."),
-	cpus("sandbox_outside_cpus", "has {} used outside of them", false,
+	cpus("sandbox_outside_cpus", "uses {} charged elsewhere", false,
 		"CPU time per second of the window of the subject's groups, outside of the pods'. 0 without a runtime."),
 }
 
