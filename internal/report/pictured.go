@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -123,6 +124,11 @@ func placementTables(s *analysis.Summary) (places []string, all []placementTable
 			continue
 		}
 		shown = append(shown, p)
+	}
+	// In the order of an arm that has the most of them, which the others follow.
+	longest := slices.Clone(shown)
+	slices.SortStableFunc(longest, func(a, b analysis.Placement) int { return cmp.Compare(len(b.Places), len(a.Places)) })
+	for _, p := range longest {
 		for _, at := range p.Places {
 			if !slices.Contains(places, at.Name) {
 				places = append(places, at.Name)
@@ -146,7 +152,10 @@ func placementTables(s *analysis.Summary) (places []string, all []placementTable
 				cell := placementCell{}
 				if i >= 0 {
 					if memory, cpu, is := of(p.Places[i]); is {
-						cell = placementCell{orDash(memory, quantity.Bytes), orDash(cpu, quantity.CPUs)}
+						cell = placementCell{orDash(memory, quantity.Bytes), "-"}
+						if cpu != nil {
+							cell.CPU = fmt.Sprintf("%.2f", *cpu)
+						}
 					}
 				}
 				r.Cells = append(r.Cells, cell)
@@ -183,7 +192,7 @@ func (c placementCell) String() string {
 	case c.CPU == "" || c.CPU == "-":
 		return c.Memory
 	}
-	return c.Memory + ", " + c.CPU
+	return c.Memory + ", " + c.CPU + " CPU"
 }
 
 // grid writes rows of text in columns, the first of which is to the left and the others to the right.
@@ -295,6 +304,7 @@ type chartPlaced struct {
 
 // placed are the charges of all arms but the twin.
 func (m *dataMaker) placed() {
+	places, _ := placementTables(m.s)
 	for _, p := range m.s.Placements {
 		at := m.placeOf(p.Arm, p.Factors)
 		if !slices.Contains(m.shownArms(), at.arm) {
@@ -311,6 +321,10 @@ func (m *dataMaker) placed() {
 			add("CPU time", quantity.CPUs, place.Name, place.CPUs)
 		}
 	}
+	order := func(p chartPlaced) int {
+		return slices.IndexFunc(places, func(name string) bool { return clean(name) == p.Place })
+	}
+	slices.SortStableFunc(m.Placed, func(a, b chartPlaced) int { return cmp.Compare(order(a), order(b)) })
 }
 
 // chartCourse is a series of one trial of an arm, to be stacked.

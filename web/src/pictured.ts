@@ -133,7 +133,7 @@ export const courses: Draw = (d, f) => {
             Plot.tip(moments, Plot.pointerX(tip({ x: "x", y: "y", title: "text" } as Plot.TipOptions))),
           ],
         });
-        place(g, plot, `${name}, ${d.arms[c.arm].name}${where(d, level)}`, `${d.arms[c.arm].name}`, apart ? `${s.name}, on a scale of its own` : s.name);
+        place(g, plot, `${name}, ${d.arms[c.arm].name}${where(d, level)}`, `${d.arms[c.arm].name}`, apart ? `${s.name}, own scale` : s.name);
       }
     }
   }
