@@ -407,8 +407,8 @@ func (p *prose) stated(t *table) {
 	p.pause(spoken > 0)
 }
 
-// perUnit is what each further unit of a swept factor adds, where that is a line and the level is the last: ", 4.3 MB [4.2,
-// 4.4] per unit of count".
+// perUnit is what each further unit of a swept factor adds, where that is a line and the level is the last: ", 4.3 MB
+// [4.2, 4.4] per unit of count".
 func (p *prose) perUnit(e *Estimate) string {
 	for _, m := range p.s.Models {
 		if m.Metric != e.Metric || m.Arm != e.Arm || !m.Linear || len(m.Terms) != 2 || len(p.at) != 1 {

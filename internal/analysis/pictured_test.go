@@ -38,7 +38,8 @@ func numbers(all ...float64) []*float64 {
 	return of
 }
 
-// TestPlacements: amounts are means, a place that a trial lacks counts as 0, and what one trial cannot tell is not told.
+// TestPlacements: amounts are means, a place that a trial lacks counts as 0, and what one trial cannot tell is not
+// told.
 func TestPlacements(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
 	got := placements([]record.Trial{

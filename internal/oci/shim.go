@@ -183,8 +183,8 @@ func (s *shim) run() (int, error) {
 	return ws.ExitStatus(), nil
 }
 
-// isChild reports whether a process is this one's: what a runtime leaves behind is, unless a process of the runtime's own
-// goes on to look after it, as with a virtual machine.
+// isChild reports whether a process is this one's: what a runtime leaves behind is, unless a process of the runtime's
+// own goes on to look after it, as with a virtual machine.
 func isChild(pid int) bool {
 	p, err := proc.FS{}.Process(pid)
 	return err != nil || p.PPID == os.Getpid()

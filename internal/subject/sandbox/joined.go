@@ -263,7 +263,7 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 			return
 		}
 		begun := j.find()
-		before, threads := cpuTimes(begun), machines(begun)
+		before, threads := cpuTimes(begun), j.threads(begun)
 		if pace.Sleep(ctx, time.Duration(to-pace.Now())) != nil {
 			return
 		}

@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"fmt"
 	"os"
 	"path"
 	"path/filepath"
@@ -225,16 +224,16 @@ func threadTimes(pid int) map[int]time.Duration {
 	return times
 }
 
-// machines are the threads of the virtual machines among some processes, with the CPU time of each: only a runtime of
-// virtual machines puts threads of one process into several groups.
-func machines(found map[*sandboxed][]int) map[int]map[int]time.Duration {
+// threads are the CPU times of the threads of all processes, by process, where the runtime may put threads of one into
+// several groups: that of a virtual machine which is told to. Elsewhere it is nil, for it takes a read for each thread.
+func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Duration {
+	if j.plain() || j.part.Options.On(settingOnly) {
+		return nil
+	}
 	all := map[int]map[int]time.Duration{}
 	for _, pids := range found {
 		for _, pid := range pids {
-			if cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil &&
-				componentOf(strings.Split(string(cmdline), "\x00"), true) == VMM {
-				all[pid] = threadTimes(pid)
-			}
+			all[pid] = threadTimes(pid)
 		}
 	}
 	return all
