@@ -12,8 +12,9 @@ import (
 	"tare/internal/record"
 )
 
-// picture gives a run a ladder of two rungs, and the evidence of a guest that nobody has heard of something to show.
-func picture(ladder, places, series bool) func(*record.Run, []record.Trial) {
+// picture gives a run a ladder of two rungs, and the evidence of a guest that nobody has heard of something to show: a
+// series in which the candidate has so many times as much of one part, where that is not 0.
+func picture(ladder, places bool, series float64) func(*record.Run, []record.Trial) {
 	f := func(v float64) *float64 { return &v }
 	return func(run *record.Run, trials []record.Trial) {
 		for _, rung := range []string{"nothing", "much"} {
@@ -26,9 +27,9 @@ func picture(ladder, places, series bool) func(*record.Run, []record.Trial) {
 		}
 		for i := range trials {
 			t := &trials[i]
-			times := 1.0
+			times, grown := 1.0, 1.0
 			if t.Arm == "candidate" {
-				times = 40
+				times, grown = 40, series
 			}
 			noise := 1 + 0.01*float64(i%7)
 			if ladder {
@@ -43,11 +44,11 @@ func picture(ladder, places, series bool) func(*record.Run, []record.Trial) {
 					{Name: "outside", HardBytes: f(4e6), SoftBytes: f(0), CPUs: f(0.01)},
 				}
 			}
-			if series {
+			if series > 0 {
 				p.Series = []record.Series{{
 					Name: "memory by kind", Unit: quantity.Bytes, Seconds: []float64{-0.1, 0, 0.1, 0.2},
 					Parts: []record.SeriesPart{
-						{Of: "workload", Kind: "anon", Values: []*float64{f(1e6), f(2e6), f(3e6 * times), f(3e6 * times)}},
+						{Of: "workload", Kind: "anon", Values: []*float64{f(1e6), f(2e6), f(3e6 * grown), f(3e6 * grown)}},
 						{Of: "helper", Kind: "shmem", Values: []*float64{f(5e6), nil, f(5e6), f(6e6)}},
 					},
 				}}
@@ -65,13 +66,14 @@ func picture(ladder, places, series bool) func(*record.Run, []record.Trial) {
 func TestPictured(t *testing.T) {
 	usual := []string{"differences", "values", "latency", "latency-difference", "cpu", "memory", "trials"}
 	for _, c := range []struct {
-		figure, section        string
-		ladder, places, course bool
-		table                  []string // that its table has
+		figure, section string
+		ladder, places  bool
+		course          float64
+		table           []string // that its table has
 	}{
-		{"ladder", "ladder", true, false, false, []string{"nothing", "much", "us"}},
-		{"placed", "charged", false, true, false, []string{"pod", "outside", "workload", "Kubernetes counts"}},
-		{"courses", "course", false, false, true, []string{"memory by kind", "helper", "anon", "shmem"}},
+		{"ladder", "ladder", true, false, 0, []string{"nothing", "much", "us"}},
+		{"placed", "charged", false, true, 0, []string{"pod", "outside", "workload", "Kubernetes counts"}},
+		{"courses", "course", false, false, 5, []string{"memory by kind", "helper", "anon", "shmem"}},
 	} {
 		t.Run(c.figure, func(t *testing.T) {
 			path := page(t, truth, picture(c.ladder, c.places, c.course))
@@ -104,17 +106,28 @@ func TestPictured(t *testing.T) {
 	}
 }
 
-// TestStackedHeights: the parts of a course are stacked on each other, a larger part is higher, and the arms have one
-// scale.
+// TestStackedHeights: the parts of a course are stacked on each other, and a larger part is higher: on one scale for all
+// arms, save where one is too low for it, which says so.
 func TestStackedHeights(t *testing.T) {
-	path := page(t, truth, picture(false, false, true))
-	b := chromium.Page(t, 1280, 900)
-	b.Open(path)
-	var heights []float64
-	b.Eval(`[...document.querySelectorAll("figure[data-chart='courses'] svg[data-chart]")].flatMap(s =>
-		[...s.querySelectorAll("[aria-label='area'] path")].map(p => p.getBBox().height))`, &heights)
-	if len(heights) != 4 || heights[2] < 20*heights[0] { // 3 MB and 120 MB of anon
-		t.Errorf("heights %v", heights)
+	for _, c := range []struct {
+		grown, least, most float64
+		own                int
+	}{
+		{5, 4.9, 5.1, 0}, // 3 MB and 15 MB
+		{40, 1, 5, 1},
+	} {
+		path := page(t, truth, picture(false, false, c.grown))
+		b := chromium.Page(t, 1280, 900)
+		b.Open(path)
+		var heights []float64
+		b.Eval(`[...document.querySelectorAll("figure[data-chart='courses'] svg[data-chart]")].flatMap(s =>
+			[...s.querySelectorAll("[aria-label='area'] path")].map(p => p.getBBox().height))`, &heights)
+		var own int
+		b.Eval(`[...document.querySelectorAll("figure[data-chart='courses'] h4")].filter(h =>
+			h.textContent.includes("own scale")).length`, &own)
+		if len(heights) != 4 || heights[2] < c.least*heights[0] || heights[2] > c.most*heights[0] || own != c.own {
+			t.Errorf("%g times as much: heights %v, %d scales of their own", c.grown, heights, own)
+		}
+		quiet(t, b, path)
 	}
-	quiet(t, b, path)
 }
