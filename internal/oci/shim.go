@@ -165,7 +165,7 @@ func (s *shim) run() (int, error) {
 		return 0, err
 	}
 	s.note(func(t *Times) { t.Started = pace.Now() })
-	ended, own := s.reaper.ended(pid), isChild(pid)
+	ended, own := s.reaper.ended(pid), s.reaper.isChild(pid)
 	if !own {
 		ended = endOf(pid)
 	}
@@ -184,10 +184,15 @@ func (s *shim) run() (int, error) {
 }
 
 // isChild reports whether a process is this one's: what a runtime leaves behind is, unless a process of the runtime's
-// own goes on to look after it, as with a virtual machine.
-func isChild(pid int) bool {
-	p, err := proc.FS{}.Process(pid)
-	return err != nil || p.PPID == os.Getpid()
+// own goes on to look after it, as with a virtual machine. One that has gone was, if it was waited for here.
+func (r *reaper) isChild(pid int) bool {
+	if p, err := (proc.FS{}).Process(pid); err == nil {
+		return p.PPID == os.Getpid()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, known := r.known[pid]
+	return known
 }
 
 // endOf is closed when a process has ended that is somebody else's to wait for.
