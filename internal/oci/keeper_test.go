@@ -39,8 +39,8 @@ kill) echo "$last" >"$dir/killed" ;;
 esac
 `
 
-// TestShimOfAKeptContainer: the end of a container whose process is another's child is seen as it ends, with its status,
-// and nothing is killed.
+// TestShimOfAKeptContainer: the end of a container whose process is another's child is seen as it ends, with its
+// status, and nothing is killed.
 func TestShimOfAKeptContainer(t *testing.T) {
 	for name, program := range map[string]string{"it ends with its input": "cat >/dev/null;", "it ends at once": ""} {
 		t.Run(name, func(t *testing.T) { testKept(t, program) })

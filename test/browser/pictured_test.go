@@ -106,8 +106,8 @@ func TestPictured(t *testing.T) {
 	}
 }
 
-// TestStackedHeights: the parts of a course are stacked on each other, and a larger part is higher: on one scale for all
-// arms, save where one is too low for it, which says so.
+// TestStackedHeights: the parts of a course are stacked on each other, and a larger part is higher: on one scale for
+// all arms, save where one is too low for it, which says so.
 func TestStackedHeights(t *testing.T) {
 	for _, c := range []struct {
 		grown, least, most float64
