@@ -8,8 +8,8 @@ import (
 	"tare/internal/record"
 )
 
-// Course is one series of one trial: of those of an arm at a level that are valid, the one in the middle by how much
-// there was at its end. It is no mean, for moments of trials do not coincide. Like curves it is computed from the
+// Course is one series of one trial: of those of an arm at a level that did not fail, the one in the middle by how
+// much there was at its end. It is no mean, for moments of trials do not coincide. Like curves it is computed from the
 // trials when a run is read.
 type Course struct {
 	Arm     string
@@ -19,10 +19,31 @@ type Course struct {
 	record.Series
 }
 
+// whatShows are the trials that did not fail, each in its first attempt that did not: a gate voids metrics, and not what
+// control groups are charged. They are valid to byPlace.
+func whatShows(trials []record.Trial) []record.Trial {
+	type planned struct {
+		index int
+		arm   string
+	}
+	seen := map[planned]bool{}
+	var all []record.Trial
+	for _, t := range trials {
+		key := planned{t.Index, t.Arm}
+		if t.Validity.Failed != "" || seen[key] {
+			continue
+		}
+		seen[key] = true
+		t.Validity.Valid = true
+		all = append(all, t)
+	}
+	return all
+}
+
 // Courses are those of each arm at each level, in the order in which the trials have them.
 func Courses(trials []record.Trial) []Course {
 	var all []Course
-	for _, w := range byPlace(trials) {
+	for _, w := range byPlace(whatShows(trials)) {
 		var names []string
 		of := map[string][]Course{}
 		for i := range w.trials {
@@ -81,8 +102,8 @@ func (c Course) last() (total float64) {
 	return total
 }
 
-// Placement is who is charged for what ran in an arm at a level: means over its valid trials, for means and their sums
-// close where medians do not. It has no intervals.
+// Placement is who is charged for what ran in an arm at a level: means over its trials that did not fail, for means and
+// their sums close where medians do not. It has no intervals.
 type Placement struct {
 	Arm     string            `json:"arm"`
 	Factors map[string]string `json:"factors"`
@@ -93,7 +114,7 @@ type Placement struct {
 // placements are those of all arms whose trials tell.
 func placements(trials []record.Trial) []Placement {
 	var all []Placement
-	for _, w := range byPlace(trials) {
+	for _, w := range byPlace(whatShows(trials)) {
 		p := Placement{Arm: w.arm, Factors: w.at}
 		if p.Factors == nil {
 			p.Factors = map[string]string{}

@@ -42,17 +42,23 @@ func numbers(all ...float64) []*float64 {
 // told.
 func TestPlacements(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
+	// A gate voids metrics, and not what groups are charged; a second attempt counts no more, and one that failed never.
+	failed, voided := showing(t, "a", 3, record.Pictured{Places: []record.Place{{Name: "pod", HardBytes: f(1e9)}}}),
+		showing(t, "a", 1, record.Pictured{Places: []record.Place{{Name: "pod", HardBytes: f(1e9)}}})
+	failed.Validity = record.Validity{Failed: "it fell over"}
+	spoiled := showing(t, "a", 1, record.Pictured{Places: []record.Place{
+		{Name: "pod", HardBytes: f(20), CPUs: f(3), Kubernetes: f(24),
+			Components: []record.PlacedComponent{{Component: "vmm", Bytes: f(4), CPUs: nil}}},
+	}})
+	spoiled.Validity = record.Validity{}
 	got := placements([]record.Trial{
 		showing(t, "a", 0, record.Pictured{Places: []record.Place{
 			{Name: "pod", HardBytes: f(10), SoftBytes: f(1), CPUs: f(1), Kubernetes: f(12),
 				Components: []record.PlacedComponent{{Component: "vmm", Bytes: f(8), CPUs: f(0.5)}}},
 			{Name: "overhead", HardBytes: f(4), CPUs: f(0)},
 		}}),
-		showing(t, "a", 1, record.Pictured{Places: []record.Place{
-			{Name: "pod", HardBytes: f(20), CPUs: f(3), Kubernetes: f(24),
-				Components: []record.PlacedComponent{{Component: "vmm", Bytes: f(4), CPUs: nil}}},
-		}}),
-		showing(t, "b", 2, record.Pictured{}),
+		spoiled,
+		showing(t, "b", 2, record.Pictured{}), voided, failed,
 	})
 	if len(got) != 1 || got[0].Arm != "a" || got[0].Trials != 2 || len(got[0].Places) != 2 {
 		t.Fatalf("%+v", got)
