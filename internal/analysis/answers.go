@@ -41,6 +41,7 @@ var families = []family{
 	{speaks: both(compared, has("flush_seconds")), answer: flushAnswers},
 	{speaks: both(compared, has("lookup_seconds")), answer: scaleAnswers},
 	{speaks: has("map_bytes", "map_after_bytes"), answer: memoryAnswers},
+	{speaks: hasLadder, answer: ladderAnswers},
 	{speaks: both(compared, connectsOnly), answer: pathAnswers, general: true},
 	{speaks: has("map_bytes", "map_by_program_bytes"), answer: memoryAnswers, general: true},
 	{speaks: both(both(free, full), subjectHas("bpf_cpu_share")), answer: saturationAnswers, general: true},
@@ -193,23 +194,39 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 		arms = []string{record.AA} // a run of the baseline alone is about its noise
 	}
 	for _, arm := range arms {
-		for _, at := range s.everyLevel(run, t) {
+		for _, at := range outermost(s.everyLevel(run, t)) {
 			p := &prose{s: s, arm: arm, at: at}
 			p.cost(t)
 			p.latency(t)
 			p.throughput()
-			p.memory()
+			p.memory(t)
 			p.stated(t)
 			p.others(t)
 			p.missing(run, t)
-			if len(p.clauses) == 0 {
-				continue
+			if len(p.clauses) > 0 {
+				p.end()
 			}
-			p.end()
-			all = append(all, p.answer())
+			if len(p.text) > 0 {
+				all = append(all, p.answer())
+			}
 		}
 	}
 	return all
+}
+
+// outermost are the first and the last level of a sweep of more than three numbers: what is between is in the tables.
+func outermost(levels []factors) []factors {
+	for _, at := range levels {
+		for _, level := range at {
+			if _, is := number(level); !is || len(at) > 1 {
+				return levels
+			}
+		}
+	}
+	if len(levels) <= 3 {
+		return levels
+	}
+	return []factors{levels[0], levels[len(levels)-1]}
 }
 
 // partly is how an answer from a partial run begins.
@@ -327,19 +344,26 @@ func (p *prose) throughput() {
 }
 
 // memory speaks of what the arm holds where the baseline holds nothing, and else of how much more or less that is.
-func (p *prose) memory() {
+func (p *prose) memory(t *table) {
 	for _, m := range []struct{ metric, of, name string }{
 		{"memory_hard_bytes", "hard memory", "hard memory"}, {"map_bytes", "maps", "memory in maps"},
 	} {
 		e := p.peek(m.metric)
 		switch {
-		case e == nil || e.Value == 0 && p.baseIsZero(e):
+		case e == nil || e.Value == 0 && p.baseIsZero(e) || p.statedInstead(t, m.metric):
 		case p.baseIsZero(e):
 			p.clause(e, p.opening("holds ", "")+quantity.Rough(e.Value, e.Unit)+" of "+m.of)
 		case e.Difference != nil:
 			p.clause(e, p.standing(m.name+" "+p.moved(e)))
 		}
 	}
+}
+
+// statedInstead reports whether a metric of the same family tells it in words of its own.
+func (p *prose) statedInstead(t *table, metric string) bool {
+	return slices.ContainsFunc(t.stated, func(name string) bool {
+		return name != metric && t.defined.FamilyOf(name) == t.defined.FamilyOf(metric) && p.peek(name) != nil
+	})
 }
 
 // stated are the metrics that answers speak of in words of the metrics' own, in the order in which they are shown.
@@ -358,11 +382,18 @@ func stated(run record.Run) (names []string) {
 // stated speaks of what the arm has of metrics with words of their own: "uses 0.04 CPUs [0.03, 0.05]". Where the
 // baseline has some of it as well, the difference follows.
 func (p *prose) stated(t *table) {
+	spoken := 0
 	for _, name := range t.stated {
 		e := p.peek(name)
 		if e == nil || slices.Contains(p.evidence, e.Metric+" "+e.Arm) || e.Value == 0 && p.baseIsZero(e) {
 			continue
 		}
+		if p.pause(spoken == 0); spoken == perSentence {
+			p.pause(true)
+			spoken = 0
+		}
+		spoken++
+		p.own++
 		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
 		switch d := e.Difference; {
 		case d == nil || p.baseIsZero(e):
@@ -371,8 +402,26 @@ func (p *prose) stated(t *table) {
 		default:
 			text += ", a difference that " + p.moved(e)
 		}
-		p.clause(e, text)
+		p.clause(e, text+p.perUnit(e))
 	}
+	p.pause(spoken > 0)
+}
+
+// perUnit is what each further unit of a swept factor adds, where that is a line and the level is the last: ", 4.3 MB
+// [4.2, 4.4] per unit of count".
+func (p *prose) perUnit(e *Estimate) string {
+	for _, m := range p.s.Models {
+		if m.Metric != e.Metric || m.Arm != e.Arm || !m.Linear || len(m.Terms) != 2 || len(p.at) != 1 {
+			continue
+		}
+		x := m.Terms[1]
+		at, is := number(p.at[x.Name])
+		if !is || at < m.ValidRange[x.Name][1] || x.Lo == nil || x.Hi == nil || *x.Lo <= 0 && *x.Hi >= 0 {
+			continue
+		}
+		return ", " + term(x, e.Unit) + " per unit of " + FactorName(x.Name)
+	}
+	return ""
 }
 
 // atMost is how many resolved differences a sentence names beside those that every sentence speaks of.
@@ -381,6 +430,9 @@ const atMost = 3
 // others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each
 // family of metrics. How late the generator was is a check of the run and no result.
 func (p *prose) others(t *table) {
+	if p.own >= perSentence {
+		return // they say what the run is about; the tables have the rest
+	}
 	type found struct {
 		e    *Estimate
 		text string

@@ -21,6 +21,8 @@ type prose struct {
 	text     []string // sentences
 	clauses  []string // of the sentence under way
 	apart    bool     // the first of them has a subject of its own
+	own      int      // clauses in words of the metrics' own
+	more     bool     // sentences before have named the arm and the level
 	evidence []string // "metric arm", in the order in which they are quoted
 }
 
@@ -84,10 +86,26 @@ func (p *prose) standing(text string) string {
 	return text
 }
 
-// end makes a sentence of the clauses under way, about the arm at its level.
+// perSentence is how many clauses a sentence has before another begins, where there are many.
+const perSentence = 3
+
+// pause ends the sentence under way if it is time to, and it has as many clauses as one can read.
+func (p *prose) pause(now bool) {
+	if now && len(p.clauses) >= perSentence {
+		p.end()
+		p.more = true
+	}
+}
+
+// end makes a sentence of the clauses under way, about the arm at its level; after a pause, of the arm as "it".
 func (p *prose) end() {
 	begin := p.where() + p.arm + " "
-	if p.apart {
+	switch {
+	case p.more && p.apart:
+		begin, p.clauses[0] = "", Capital(p.clauses[0])
+	case p.more:
+		begin = "It "
+	case p.apart:
 		begin = strings.TrimSuffix(p.where(), ": ")
 		if begin != "" {
 			begin += ", "

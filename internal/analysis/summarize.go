@@ -55,6 +55,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.warnOfDependence(dependences)
 	s.Disturbed = disturbed(t.levels, trials)
 	s.Workloads = workloads(t, trials)
+	s.Placements = placements(trials)
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
 	s.warnOfLeftovers(trials)

@@ -25,8 +25,9 @@ type Summary struct {
 	MDE            []MDE             `json:"mde"`
 	Models         []Model           `json:"models"`
 	Losses         []Loss            `json:"losses"`
-	Disturbed      []Disturbed       `json:"disturbed,omitempty"` // by level, where stalls of the machine were watched for
-	Workloads      []Workload        `json:"workloads,omitempty"` // gross, tare and net of applications, where trials were charged
+	Disturbed      []Disturbed       `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
+	Workloads      []Workload        `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
+	Placements     []Placement       `json:"placements,omitempty"` // who is charged for what ran, where guests tell
 	Answers        []Answer          `json:"answers"`
 	Missing        []Missing         `json:"missing"` // metrics that were withheld, and why
 	Trials         Trials            `json:"trials"`

@@ -88,6 +88,12 @@ type Definition struct {
 	// only one of its own.
 	Family string `json:"family,omitempty"`
 
+	// Ladder is, of a metric that is one step of several of one thing, what they are all of them: "system calls".
+	// Tables and charts put them side by side in the order in which they are defined, and an answer speaks of all of
+	// them together. Rung is what this one is there: "getpid". Both are left out of all others.
+	Ladder string `json:"ladder,omitempty"`
+	Rung   string `json:"rung,omitempty"`
+
 	// Histogram and Quantile are of a metric that is a quantile of a histogram of the loads: the histogram's name
 	// (package load), and the quantile, such as 0.99. Both are left out of all others.
 	Histogram string  `json:"histogram,omitempty"`
@@ -132,6 +138,8 @@ func (d Definition) Check() error {
 		return fmt.Errorf("the metric %s is the quantile %g of the histogram %q", d.Name, d.Quantile, d.Histogram)
 	case (d.What == "") != (d.Per == ""):
 		return fmt.Errorf("the metric %s is %q per %q, and has to be both or neither", d.Name, d.What, d.Per)
+	case (d.Ladder == "") != (d.Rung == ""):
+		return fmt.Errorf("the metric %s is the rung %q of the ladder %q, and has to be both or neither", d.Name, d.Rung, d.Ladder)
 	case d.Cost && (d.Tail || d.Unit == quantity.Part || d.Pool == Merged && d.Rank == RankLatency):
 		return fmt.Errorf("the metric %s is no cost that could be a sum of parts", d.Name)
 	}

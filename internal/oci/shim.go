@@ -18,7 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/host/proc"
 	"tare/internal/link"
+	"tare/internal/microvm"
 	"tare/internal/pace"
 )
 
@@ -55,6 +57,7 @@ type Times struct {
 const (
 	jobFile   = "job.json"
 	timesFile = "times.json"
+	saidFile  = "said.json"
 )
 
 // Write writes the job into a directory, and gives its path.
@@ -162,16 +165,88 @@ func (s *shim) run() (int, error) {
 		return 0, err
 	}
 	s.note(func(t *Times) { t.Started = pace.Now() })
-	ended := s.reaper.ended(pid)
+	ended, own := s.reaper.ended(pid), s.reaper.isChild(pid)
+	if !own {
+		ended = endOf(pid)
+	}
 	go s.forward()
 	go s.watchInput(ended)
 	<-ended
 	s.note(func(t *Times) { t.Exited = pace.Now() })
+	if !own {
+		return s.saidStatus(), nil
+	}
 	ws := s.reaper.status(pid)
 	if ws.Signaled() {
 		return 128 + int(ws.Signal()), nil
 	}
 	return ws.ExitStatus(), nil
+}
+
+// isChild reports whether a process is this one's: what a runtime leaves behind is, unless a process of the runtime's
+// own goes on to look after it, as with a virtual machine. One that has gone was, if it was waited for here.
+func (r *reaper) isChild(pid int) bool {
+	if p, err := (proc.FS{}).Process(pid); err == nil {
+		return p.PPID == os.Getpid()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, known := r.known[pid]
+	return known
+}
+
+// endOf is closed when a process has ended that is somebody else's to wait for.
+func endOf(pid int) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = proc.Await(pid, func() bool { return true }, -1) // one that cannot be held has ended
+	}()
+	return ended
+}
+
+// The runtime says a moment after the end that the container has stopped.
+const (
+	stopStep  = 20 * time.Millisecond
+	stopSteps = 50
+)
+
+// saidStatus is the exit status of the container as an annotation of its state has it; 0 where the runtime does not
+// tell.
+func (s *shim) saidStatus() int {
+	for range stopSteps {
+		var state struct {
+			Status      string            `json:"status"`
+			Annotations map[string]string `json:"annotations"`
+		}
+		text, err := s.said("state", s.Container.ID)
+		if err != nil || json.Unmarshal(text, &state) != nil {
+			return 0
+		}
+		if state.Status == "stopped" {
+			status, _ := strconv.Atoi(state.Annotations[microvm.Annotation+"exit_code"])
+			return status
+		}
+		time.Sleep(stopStep)
+	}
+	return 0
+}
+
+// said is what a command of the runtime writes. It goes through a file: the reaper waits for all children.
+func (s *shim) said(args ...string) ([]byte, error) {
+	out, err := os.Create(filepath.Join(s.dir, saidFile))
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	ws, err := s.reaper.runTo(out.Fd(), s.Container.Runtime.command(s.Container.Root, args...))
+	if err == nil && ws.ExitStatus() != 0 {
+		err = fmt.Errorf("%s %s failed with exit status %d", s.Container.Runtime.Name, args[0], ws.ExitStatus())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(out.Name())
 }
 
 // command runs a command of the runtime with the streams of this process. What goes wrong the runtime says there.
@@ -312,9 +387,12 @@ func (r *reaper) status(pid int) unix.WaitStatus {
 }
 
 // run runs a program with the streams of this process.
-func (r *reaper) run(argv []string) (unix.WaitStatus, error) {
+func (r *reaper) run(argv []string) (unix.WaitStatus, error) { return r.runTo(1, argv) }
+
+// runTo runs a program with standard output elsewhere.
+func (r *reaper) runTo(out uintptr, argv []string) (unix.WaitStatus, error) {
 	r.mu.Lock() // nobody reaps it before it is known
-	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
+	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, out, 2}})
 	if err == nil {
 		delete(r.known, pid) // an earlier child's
 	}

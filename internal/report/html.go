@@ -76,24 +76,28 @@ type htmlPage struct {
 	InvalidReasons       []string
 	Started              string
 
-	Limits    []limitTable
-	Stairs    []stairTable
-	Waits     []waitTable
-	Events    []eventTable
-	Nodes     []nodeTable
-	Ran       bool // it is known where the programs ran
-	Sections  []htmlSection
-	Folded    bool // there are tables for several levels
-	Arms      []string
-	Curves    []curveTable
-	Sweep     bool // a factor is a number at three levels or more
-	Models    []string
-	CPU       []cpuTable
-	Unplaced  []string
-	Memory    []memoryTable
-	Gross     []grossRow
-	Trials    []trialRow
-	TrialHead []string
+	Ladders    []ladderTable
+	Places     []string
+	Placements []placementTable
+	Courses    []courseTable
+	Limits     []limitTable
+	Stairs     []stairTable
+	Waits      []waitTable
+	Events     []eventTable
+	Nodes      []nodeTable
+	Ran        bool // it is known where the programs ran
+	Sections   []htmlSection
+	Folded     bool // there are tables for several levels
+	Arms       []string
+	Curves     []curveTable
+	Sweep      bool // a factor is a number at three levels or more
+	Models     []string
+	CPU        []cpuTable
+	Unplaced   []string
+	Memory     []memoryTable
+	Gross      []grossRow
+	Trials     []trialRow
+	TrialHead  []string
 
 	Notes, Warnings, Excluded []string
 	Gates                     []fact
@@ -154,10 +158,12 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons), Started: started(run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
 		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes, Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(), Gross: d.gross,
+		Ladders: ladderTables(s, run), Courses: d.courseTables(),
 		Notes: notes(s), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec), Intervals: intervals(s), SelfCost: selfCost(s),
 		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir, Version: run.Version,
 		Style: template.CSS(pageStyle), // our own file
 	}
+	p.Places, p.Placements = placementTables(s)
 	for _, a := range d.Arms {
 		p.Arms = append(p.Arms, a.Name)
 	}

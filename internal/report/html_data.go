@@ -35,6 +35,9 @@ type chartData struct {
 	Stairs     []chartStair `json:"stairs"`
 	Usable     *float64     `json:"usable"` // seconds of waiting for a CPU; null where nothing waited
 
+	Placed  []chartPlaced `json:"placed"`
+	Courses []chartCourse `json:"courses"`
+
 	CPU    []chartPart  `json:"cpu"`
 	CPUSum []chartCPU   `json:"cpuSum"`
 	Memory []chartPart  `json:"memory"`
@@ -70,7 +73,10 @@ type chartMetric struct {
 	Unit  string `json:"unit"`
 	Lag   bool   `json:"lag"` // of the load generator: about the measurement, not about the subject
 
-	rank int
+	Ladder string `json:"ladder"` // that it is a rung of; empty: none
+	Rung   string `json:"rung"`
+
+	rank, order int
 }
 
 type chartEstimate struct {
@@ -169,6 +175,7 @@ func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *c
 	m := &dataMaker{chartData: &chartData{
 		Arms: []chartArm{}, Levels: []chartLevel{}, Metrics: []chartMetric{}, Estimates: []chartEstimate{}, Curves: []chartCurve{}, Models: []chartModel{},
 		Limits: []chartLimit{}, LimitParts: []chartPart{}, Ran: []chartPart{}, Stairs: []chartStair{},
+		Placed: []chartPlaced{}, Courses: []chartCourse{},
 		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{}, // no null for JavaScript to stumble over
 	}, s: s, run: run, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
 	m.names()
@@ -184,6 +191,8 @@ func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *c
 	m.ran()
 	m.upAndDown()
 	m.waits()
+	m.placed()
+	m.courses()
 	m.waited = m.waitTables()
 	m.events, m.nodes = m.eventTables(), m.nodeTables()
 	return m.chartData
@@ -217,6 +226,11 @@ func (m *dataMaker) names() {
 		}
 		m.Levels = append(m.Levels, l)
 	}
+	order := map[string]int{} // of the definitions
+	for i, d := range m.run.Metrics {
+		order[d.Name] = i
+	}
+	defined := m.run.Defined()
 	for _, e := range m.s.Estimates {
 		if e.Component != "" {
 			continue // charts are of subjects as a whole; the tables have their components
@@ -226,11 +240,18 @@ func (m *dataMaker) names() {
 		if _, seen := m.metric[e.Metric]; !seen {
 			m.metric[e.Metric] = 0
 			m.Metrics = append(m.Metrics, chartMetric{
-				Name: e.Metric, Label: clean(quantity.Label(e.Metric)), Unit: e.Unit, Lag: e.Rank == metric.RankGenerator, rank: e.Rank,
+				Name: e.Metric, Label: clean(quantity.Label(e.Metric)), Unit: e.Unit, Lag: e.Rank == metric.RankGenerator,
+				Ladder: clean(defined.Of(e.Metric).Ladder), Rung: clean(defined.Of(e.Metric).Rung),
+				rank: e.Rank, order: order[e.Metric],
 			})
 		}
 	}
-	slices.SortStableFunc(m.Metrics, func(a, b chartMetric) int { return cmp.Compare(a.rank, b.rank) })
+	slices.SortStableFunc(m.Metrics, func(a, b chartMetric) int {
+		if a.Ladder != "" && a.Ladder == b.Ladder {
+			return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.order, b.order))
+		}
+		return cmp.Compare(a.rank, b.rank)
+	})
 	for i, x := range m.Metrics {
 		m.metric[x.Name] = i
 	}

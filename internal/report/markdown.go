@@ -25,6 +25,7 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 			b.WriteString(markdownRow(r))
 		}
 	}
+	b.WriteString(picturedMarkdown(s, run))
 	b.WriteString(grossMarkdown(s))
 	list := func(title string, items []string) {
 		if len(items) == 0 {

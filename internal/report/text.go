@@ -63,6 +63,7 @@ func (t *text) write(s *analysis.Summary, run record.Run) {
 		t.table(header(s), sec.rows)
 		t.line("")
 	}
+	t.pictured(s, run)
 	t.gross(s)
 	for _, n := range notes(s) {
 		t.wrap("note: ", n)

@@ -189,7 +189,7 @@ export const values: Draw = (d, f) => {
   const g = grid(f, 3, 250);
   for (const [i, m] of d.metrics.entries()) {
     const list = d.estimates.filter((e) => e.metric === i);
-    if (m.lag || list.length < 2 || list.every((e) => e.value === list[0].value && !e.lo)) continue;
+    if (m.lag || m.ladder || list.length < 2 || list.every((e) => e.value === list[0].value && !e.lo)) continue;
     const s = scaleOf(m.unit, range(list, (e) => [e.value, e.hi]));
     const by = (v: number | null) => (v == null ? NaN : v / s.factor);
     const plot = Plot.plot({

@@ -2,7 +2,7 @@
 
 export interface Arm { name: string; baseline: boolean; twin: boolean }
 export interface Level { name: string; rest: string; numbers: Record<string, number> }
-export interface Metric { name: string; label: string; unit: string; lag: boolean }
+export interface Metric { name: string; label: string; unit: string; lag: boolean; ladder: string; rung: string }
 export interface Estimate {
   metric: number; arm: number; level: number; value: number; lo: number | null; hi: number | null; text: string;
   change: number | null; changeLo: number | null; changeHi: number | null; resolved: boolean; verdict: string;
@@ -23,7 +23,11 @@ export interface Trial {
 }
 export interface Limit { arm: number; level: number; limit: number | null; used: number; lo: number | null; hi: number | null; text: string; throttled: string }
 export interface Stair { arm: number; level: number; kind: string; step: string; value: number; lo: number | null; hi: number | null; text: string }
+export interface Placed extends Part { unit: string }
+export interface CoursePart { of: string; kind: string; values: (number | null)[] }
+export interface Course { arm: number; level: number; name: string; unit: string; trial: number; of: number; seconds: number[]; parts: CoursePart[] }
 export interface Data {
+  placed: Placed[]; courses: Course[];
   arms: Arm[]; levels: Level[]; metrics: Metric[]; estimates: Estimate[]; curves: Curve[]; factor: string; models: Model[];
   cpu: Part[]; factorName: string; limits: Limit[]; limitParts: Part[]; ran: Part[]; stairs: Stair[]; usable: number | null;
   cpuSum: CPUSum[]; memory: Part[]; trials: Trial[];

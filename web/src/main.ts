@@ -4,11 +4,13 @@ import * as charts from "./charts";
 import type { Data } from "./data";
 import { events } from "./events";
 import { keyboard } from "./keyboard";
+import * as pictured from "./pictured";
 import { hatches } from "./style";
 
 const figures: Record<string, (d: Data, f: charts.Figure) => void> = {
   differences: charts.differences, values: charts.values, latency: charts.latency, "latency-difference": charts.latencyDifference,
   limits: answers.limits, waits: answers.waits, stairs: answers.stairs, ran: answers.ran,
+  ladder: pictured.ladder, placed: pictured.placed, courses: pictured.courses,
   events, sweep: charts.sweep, cpu: charts.cpu, memory: charts.memory, trials: charts.trials,
 };
 

@@ -28,6 +28,8 @@ export const fills: Record<string, [colour: string, hatch: string]> = {
   "tasks of the groups with a limit": ["var(--c2)", "solid"], "softirq above those tasks": ["var(--c6)", "falling"], "other groups, which pay for it": ["var(--m1)", "rising"],
   "the clients' groups": ["var(--c2)", "solid"], "the servers' groups": ["var(--c4)", "dots"], elsewhere: ["var(--m3)", "blank"],
   anon: ["var(--c1)", "solid"], shmem: ["var(--c4)", "dots"], kernel: ["var(--c2)", "rising"], soft: ["var(--m3)", "blank"],
+  "page cache": ["var(--m3)", "blank"], "mapped file": ["var(--c5)", "falling"],
+  pod: ["var(--c1)", "solid"], overhead: ["var(--c2)", "rising"], outside: ["var(--c6)", "falling"], load: ["var(--c4)", "dots"],
 };
 
 const svgNS = "http://www.w3.org/2000/svg";

@@ -73,6 +73,7 @@ func (guest) Metrics() []measured.Metric {
 			Definition: metric.Definition{
 				Name: "syscall_" + c.name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean,
 				Better: metric.Lower, Needs: measured.NeedSeen, Headline: true, Clause: "takes {} for " + c.short,
+				Ladder: "system calls", Rung: c.short,
 				How: fmt.Sprintf("Time of %s, by a load of kind `%s`: median over the batches of calls that it made in the "+
 					"window, so that what interrupts one is left out.", c.doc, name),
 			},

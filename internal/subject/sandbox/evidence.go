@@ -16,6 +16,7 @@ import (
 	"tare/internal/host/proc"
 	"tare/internal/microvm"
 	"tare/internal/oci"
+	"tare/internal/record"
 )
 
 // Evidence is what is known of the sandboxes of a trial.
@@ -31,7 +32,9 @@ type Evidence struct {
 	ReadySeconds float64 `json:"ready_seconds"`
 
 	Sandboxes []Sandbox `json:"sandboxes"`
-	Memory    []Moment  `json:"memory"` // from when the loads were told to begin until the end of the window
+
+	// Pictured is the memory from when the loads were told to begin until the end of the window, and who is charged.
+	record.Pictured
 }
 
 // Sandbox is one application or load and what runs it.
@@ -54,6 +57,9 @@ type Process struct {
 	MemoryCgroup string   `json:"memory_cgroup"`
 	CPUCgroup    string   `json:"cpu_cgroup"`
 	CPUSeconds   *float64 `json:"cpu_seconds"` // in the window; null where it was not read
+	// CPUElsewhere is the part of CPUSeconds of threads that are charged to other groups than CPUCgroup, by group: a
+	// runtime of virtual machines can move those that run the machine's CPUs.
+	CPUElsewhere map[string]float64 `json:"cpu_elsewhere_seconds,omitempty"`
 	Resident
 	// SameMemoryAs is another process with the very same memory, in which it counts: gVisor runs the threads of an
 	// application as processes that share all of it. 0: none.
@@ -147,28 +153,42 @@ func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]
 	return used
 }
 
-// describe looks at each process. One that ends meanwhile is left out. used is CPU seconds in the window by process.
-func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64) {
+// describe looks at each process. One that ends meanwhile is left out. used is CPU seconds in the window by process,
+// threads the CPU time before it of those threads that may be charged elsewhere. It gives the processes of all.
+func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64, threads map[int]map[int]time.Duration) (
+	all []Process) {
 	groups := j.trial.Cgroups().NewResolver()
 	for _, s := range j.inOrder() {
-		told := Sandbox{Name: s.name, Cgroup: s.group.Path(), Processes: []Process{}}
-		inPod := s.group.Members()
-		for _, pid := range found[s] {
-			p, err := processOf(groups, pid, slices.Contains(inPod, pid))
-			if err != nil {
-				continue
-			}
-			if seconds, known := used[pid]; known {
+		told := Sandbox{Name: s.name, Cgroup: s.group.Path(), Processes: processesOf(groups, s, found[s])}
+		for i := range told.Processes {
+			p := &told.Processes[i]
+			if seconds, known := used[p.PID]; known {
 				p.CPUSeconds = &seconds
 			}
-			same := func(o Process) bool { return o.SameMemoryAs == 0 && sameMemory(o, p) }
-			if i := slices.IndexFunc(told.Processes, same); i >= 0 {
-				p.SameMemoryAs = told.Processes[i].PID
-			}
-			told.Processes = append(told.Processes, p)
+			p.CPUElsewhere = elsewhere(groups, *p, threads[p.PID])
 		}
 		j.evidence.Sandboxes = append(j.evidence.Sandboxes, told)
+		all = append(all, told.Processes...)
 	}
+	return all
+}
+
+// processesOf are the processes of a sandbox. One that ends meanwhile is left out.
+func processesOf(groups *cgroup.Resolver, s *sandboxed, pids []int) []Process {
+	all := []Process{}
+	inPod := s.group.Members()
+	for _, pid := range pids {
+		p, err := processOf(groups, pid, slices.Contains(inPod, pid))
+		if err != nil {
+			continue
+		}
+		same := func(o Process) bool { return o.SameMemoryAs == 0 && sameMemory(o, p) }
+		if i := slices.IndexFunc(all, same); i >= 0 {
+			p.SameMemoryAs = all[i].PID
+		}
+		all = append(all, p)
+	}
+	return all
 }
 
 // sameMemory reports whether two processes have one and the same memory (KCMP_VM of kcmp(2)). A kernel without that

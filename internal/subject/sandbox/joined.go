@@ -42,6 +42,8 @@ type joined struct {
 
 	watch     sync.WaitGroup
 	stopWatch context.CancelFunc
+	charged   *course // written by what watches, and read when that has ended
+	resident  *course
 	evidence  Evidence
 }
 
@@ -197,7 +199,7 @@ func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 	}
 	told := map[string]string{microvm.Annotation + "sandbox_cgroup_only": j.part.Options[settingOnly]}
 	if !j.part.Options.On(settingOnly) {
-		overhead, err := j.trial.ServingGroup("overhead", s.name, nil)
+		overhead, err := j.trial.ServingGroup(overheadComponent, s.name, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -244,10 +246,15 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 	ctx, j.stopWatch = context.WithCancel(ctx)
 	from, to := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
 	following, stop := context.WithDeadline(ctx, time.Now().Add(time.Duration(to-pace.Now())))
+	followed := make(chan struct{})
+	j.watch.Go(func() {
+		defer close(followed)
+		j.resident = j.followProcesses(following, from)
+	})
 	j.watch.Go(func() {
 		defer stop()
 		var err error
-		if j.evidence.Memory, err = j.follow(following, from, to); err != nil && ctx.Err() == nil {
+		if j.charged, err = j.follow(following, from, to); err != nil && ctx.Err() == nil {
 			j.trial.Fail(fmt.Errorf("following the memory of sandboxes: %w", err))
 		}
 	})
@@ -255,7 +262,8 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 		if pace.Sleep(ctx, time.Duration(from-pace.Now())) != nil {
 			return
 		}
-		before := cpuTimes(j.find())
+		begun := j.find()
+		before, threads := cpuTimes(begun), j.threads(begun)
 		if pace.Sleep(ctx, time.Duration(to-pace.Now())) != nil {
 			return
 		}
@@ -263,7 +271,10 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 		if now, err := (proc.FS{}).Available(); err == nil {
 			j.evidence.AvailableInWindow = &now
 		}
-		j.describe(found, cpuSince(found, before)) // now, for what works inside ends soon
+		all := j.describe(found, cpuSince(found, before), threads) // now, for what works inside ends soon
+		<-followed
+		j.resident.moment(to - from)
+		j.resident.addResident(all)
 	})
 	return nil
 }
@@ -271,6 +282,12 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 // After waits until what the sandboxes consist of is known, and has the runtime tell of those that still run.
 func (j *joined) After(ctx context.Context) error {
 	j.watch.Wait()
+	for _, c := range []*course{j.charged, j.resident} {
+		if c != nil && len(c.Parts) > 0 {
+			j.evidence.Series = append(j.evidence.Series, c.Series)
+		}
+	}
+	j.evidence.Places = j.evidence.places(j.trial.Record().Ledger)
 	for _, s := range j.inOrder() {
 		if s.dir == "" {
 			continue

@@ -140,6 +140,9 @@ func (p Process) own() Process {
 	return p
 }
 
+// memoryFamily is that of all memory of a subject: of these an answer names those that the experiment is about.
+const memoryFamily = "memory"
+
 // inMemory is a metric of memory of a trial. Where several count the same in different ways, they are of one family.
 func inMemory(name, family, clause, how string, value func(*Evidence, *measured.Measured) (float64, bool)) measured.Metric {
 	return measured.Metric{
@@ -174,11 +177,11 @@ func memoryMetrics() []measured.Metric {
 		}
 	}
 	return []measured.Metric{
-		inMemory("sandbox_lost_bytes", "sandbox_lost", "takes {} of what the machine has available",
+		inMemory("sandbox_lost_bytes", memoryFamily, "takes {} of what the machine has available",
 			"MemAvailable before anything of the trial was started, less at the end of the window: whatever else came and "+
 				"went on the machine is in it.",
 			func(e *Evidence, _ *measured.Measured) (float64, bool) { return lost(e) }),
-		inMemory("sandbox_unattributed_bytes", "sandbox_lost", "",
+		inMemory("sandbox_unattributed_bytes", memoryFamily, "",
 			"`sandbox_lost_bytes` less `sandbox_hard_bytes`: what the machine lost and no control group of the sandboxes is "+
 				"charged for.",
 			func(e *Evidence, m *measured.Measured) (float64, bool) {
@@ -186,39 +189,39 @@ func memoryMetrics() []measured.Metric {
 				a, ok2 := attributed(e, m)
 				return l - a, ok1 && ok2
 			}),
-		inMemory("sandbox_hard_bytes", "sandbox_memory", "is charged {} of hard memory",
+		inMemory("sandbox_hard_bytes", memoryFamily, "holds {} of hard memory",
 			"Anon + shmem + kernel - reclaimable slab of the control groups of sandboxes, pods and what is outside of them."+
 				ofAll, attributed),
-		inMemory("sandbox_soft_bytes", "sandbox_cache", "is charged {} of page cache",
+		inMemory("sandbox_soft_bytes", memoryFamily, "holds {} of page cache",
 			"File - shmem + reclaimable slab of the same groups."+ofAll, in(window, true, true, soft)),
-		inMemory("sandbox_pod_hard_bytes", "sandbox_pod", "has {} of hard memory in the pods' own groups",
+		inMemory("sandbox_pod_hard_bytes", memoryFamily, "holds {} of hard memory charged to its pods",
 			"The part of `sandbox_hard_bytes` in the groups where what runs the applications belongs: the pods'.",
 			in(window, true, false, hard)),
-		inMemory("sandbox_outside_hard_bytes", "sandbox_outside", "has {} of hard memory outside of them",
+		inMemory("sandbox_outside_hard_bytes", memoryFamily, "holds {} charged elsewhere",
 			"The part of `sandbox_hard_bytes` outside of the pods' groups: shims and what else a runtime puts elsewhere. 0 "+
 				"without a runtime.", in(window, false, true, hard)),
-		inMemory("sandbox_pod_working_set_bytes", "sandbox_kubernetes", "shows Kubernetes {}",
+		inMemory("sandbox_pod_working_set_bytes", memoryFamily, "shows Kubernetes {}",
 			"Current - inactive_file of the pods' groups, as the kubelet reports it for a pod.", in(window, true, false, workingSet)),
-		inMemory("sandbox_pss_bytes", "sandbox_pss", "has {} resident in its processes (PSS)",
+		inMemory("sandbox_pss_bytes", memoryFamily, "has {} resident in its processes (PSS)",
 			"Proportional set size (smaps_rollup) of all processes of the sandboxes, the applications among them where the "+
 				"machine's kernel runs them: page cache that they map is in it, and kernel memory is not. "+
 				"Processes with one and the same memory count once."+ofAll,
 			pss(func(p Process) uint64 { return p.PSS })),
-		inMemory("sandbox_pss_anon_bytes", "sandbox_pss", "", "Anonymous memory in `sandbox_pss_bytes`.",
+		inMemory("sandbox_pss_anon_bytes", memoryFamily, "", "Anonymous memory in `sandbox_pss_bytes`.",
 			pss(func(p Process) uint64 { return p.Anon })),
-		inMemory("sandbox_pss_file_bytes", "sandbox_pss", "", "Mapped files in `sandbox_pss_bytes`.",
+		inMemory("sandbox_pss_file_bytes", memoryFamily, "", "Mapped files in `sandbox_pss_bytes`.",
 			pss(func(p Process) uint64 { return p.File })),
-		inMemory("sandbox_pss_shmem_bytes", "sandbox_pss", "",
+		inMemory("sandbox_pss_shmem_bytes", memoryFamily, "",
 			"Shared memory in `sandbox_pss_bytes`: memory of applications in gVisor and in virtual machines, page cache of "+
 				"their kernels among it.", pss(func(p Process) uint64 { return p.Shmem })),
-		inMemory("sandbox_left_bytes", "sandbox_left", "leaves {} charged when it has gone",
+		inMemory("sandbox_left_bytes", memoryFamily, "leaves {} charged when it has gone",
 			"Hard and soft memory of the same groups when the sandboxes were deleted, before the files that they wrote were.",
 			func(e *Evidence, m *measured.Measured) (float64, bool) {
 				h, ok1 := charged(removed(m), e, true, true, hard)
 				s, ok2 := charged(removed(m), e, true, true, soft)
 				return h + s, ok1 && ok2
 			}),
-		inMemory("sandbox_left_reclaimed_bytes", "sandbox_left", "of which {} stay when the kernel takes back what it can",
+		inMemory("sandbox_left_reclaimed_bytes", memoryFamily, "of which {} stay when the kernel takes back what it can",
 			"What of `sandbox_left_bytes` is left when the kernel was asked to take back what it can of the pods' groups "+
 				"(memory.force_empty, memory.reclaim).",
 			func(e *Evidence, m *measured.Measured) (float64, bool) {
@@ -233,9 +236,9 @@ var countMetrics = []measured.Metric{
 	counted("sandbox_process_count", "processes", "Processes of all sandboxes at the end of the window, the applications among them.",
 		func(Process) int { return 1 }),
 	counted("sandbox_thread_count", "threads", "Threads of these.", func(p Process) int { return p.Threads }),
-	cpus("sandbox_pod_cpus", "has {} used in the pods' own groups", true,
+	cpus("sandbox_pod_cpus", "uses {} charged to its pods", true,
 		"CPU time per second of the window of the groups where what runs the applications belongs: the pods'."),
-	cpus("sandbox_outside_cpus", "has {} used outside of them", false,
+	cpus("sandbox_outside_cpus", "uses {} charged elsewhere", false,
 		"CPU time per second of the window of the subject's groups, outside of the pods'. 0 without a runtime."),
 }
 
@@ -303,14 +306,14 @@ func componentMetrics(component string) []measured.Metric {
 	return []measured.Metric{{
 		Definition: metric.Definition{
 			Name: component + "_pss_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
-			Better: metric.Lower, Needs: measured.NeedMemory, Family: "sandbox_component",
+			Better: metric.Lower, Needs: measured.NeedMemory, Family: memoryFamily,
 			How: fmt.Sprintf("The part of `sandbox_pss_bytes` of the component %s.", component),
 		},
 		Value: each(func(p Process) *float64 { v := float64(p.own().PSS); return &v }),
 	}, {
 		Definition: metric.Definition{
 			Name: component + "_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Mean, Cost: true,
-			Better: metric.Lower, Needs: measured.NeedShare, Family: "sandbox_component",
+			Better: metric.Lower, Needs: measured.NeedShare, Family: "cpu",
 			How: fmt.Sprintf("CPU time per second of the window of the processes of sandboxes that are the component %s, by "+
 				"their own clocks.", component),
 		},
@@ -336,13 +339,11 @@ func (guest) Speaks(s *kind.Setup) []string {
 	}
 	switch {
 	case program:
-		return []string{"sandbox_soft_bytes", "sandbox_hard_bytes", "sandbox_left_bytes", "sandbox_left_reclaimed_bytes"}
+		return []string{"sandbox_soft_bytes", "sandbox_left_bytes", "sandbox_left_reclaimed_bytes"}
 	case inside:
 		return nil
 	case served:
-		return []string{"sandbox_pod_cpus", "sandbox_outside_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes",
-			"sandbox_pod_working_set_bytes", "sandbox_pss_bytes"}
+		return []string{"sandbox_pod_cpus", "sandbox_outside_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes"}
 	}
-	return []string{"sandbox_start_seconds", "sandbox_ready_seconds", "sandbox_stop_seconds", "sandbox_lost_bytes",
-		"sandbox_hard_bytes", "sandbox_pss_bytes", "sandbox_thread_count"}
+	return []string{"sandbox_start_seconds", "sandbox_stop_seconds", "sandbox_hard_bytes", "sandbox_thread_count"}
 }

@@ -3,58 +3,117 @@ package sandbox
 import (
 	"context"
 	"maps"
+	"math"
+	"path"
 	"slices"
 	"time"
 
 	"tare/internal/host/cgroup"
-	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/pace"
+	"tare/internal/quantity"
+	"tare/internal/record"
 )
 
-// Moment is the memory of the sandboxes at one moment, as the kernel charges it.
-type Moment struct {
-	Seconds   float64 `json:"seconds"` // since the window opened: before that it is negative
-	Pod       Kinds   `json:"pod"`     // of the groups where what runs the applications belongs
-	Outside   Kinds   `json:"outside"` // of the subject's groups beside them
-	Available *uint64 `json:"available_bytes"`
-}
+// The names of the series, which are the titles of their charts.
+const (
+	chargedSeries  = "memory charged, by control group and kind of page"
+	residentSeries = "resident memory (PSS), by component and kind of page"
+)
 
-// Kinds is memory in bytes by kind of page; null where the kernel does not tell.
-type Kinds struct {
-	Anon   *uint64 `json:"anon"`
-	Cache  *uint64 `json:"cache"` // file - shmem
-	Shmem  *uint64 `json:"shmem"`
-	Kernel *uint64 `json:"kernel"`
-}
+// kinds is memory in bytes by kind of page; nil where the kernel does not tell.
+type kinds struct{ anon, cache, shmem, kernel *float64 }
 
-func (k *Kinds) add(m cgroup.Memory) {
-	sum := func(into **uint64, v cgroup.Value, less uint64) {
+// add adds what a group is charged, times the sign.
+func (k *kinds) add(m cgroup.Memory, sign float64) {
+	sum := func(into **float64, v cgroup.Value, less uint64) {
 		if !v.OK {
 			return
 		}
 		if *into == nil {
-			*into = new(uint64)
+			*into = new(float64)
 		}
-		**into += v.N - min(v.N, less)
+		**into = math.Max(0, **into+sign*float64(v.N-min(v.N, less)))
 	}
-	sum(&k.Anon, m.Anon, 0)
-	sum(&k.Shmem, m.Shmem, 0)
-	sum(&k.Kernel, m.Kernel, 0)
+	sum(&k.anon, m.Anon, 0)
+	sum(&k.shmem, m.Shmem, 0)
+	sum(&k.kernel, m.Kernel, 0)
 	if m.Shmem.OK {
-		sum(&k.Cache, m.File, m.Shmem.N)
+		sum(&k.cache, m.File, m.Shmem.N)
+	}
+}
+
+// course collects a series moment by moment. Parts that a moment does not have are 0 there.
+type course struct {
+	record.Series
+	at map[[2]string]int
+}
+
+func newCourse(name string) *course {
+	return &course{at: map[[2]string]int{}, Series: record.Series{Name: name, Unit: quantity.Bytes}}
+}
+
+// moment begins a moment, so many ns after the window opened.
+func (c *course) moment(ns int64) {
+	c.Seconds = append(c.Seconds, math.Round(float64(ns)/1e6)/1e3)
+	for i := range c.Parts {
+		c.Parts[i].Values = append(c.Parts[i].Values, new(float64))
+	}
+}
+
+// add adds to a part of the moment under way; a value that is not known leaves the part unknown there.
+func (c *course) add(of, kind string, v *float64) {
+	key := [2]string{of, kind}
+	i, known := c.at[key]
+	if !known {
+		i = len(c.Parts)
+		c.at[key] = i
+		c.Parts = append(c.Parts, record.SeriesPart{Of: of, Kind: kind})
+		for range c.Seconds {
+			c.Parts[i].Values = append(c.Parts[i].Values, new(float64))
+		}
+	}
+	last := &c.Parts[i].Values[len(c.Seconds)-1]
+	if v == nil || *last == nil {
+		*last = nil
+		return
+	}
+	**last += *v
+}
+
+// addKinds adds what a place is charged.
+func (c *course) addKinds(place string, k kinds) {
+	c.add(place, "anon", k.anon)
+	c.add(place, "shmem", k.shmem)
+	c.add(place, "kernel", k.kernel)
+	c.add(place, "page cache", k.cache)
+}
+
+// addResident adds the resident memory of some processes by component.
+func (c *course) addResident(all []Process) {
+	for _, component := range Components {
+		for _, p := range all {
+			if p.Component != component {
+				continue
+			}
+			r := p.own().Resident
+			anon, file, shmem := float64(r.Anon), float64(r.File), float64(r.Shmem)
+			c.add(component, "anon", &anon)
+			c.add(component, "shmem", &shmem)
+			c.add(component, "mapped file", &file)
+		}
 	}
 }
 
 // Moments are at most so many, and at least so far apart.
 const (
 	mostMoments = 100
-	apart       = 100 * time.Millisecond
+	apart       = 50 * time.Millisecond
 )
 
-// follow reads the memory of the sandboxes again and again, from now until the context ends. from and to are the edges
-// of the window, by CLOCK_MONOTONIC in nanoseconds.
-func (j *joined) follow(ctx context.Context, from, to int64) ([]Moment, error) {
+// follow reads what the groups of the sandboxes are charged again and again, from now until the context ends. from and
+// to are the edges of the window, by CLOCK_MONOTONIC in nanoseconds.
+func (j *joined) follow(ctx context.Context, from, to int64) (*course, error) {
 	pods, tree, err := j.pods()
 	if err != nil || len(pods) == 0 {
 		return nil, err
@@ -73,27 +132,59 @@ func (j *joined) follow(ctx context.Context, from, to int64) ([]Moment, error) {
 	}
 	defer r.Close()
 	every := max(apart, time.Duration(to-pace.Now())/mostMoments)
-	var all []Moment
-	for pace.Sleep(ctx, every) == nil && len(all) < 2*mostMoments {
+	c := newCourse(chargedSeries)
+	for pace.Sleep(ctx, every) == nil && len(c.Seconds) < 2*mostMoments {
 		if err := r.ReadMemory(); err != nil {
-			return all, err
+			return c, err
 		}
-		m := Moment{Seconds: float64(pace.Now()-from) / 1e9}
+		var pod, overhead, outside kinds
 		for _, g := range r.Groups() {
 			switch {
 			case g.Vanished:
 			case pods[g.Path]:
-				m.Pod.add(g.Memory)
+				pod.add(g.Memory, 1)
 			case g.Path == subject:
-				m.Outside.add(g.Memory)
+				outside.add(g.Memory, 1)
 			}
 		}
-		if now, err := (proc.FS{}).Available(); err == nil {
-			m.Available = &now
+		for _, g := range r.Groups() { // below the subject's, which counts it as well
+			if subject != "" && !g.Vanished && path.Dir(g.Path) == path.Join(subject, overheadComponent) {
+				overhead.add(g.Memory, 1)
+				outside.add(g.Memory, -1)
+			}
 		}
-		all = append(all, m)
+		c.moment(pace.Now() - from)
+		c.addKinds(placePod, pod)
+		if overhead != (kinds{}) {
+			c.addKinds(placeOverhead, overhead)
+		}
+		if !j.plain() {
+			c.addKinds(placeOutside, outside)
+		}
 	}
-	return all, nil
+	return c, nil
+}
+
+// sparing is how many times longer than it took nothing is read after resident memory was: the kernel walks page tables
+// for it, so that it costs 2 % of a CPU at most.
+const sparing = 50
+
+// followProcesses reads the resident memory of the sandboxes' processes, sparingly, from now until the context ends.
+func (j *joined) followProcesses(ctx context.Context, from int64) *course {
+	c := newCourse(residentSeries)
+	groups := j.trial.Cgroups().NewResolver()
+	for wait := time.Duration(0); pace.Sleep(ctx, wait) == nil && len(c.Seconds) < mostMoments; {
+		began := pace.Now()
+		var all []Process
+		found := j.find()
+		for _, s := range j.inOrder() {
+			all = append(all, processesOf(groups, s, found[s])...)
+		}
+		c.moment(began - from)
+		c.addResident(all)
+		wait = max(apart, sparing*time.Duration(pace.Now()-began))
+	}
+	return c
 }
 
 // pods are the groups of all that runs in sandboxes, or will: a load may be launched only when the window is near.
