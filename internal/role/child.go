@@ -26,6 +26,7 @@ type Child struct {
 	cmd      *exec.Cmd
 	conn     *Conn
 	stdin    io.Closer
+	stdout   io.Closer
 	stderr   Tail
 	ready    chan json.RawMessage
 	result   chan json.RawMessage
@@ -55,7 +56,7 @@ func Launch(name string, argv []string, begin func(*exec.Cmd) error, onEnd func(
 	if err := begin(cmd); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
-	p.stdin, p.conn = stdin, NewConn(stdout, stdin)
+	p.stdin, p.stdout, p.conn = stdin, stdout, NewConn(stdout, stdin)
 	go p.listen()
 	return p, nil
 }
@@ -67,7 +68,7 @@ func (p *Child) listen() {
 	for {
 		m, err := p.conn.Receive()
 		if err != nil {
-			if !errors.Is(err, io.EOF) && said == nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) && said == nil {
 				said = err
 			}
 			break
@@ -205,6 +206,15 @@ func (p *Child) Stop() {
 	case <-timer.C:
 	}
 	p.kill()
+	timer.Reset(stopTimeout)
+	select {
+	case <-p.ended:
+		return
+	case <-timer.C:
+	}
+	// What it started lives on and holds its output open, as a container does whose shim was killed: that is ended by
+	// whoever had it started.
+	_ = p.stdout.Close()
 	<-p.ended
 }
 

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -117,7 +118,7 @@ func (k *killer) killOne(victim string, after time.Duration) (at, life time.Dura
 	args := []string{"run", specFile(t, k.spec), "--out", filepath.Join(t.TempDir(), "out")}
 	began := time.Now()
 	p := command{args: args, env: env, timeout: 8 * time.Minute}.start(t)
-	r := ofRun{tag: fmt.Sprintf("-p%d-t", p.pid), pid: p.pid, networks: map[string]bool{}}
+	r := ofRun{tag: fmt.Sprintf("-p%d-t", p.pid), pid: p.pid, networks: map[string]bool{}, holders: map[int]uint64{}}
 	var pid int
 	var seen time.Time
 	for running := true; running && !done; {
@@ -142,6 +143,7 @@ func (k *killer) killOne(victim string, after time.Duration) (at, life time.Dura
 			}
 		}
 		if pid != 0 && time.Since(seen) >= after {
+			r.look()
 			at, done = time.Since(seen), true
 			if err := proc.Kill(pid, func() bool { return pid == p.pid || r.is(victim, pid) }); err != nil {
 				t.Fatal(err)
@@ -176,6 +178,7 @@ type ofRun struct {
 	tag      string // in names
 	pid      int
 	networks map[string]bool // network namespaces that its processes were seen in
+	holders  map[int]uint64  // the processes that were seen in these, with their start times: names are used again
 }
 
 // look finds the processes of the run by what they are.
@@ -191,6 +194,12 @@ func (r *ofRun) look() map[string][]int {
 		found[what] = append(found[what], pid)
 		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil && ns != own {
 			r.networks[ns] = true
+		}
+	}
+	for _, pid := range pids {
+		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+		if p, err2 := (proc.FS{}).Process(pid); err == nil && err2 == nil && r.networks[ns] {
+			r.holders[pid] = p.Start
 		}
 	}
 	return found
@@ -247,10 +256,7 @@ func (r *ofRun) what(pid int) string {
 // remains is everything of the run that is on this machine: processes, mounts, control groups of any hierarchy, network
 // namespaces and interfaces, loop devices and files. Directories for temporary files are there for the run alone.
 func (r *ofRun) remains(temporary string) (all []string) {
-	known := map[string]bool{}
-	for ns := range r.networks {
-		known[ns] = true
-	}
+	known, holders := maps.Clone(r.networks), maps.Clone(r.holders) // as of when it ran: look adds to them
 	for what, pids := range r.look() {
 		all = append(all, fmt.Sprintf("processes: %s %v", what, pids))
 	}
@@ -266,10 +272,10 @@ func (r *ofRun) remains(temporary string) (all []string) {
 			}
 		}
 	}
-	spaces, _ := filepath.Glob("/proc/[0-9]*/ns/net")
-	for _, name := range spaces {
-		if ns, err := os.Readlink(name); err == nil && known[ns] {
-			all = append(all, "network namespace of "+name)
+	for pid, start := range holders {
+		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+		if p, err2 := (proc.FS{}).Process(pid); err == nil && err2 == nil && p.Start == start && known[ns] {
+			all = append(all, fmt.Sprintf("network namespace %s of process %d (%s)", ns, pid, p.Comm))
 		}
 	}
 	links, _ := net.Interfaces()
