@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/fault"
 )
 
@@ -58,7 +60,42 @@ func Launch(name string, argv []string, begin func(*exec.Cmd) error, onEnd func(
 	}
 	p.stdin, p.stdout, p.conn = stdin, stdout, NewConn(stdout, stdin)
 	go p.listen()
+	go p.watch()
 	return p, nil
+}
+
+// watch ends the process's output a while after the process: what it has started may hold that open, as a container
+// does whose shim was killed. It ends when the process has.
+func (p *Child) watch() {
+	if !awaitExit(p.cmd.Process.Pid) {
+		return
+	}
+	timer := time.NewTimer(stopTimeout)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+	case <-timer.C:
+		_ = p.stdout.Close() // listen takes that as its end
+	}
+}
+
+// awaitExit waits until a child of this process has ended, which nobody need have waited for; false where the kernel
+// cannot tell (before Linux 5.3). It holds no thread.
+func awaitExit(pid int) bool {
+	fd, err := unix.PidfdOpen(pid, unix.O_NONBLOCK)
+	if err != nil {
+		return false
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	defer f.Close()
+	c, err := f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	return c.Read(func(fd uintptr) bool {
+		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0
+	}) == nil
 }
 
 // listen takes the process's messages until its output ends, and then its exit.
@@ -206,15 +243,6 @@ func (p *Child) Stop() {
 	case <-timer.C:
 	}
 	p.kill()
-	timer.Reset(stopTimeout)
-	select {
-	case <-p.ended:
-		return
-	case <-timer.C:
-	}
-	// What it started lives on and holds its output open, as a container does whose shim was killed: that is ended by
-	// whoever had it started.
-	_ = p.stdout.Close()
 	<-p.ended
 }
 

@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"io/fs"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -33,15 +32,16 @@ func TestSandboxKilled(t *testing.T) {
 		runtime string
 		always  []string // killed in the short form as well
 		victims []string
+		seldom  []string // killed a quarter as often: they take long to miss, or have a test of their own
 	}{
-		{"runc", []string{"init"}, []string{"tare", "init", "shim", "runtime"}},
-		{"runsc", []string{"sentry"}, []string{"tare", "sentry", "gofer", "shim", "runtime"}},
-		{"microvm", nil, []string{"tare", "vmm", "runtime"}},
+		{"runc", []string{"init"}, []string{"tare", "init", "runtime"}, []string{"shim"}},
+		{"runsc", []string{"sentry"}, []string{"sentry", "tare", "gofer", "runtime"}, []string{"shim"}},
+		{"microvm", nil, []string{"tare"}, []string{"vmm", "runtime"}}, // see TestMicrovmKilled
 	} {
 		t.Run(c.runtime, func(t *testing.T) {
-			victims := c.victims
+			victims, seldom := c.victims, c.seldom
 			if os.Getenv("TARE_KILLS") == "" {
-				victims = c.always
+				victims, seldom = c.always, nil
 			}
 			if len(victims) == 0 {
 				t.Skip("boots virtual machines for minutes: set TARE_KILLS")
@@ -56,6 +56,9 @@ func TestSandboxKilled(t *testing.T) {
 			k.spec = killedSpec(name)
 			for _, victim := range victims {
 				k.killMany(victim, kills(1))
+			}
+			for _, victim := range seldom {
+				k.killMany(victim, (kills(1)+3)/4)
 			}
 		})
 	}
@@ -85,17 +88,10 @@ func (k *killer) killMany(victim string, times int) {
 	k.t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
-	life := 2 * time.Second // of the victim, as it was seen last
-	if victim == "runtime" {
-		life = 50 * time.Millisecond
-	}
 	var moments []string
 	missed := 0
 	for len(moments) < times && missed < 3*times+5 {
-		at, known, done := k.killOne(victim, time.Duration(random.Float64()*float64(life)))
-		if known > 0 {
-			life = known
-		}
+		at, done := k.killOne(victim, momentOf(victim, random))
 		if !done {
 			missed++
 			continue
@@ -109,9 +105,24 @@ func (k *killer) killMany(victim string, times int) {
 	}
 }
 
-// killOne starts a run and kills a victim a while after it was first seen. It says when that was, how long victims that
-// ended before lived, and whether one was killed.
-func (k *killer) killOne(victim string, after time.Duration) (at, life time.Duration, done bool) {
+// momentOf is how long after a victim was first seen it is killed, if it lives that long: while it begins as often as
+// at any time later.
+func momentOf(victim string, random *rand.Rand) time.Duration {
+	most := 2 * time.Second
+	switch {
+	case victim == "tare":
+		most = 8 * time.Second
+	case victim == "runtime": // one command of it
+		most = 60 * time.Millisecond
+	case random.IntN(2) == 0:
+		most = 100 * time.Millisecond
+	}
+	return time.Duration(random.Float64() * float64(most))
+}
+
+// killOne starts a run and kills a victim a while after it was first seen, or after another was that came later. It
+// says when that was, and whether one was killed.
+func (k *killer) killOne(victim string, after time.Duration) (at time.Duration, done bool) {
 	t := k.t
 	t.Helper()
 	env := append([]string{"TMPDIR=" + k.temporary}, k.env...)
@@ -125,9 +136,6 @@ func (k *killer) killOne(victim string, after time.Duration) (at, life time.Dura
 		select {
 		case <-p.done:
 			running = false
-			if victim == "tare" {
-				life = time.Since(began)
-			}
 			continue
 		case <-time.After(5 * time.Millisecond):
 		}
@@ -135,7 +143,7 @@ func (k *killer) killOne(victim string, after time.Duration) (at, life time.Dura
 			r.look() // for the network namespaces
 			pid, seen = p.pid, began
 		} else if pid != 0 && !r.is(victim, pid) {
-			life, pid = time.Since(seen), 0
+			pid = 0
 		}
 		if pid == 0 {
 			if now := r.look()[victim]; len(now) > 0 {
@@ -150,6 +158,7 @@ func (k *killer) killOne(victim string, after time.Duration) (at, life time.Dura
 			}
 		}
 	}
+	r.ended = true
 	o := p.wait(t)
 	if victim != "tare" && !slices.Contains([]int{0, 3, 4}, o.code) {
 		t.Errorf("%s killed after %s: %s", victim, at, o)
@@ -170,7 +179,7 @@ func (k *killer) killOne(victim string, after time.Duration) (at, life time.Dura
 	if victim != "tare" && len(before) > 0 {
 		t.Logf("%s killed after %s: 'tare clean' removed what the run itself had left: %q", victim, at, before)
 	}
-	return at, life, done
+	return at, done
 }
 
 // ofRun finds what belongs to one run of tare: all of it is named after the run's process.
@@ -178,12 +187,13 @@ type ofRun struct {
 	tag      string // in names
 	pid      int
 	networks map[string]bool // network namespaces that its processes were seen in
+	ended    bool            // what is seen from now on is of others
 	holders  map[int]uint64  // the processes that were seen in these, with their start times: names are used again
 }
 
 // look finds the processes of the run by what they are.
 func (r *ofRun) look() map[string][]int {
-	found := map[string][]int{}
+	found, networks := map[string][]int{}, map[string]bool{}
 	own, _ := os.Readlink("/proc/self/ns/net")
 	pids, _ := proc.FS{}.PIDs()
 	for _, pid := range pids {
@@ -192,13 +202,19 @@ func (r *ofRun) look() map[string][]int {
 			continue
 		}
 		found[what] = append(found[what], pid)
+		if r.ended {
+			continue
+		}
 		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil && ns != own {
-			r.networks[ns] = true
+			r.networks[ns], networks[ns] = true, true
 		}
 	}
 	for _, pid := range pids {
+		if r.ended {
+			break
+		}
 		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
-		if p, err2 := (proc.FS{}).Process(pid); err == nil && err2 == nil && r.networks[ns] {
+		if p, err2 := (proc.FS{}).Process(pid); err == nil && err2 == nil && networks[ns] {
 			r.holders[pid] = p.Start
 		}
 	}
@@ -256,7 +272,6 @@ func (r *ofRun) what(pid int) string {
 // remains is everything of the run that is on this machine: processes, mounts, control groups of any hierarchy, network
 // namespaces and interfaces, loop devices and files. Directories for temporary files are there for the run alone.
 func (r *ofRun) remains(temporary string) (all []string) {
-	known, holders := maps.Clone(r.networks), maps.Clone(r.holders) // as of when it ran: look adds to them
 	for what, pids := range r.look() {
 		all = append(all, fmt.Sprintf("processes: %s %v", what, pids))
 	}
@@ -264,7 +279,7 @@ func (r *ofRun) remains(temporary string) (all []string) {
 		mounts, _ := os.ReadFile("/proc/" + of + "/mountinfo")
 		for line := range strings.Lines(string(mounts)) {
 			ours := strings.Contains(line, r.tag) || strings.Contains(line, temporary)
-			for ns := range known {
+			for ns := range r.networks {
 				ours = ours || strings.Contains(line, " "+ns+" ")
 			}
 			if ours {
@@ -272,9 +287,9 @@ func (r *ofRun) remains(temporary string) (all []string) {
 			}
 		}
 	}
-	for pid, start := range holders {
+	for pid, start := range r.holders {
 		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
-		if p, err2 := (proc.FS{}).Process(pid); err == nil && err2 == nil && p.Start == start && known[ns] {
+		if p, err2 := (proc.FS{}).Process(pid); err == nil && err2 == nil && p.Start == start && r.networks[ns] {
 			all = append(all, fmt.Sprintf("network namespace %s of process %d (%s)", ns, pid, p.Comm))
 		}
 	}
