@@ -1,8 +1,8 @@
 package oom
 
 import (
-	"fmt"
 	"encoding/binary"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
