@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime/debug"
 	"time"
 
@@ -27,6 +29,7 @@ const longestWindow = 24 * time.Hour
 func newWeigh() *cobra.Command {
 	var window time.Duration
 	var asJSON, sandboxes bool
+	var roots []string
 	var hz int
 	var given []ruleFlag
 	cmd := &cobra.Command{
@@ -39,7 +42,8 @@ maps, control groups and memory.
 Sandboxes (containers, pods, gVisor, and virtual machines that stand for a pod) are listed with gross, net
 and tare, by component and kind of page, with the overhead that was declared next to what was measured, and
 with what is charged to other groups than it should be. Reading the resident memory of their processes makes
-the kernel walk their page tables; the ledger says what that cost. --sandboxes=false leaves them out.
+the kernel walk their page tables; the ledger says what that cost. --sandboxes=false leaves them out. A container
+that runc or crun was told to keep elsewhere (--root DIR) is found by --runtime-root DIR.
 
 The kernel's eBPF run statistics are on during the window (they cost each run of a program about 20 to 50 ns;
 the ledger says how much that was), by a descriptor that ends with this process. Nothing else of the machine is
@@ -92,7 +96,14 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 			if err != nil {
 				return err
 			}
-			l, err := weigh(cmd.Context(), window, meter.Options{SampleHz: hz}, sandboxes)
+			found := &sandbox.Options{}
+			if found.RuntimeRoots, err = runtimeRoots(roots); err != nil {
+				return err
+			}
+			if !sandboxes {
+				found = nil
+			}
+			l, err := weigh(cmd.Context(), window, meter.Options{SampleHz: hz}, found)
 			if err != nil {
 				return err
 			}
@@ -119,12 +130,32 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 		"what puts workloads to work: 'SELECTOR'; may be repeated")
 	f.Var(&ruleValue{"", &given}, "rules", "a YAML file of rules; may be repeated")
 	f.BoolVar(&sandboxes, "sandboxes", true, "list containers, pods and virtual machines")
+	f.StringArrayVar(&roots, "runtime-root", nil,
+		"directory that runc or crun was given as --root, beside the usual ones; may be repeated")
 	f.IntVar(&hz, "hz", perf.DefaultHz, "samples per second and CPU; with 0 there are none, and eBPF time is not split")
 	return cmd
 }
 
-// weigh takes one ledger. The end of ctx ends the window early, and the ledger says how long it was.
-func weigh(ctx context.Context, d time.Duration, o meter.Options, sandboxes bool) (l *ledger.Ledger, err error) {
+// runtimeRoots makes paths of directories absolute.
+func runtimeRoots(given []string) (roots []string, err error) {
+	for _, dir := range given {
+		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+			return nil, fault.New(fault.Usage, "--runtime-root "+dir, "name the directory that the runtime was given as --root",
+				"there is no such directory")
+		}
+		if dir, err = filepath.Abs(dir); err != nil {
+			return nil, fmt.Errorf("finding the directory of a runtime: %w", err)
+		}
+		roots = append(roots, dir)
+	}
+	return roots, nil
+}
+
+// weigh takes one ledger, with sandboxes unless those are nil. The end of ctx ends the window early, and the ledger
+// says how long it was.
+func weigh(
+	ctx context.Context, d time.Duration, o meter.Options, sandboxes *sandbox.Options,
+) (l *ledger.Ledger, err error) {
 	m, err := meter.New(ctx, o)
 	if err != nil {
 		return nil, err
@@ -136,8 +167,8 @@ func weigh(ctx context.Context, d time.Duration, o meter.Options, sandboxes bool
 	}()
 	var census *meter.Sandboxes
 	var failed error // finding sandboxes; the rest of the ledger stands
-	if sandboxes {
-		if census, failed = meter.OpenSandboxes(sandbox.Options{}); failed == nil {
+	if sandboxes != nil {
+		if census, failed = meter.OpenSandboxes(*sandboxes); failed == nil {
 			defer census.Close()
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"tare/internal/cluster"
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
+	"tare/internal/host/oom"
 	"tare/internal/kind"
 	"tare/internal/ledger"
 	"tare/internal/load"
@@ -84,6 +85,7 @@ type trial struct {
 	processes  []*role.Child         // of the subject
 	objects    *kind.Objects         // of the subject
 	pids       map[string][]int      // of the subject's processes at the end of the window, by component
+	killed     *oom.Watch            // because memory was short; nil: not watched
 	startTime  time.Duration         // from the start of the subject until it was ready
 	evidence   map[string]any        // by guest
 	subjectRaw json.RawMessage
@@ -108,6 +110,14 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	x.cancel, x.record = cancel, t
 
 	err := x.measure(work)
+	killed := x.outOfMemory()
+	switch {
+	case killed == "":
+	case err != nil:
+		err = fault.Wrap(err, fault.Machine, "", "raise the limit, or ask for less", "out of memory: %s", killed)
+	default:
+		x.Warn("out-of-memory", "%s, because memory was short", killed)
+	}
 	begin := time.Now()
 	err = errors.Join(err, x.tearDown())
 	t.Ended = time.Now()
@@ -116,7 +126,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 
 	if err != nil {
 		t.Validity.Failed = failure(ctx, err)
-		if x.work != nil {
+		if x.work != nil && killed == "" {
 			t.Validity.Cause = measured.FailedBy(t.Ledger, x.treePath())
 		}
 		return err
@@ -246,6 +256,7 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 	if err := x.makeTree(); err != nil {
 		return err
 	}
+	x.watchMemory()
 	if err := x.joinApplications(); err != nil {
 		return err
 	}
@@ -569,6 +580,9 @@ func (x *trial) tearDown() error {
 		if c, ok := part.(interface{ Close() error }); ok {
 			errs = append(errs, c.Close())
 		}
+	}
+	if x.killed != nil {
+		errs = append(errs, x.killed.Close())
 	}
 	if x.tree != nil {
 		if err := x.tree.Close(); err != nil {

@@ -150,6 +150,11 @@ type Saturating interface {
 	Saturates(param.Values) bool
 }
 
+// Bounded is a guest that can bound the memory of what it runs, other than by limits of its control group.
+type Bounded interface {
+	BoundsMemory(param.Values) bool
+}
+
 // EventMaker is a load whose pieces of work are events, which something else is to deliver, and no requests. It makes
 // processes by the thousand: the groups of its trials are one for the scheduler where they can be, and counters are
 // read at a real-time priority.

@@ -63,9 +63,12 @@ func overheadGroup(o Options, id string) string {
 }
 
 // planGroups finds what directories must be made for the sandbox, those above first. Groups of its own that exist
-// already are an error.
-func (s *sandbox) planGroups(l *cgroup.Layout) error {
+// already are an error. Those above that another sandbox made are this one's too: whichever goes last removes them.
+func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 	hs := groupHierarchies(l)
+	made := func(dir string) bool {
+		return slices.ContainsFunc(others, func(o *sandbox) bool { return slices.Contains(o.Groups, dir) })
+	}
 	if len(hs) == 0 {
 		return fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup",
 			"no control groups are mounted on this machine")
@@ -83,7 +86,7 @@ func (s *sandbox) planGroups(l *cgroup.Layout) error {
 			var missing []string
 			for p := group; p != "/"; p = path.Dir(p) {
 				dir := filepath.Join(h.Mount, p)
-				if _, err := os.Lstat(dir); err == nil {
+				if _, err := os.Lstat(dir); err == nil && !made(dir) {
 					break
 				}
 				missing = append(missing, dir)

@@ -182,7 +182,7 @@ func TestPlanGroups(t *testing.T) {
 		t.Skip("needs control groups with a memory controller")
 	}
 	s := &sandbox{SandboxGroup: "/tare-test-none/a/kata_b"}
-	if err := s.planGroups(l); err != nil {
+	if err := s.planGroups(l, nil); err != nil {
 		t.Fatal(err)
 	}
 	h := groupHierarchies(l)[0].Mount
@@ -190,7 +190,7 @@ func TestPlanGroups(t *testing.T) {
 	if !slices.Equal(s.Groups[:3], want) {
 		t.Errorf("%q, not %q", s.Groups[:3], want)
 	}
-	if err := (&sandbox{SandboxGroup: "/"}).planGroups(l); fault.CodeOf(err) != fault.Usage {
+	if err := (&sandbox{SandboxGroup: "/"}).planGroups(l, nil); fault.CodeOf(err) != fault.Usage {
 		t.Errorf("a group that exists: %v", err)
 	}
 }
@@ -280,6 +280,42 @@ func TestTSC(t *testing.T) {
 	a, b := float64(tscKHz()), float64(tscKHz())
 	if a == 0 || math.Abs(a-b) > a/1000 {
 		t.Errorf("%g and %g kHz", a, b)
+	}
+}
+
+// TestSharedGroups: of two sandboxes with the same group above theirs the last to go removes it, whichever that is.
+func TestSharedGroups(t *testing.T) {
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hs := groupHierarchies(l)
+	if len(hs) == 0 || os.Geteuid() != 0 {
+		t.Skip("needs root, and control groups with a memory controller")
+	}
+	top := fmt.Sprintf("/tare-test-shared-%d", os.Getpid())
+	for _, order := range [][2]int{{0, 1}, {1, 0}} {
+		var made []*sandbox
+		for _, name := range []string{"a", "b"} {
+			s := &sandbox{SandboxGroup: top + "/vc/kata_" + name}
+			if err := s.planGroups(l, made); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.makeGroups(); err != nil {
+				t.Skipf("needs control groups that can be made: %v", err)
+			}
+			made = append(made, s)
+		}
+		for _, i := range order {
+			if err := made[i].removeGroups(); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, h := range hs {
+			if _, err := os.Lstat(h.Mount + top); err == nil {
+				t.Errorf("removed in the order %v, %s is left", order, h.Mount+top)
+			}
+		}
 	}
 }
 

@@ -85,7 +85,11 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 	if err := os.MkdirAll(sandboxDir, 0o700); err != nil {
 		return fault.Wrap(err, fault.Machine, sandboxDir, "run as root", "cannot make a directory for sandboxes")
 	}
-	if err := box.planGroups(layout); err != nil {
+	others, err := sandboxes()
+	if err != nil {
+		return err
+	}
+	if err := box.planGroups(layout, others); err != nil {
 		return err
 	}
 	if err := box.settle(config); err != nil {

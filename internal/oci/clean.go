@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/host/cgroup"
+	"tare/internal/host/mount"
 	"tare/internal/placement"
 )
 
@@ -195,17 +195,14 @@ func Unmount(dir string) (found []string, err error) {
 
 // mountsBelow lists what is mounted below a directory in this namespace, the last first.
 func mountsBelow(dir string) (found []string, err error) {
-	f, err := os.Open("/proc/self/mountinfo")
+	mounts, err := mount.Read("")
 	if err != nil {
 		return nil, fmt.Errorf("looking for mounts left behind: %w", err)
 	}
-	defer f.Close()
-	for scan := bufio.NewScanner(f); scan.Scan(); {
-		fields := strings.Fields(scan.Text())
-		if len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
-			found = append(found, fields[4])
+	for _, m := range slices.Backward(mounts) {
+		if strings.HasPrefix(m.Point, dir+"/") {
+			found = append(found, m.Point)
 		}
 	}
-	slices.Reverse(found)
 	return found, nil
 }

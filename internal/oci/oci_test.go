@@ -115,7 +115,7 @@ func TestShim(t *testing.T) {
 		"it does not heed the end": {"cat; sleep 1000", "", "", 128 + 9},
 	} {
 		path, j := job(t, r, self, tree, c.shell)
-		cmd := exec.Command(self, ShimCommand, path)
+		cmd := exec.Command(self, j.Args(path)...)
 		var out, said bytes.Buffer
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.input), &out, &said
 		err := cmd.Run()
@@ -144,8 +144,8 @@ func TestShim(t *testing.T) {
 func TestShimForwards(t *testing.T) {
 	r, self := needsRunc(t)
 	tree := fmt.Sprintf("tare-signal-p%d-t1", os.Getpid())
-	path, _ := job(t, r, self, tree, "trap 'echo bye; exit 5' TERM; echo hello; while true; do sleep 0.1; done")
-	cmd := exec.Command(self, ShimCommand, path)
+	path, j := job(t, r, self, tree, "trap 'echo bye; exit 5' TERM; echo hello; while true; do sleep 0.1; done")
+	cmd := exec.Command(self, j.Args(path)...)
 	input, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +190,7 @@ func TestClean(t *testing.T) {
 	}
 	tree := ended(t)
 	path, j := job(t, r, self, tree, "sleep 1000")
-	cmd := exec.Command(self, ShimCommand, path)
+	cmd := exec.Command(self, j.Args(path)...)
 	input, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

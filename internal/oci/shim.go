@@ -24,9 +24,15 @@ import (
 	"tare/internal/pace"
 )
 
-// ShimCommand is the hidden command as which the tare binary stands beside a container. Its argument is the path of a
-// Job.
+// ShimCommand is the hidden command as which the tare binary stands beside a container. Its arguments are those that
+// Job.Args gives.
 const ShimCommand = "_shim"
+
+// idFlag names the container, as it does for containerd's shims: whoever looks at the process can tell whose it is.
+const idFlag = "-id"
+
+// Args are the arguments of the tare binary that start the shim of a job, which was written to a path.
+func (j Job) Args(path string) []string { return []string{ShimCommand, idFlag, j.Container.ID, path} }
 
 // Job is what a shim does: it creates and starts a container with its own standard streams, waits for its end, and
 // deletes it. It forwards signals to the container, and kills it when the parent has closed standard input and it does
@@ -110,16 +116,18 @@ type shim struct {
 
 // Shim is the body of ShimCommand. It gives the exit status of the container, 128 and the signal where one killed it.
 func Shim(args []string) (status int, err error) {
-	if len(args) != 1 {
-		return 0, fault.New(fault.Usage, ShimCommand, "tare calls this command itself", "it takes the path of a job")
+	if len(args) != 3 || args[0] != idFlag {
+		return 0, fault.New(fault.Usage, ShimCommand, "tare calls this command itself",
+			"it takes the id of a container and the path of a job")
 	}
-	s := &shim{dir: filepath.Dir(args[0])}
-	text, err := os.ReadFile(args[0])
+	path := args[2]
+	s := &shim{dir: filepath.Dir(path)}
+	text, err := os.ReadFile(path)
 	if err == nil {
 		err = json.Unmarshal(text, &s.Job)
 	}
 	if err != nil {
-		return 0, fault.Wrap(err, fault.Usage, args[0], "tare calls this command itself", "it is no job of a shim")
+		return 0, fault.Wrap(err, fault.Usage, path, "tare calls this command itself", "it is no job of a shim")
 	}
 	// Whatever the runtime leaves running has this process as its parent: it can be waited for.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {

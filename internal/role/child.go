@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/fault"
 )
 
@@ -26,6 +28,7 @@ type Child struct {
 	cmd      *exec.Cmd
 	conn     *Conn
 	stdin    io.Closer
+	stdout   io.Closer
 	stderr   Tail
 	ready    chan json.RawMessage
 	result   chan json.RawMessage
@@ -55,9 +58,44 @@ func Launch(name string, argv []string, begin func(*exec.Cmd) error, onEnd func(
 	if err := begin(cmd); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
-	p.stdin, p.conn = stdin, NewConn(stdout, stdin)
+	p.stdin, p.stdout, p.conn = stdin, stdout, NewConn(stdout, stdin)
 	go p.listen()
+	go p.watch()
 	return p, nil
+}
+
+// watch ends the process's output a while after the process: what it has started may hold that open, as a container
+// does whose shim was killed. It ends when the process has.
+func (p *Child) watch() {
+	if !awaitExit(p.cmd.Process.Pid) {
+		return
+	}
+	timer := time.NewTimer(stopTimeout)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+	case <-timer.C:
+		_ = p.stdout.Close() // listen takes that as its end
+	}
+}
+
+// awaitExit waits until a child of this process has ended, which nobody need have waited for; false where the kernel
+// cannot tell (before Linux 5.3). It holds no thread.
+func awaitExit(pid int) bool {
+	fd, err := unix.PidfdOpen(pid, unix.O_NONBLOCK)
+	if err != nil {
+		return false
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	defer f.Close()
+	c, err := f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	return c.Read(func(fd uintptr) bool {
+		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0
+	}) == nil
 }
 
 // listen takes the process's messages until its output ends, and then its exit.
@@ -67,7 +105,7 @@ func (p *Child) listen() {
 	for {
 		m, err := p.conn.Receive()
 		if err != nil {
-			if !errors.Is(err, io.EOF) && said == nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) && said == nil {
 				said = err
 			}
 			break

@@ -121,6 +121,7 @@ func TestWeighWrongUse(t *testing.T) {
 		{"weigh --hz abc", "tare weigh --hz: must be a whole number, not \"abc\""},
 		{"run quickstart --seed -1", "tare run --seed: must be a whole number, 0 or more, not \"-1\""},
 		{"weigh --hz -3", "samples per second"},
+		{"weigh --runtime-root /nosuch", "there is no such directory"},
 		{"weigh now", "unexpected argument"},
 		{"doctor all", "unexpected argument"},
 		{"report", "want one run directory"},

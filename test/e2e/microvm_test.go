@@ -306,6 +306,18 @@ func sandboxRemains(id string) (remains []string) {
 		found, _ := filepath.Glob(pattern)
 		remains = append(remains, found...)
 	}
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, id) && !strings.Contains(line, " /run/netns/") { // that is the test's
+			remains = append(remains, "mount "+line)
+		}
+	}
+	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, name := range loops {
+		if file, _ := os.ReadFile(name); strings.Contains(string(file), id) {
+			remains = append(remains, "loop device "+name)
+		}
+	}
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && (d.Name() == id || d.Name() == "kata_"+id) {
 			remains = append(remains, path)

@@ -4,13 +4,14 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/host/cgroup"
+	"tare/internal/host/mount"
 )
 
 // Attachments that are no links: programs attached to control groups by BPF_PROG_ATTACH, to perf events by ioctl, to
@@ -100,45 +101,27 @@ type cgroupMounts struct {
 }
 
 func findCgroupMounts(proc string) (cgroupMounts, error) {
-	text, err := os.ReadFile(filepath.Join(proc, "self", "mountinfo"))
+	all, err := mount.Read(proc)
 	if err != nil {
-		return cgroupMounts{}, fmt.Errorf("finding the mounts of control groups: %w", err)
+		return cgroupMounts{}, err
 	}
-	return parseCgroupMounts(string(text)), nil
+	return pickCgroupMounts(all), nil
 }
 
-// parseCgroupMounts reads proc(5) mountinfo.
-func parseCgroupMounts(mountinfo string) cgroupMounts {
-	var m cgroupMounts
-	for line := range strings.Lines(mountinfo) {
-		left, right, ok := strings.Cut(line, " - ")
-		mount, fsinfo := strings.Fields(left), strings.Fields(right)
-		if !ok || len(mount) < 5 || len(fsinfo) < 3 {
-			continue
-		}
-		point := unescape(mount[4])
-		switch fsinfo[0] {
-		case "cgroup2":
-			if m.v2 == "" {
-				m.v2 = point
-			}
-		case "cgroup":
-			for option := range strings.SplitSeq(fsinfo[2], ",") {
-				if option == "memory" && m.memory == "" {
-					m.memory = point
-				}
-			}
+// pickCgroupMounts takes the first mount of each.
+func pickCgroupMounts(all []mount.Mount) (m cgroupMounts) {
+	for i := range all {
+		switch a := &all[i]; {
+		case a.Type == "cgroup2" && m.v2 == "":
+			m.v2 = a.Point
+		case a.Type == "cgroup" && m.memory == "" && slices.Contains(a.Options, "memory"):
+			m.memory = a.Point
 		}
 	}
 	if m.memory == "" {
 		m.memory = m.v2
 	}
 	return m
-}
-
-// unescape undoes the octal escapes of mountinfo: blank, tab, newline and backslash.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
 // relative is a group's path within its hierarchy: "/" or "/a/b".

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"tare/internal/host/mount"
 )
 
 // tinyBTF is a hand-made BTF: int, struct outer{int a; struct{int b;};}, a function proto and func f.
@@ -166,7 +168,7 @@ func TestCgroupMounts(t *testing.T) {
 		v1 + noise + v2: {v2: "/sys/fs/cgroup/uni fied", memory: "/sys/fs/cgroup/memory"},
 		v1:              {memory: "/sys/fs/cgroup/memory"},
 	} {
-		if got := parseCgroupMounts(text); got != want {
+		if got := pickCgroupMounts(mount.Parse([]byte(text))); got != want {
 			t.Errorf("%q: %+v, want %+v", text, got, want)
 		}
 	}
@@ -181,11 +183,6 @@ func TestRelative(t *testing.T) {
 			t.Errorf("%s in %s: %q, want %q", c[1], c[0], got, c[2])
 		}
 	}
-}
-
-func FuzzCgroupMounts(f *testing.F) {
-	f.Add("31 23 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
-	f.Fuzz(func(t *testing.T, text string) { parseCgroupMounts(text) })
 }
 
 // attribute is one attribute of rtnetlink, padded.

@@ -14,12 +14,12 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/host/mount"
 )
 
 // The modes of a Layout.
@@ -195,12 +195,12 @@ func Discover(r Roots) (*Layout, error) {
 	if err != nil {
 		return nil, err
 	}
-	mounts := parseMountinfo(info)
+	mounts := cgroupMounts(mount.Parse(info))
 	for i := range mounts {
-		mounts[i].point = filepath.Join(r.Prefix, mounts[i].point)
+		mounts[i].Point = filepath.Join(r.Prefix, mounts[i].Point)
 	}
 	if r.Prefix == "" {
-		mounts = slices.DeleteFunc(mounts, func(m mount) bool { return !m.visible() })
+		mounts = slices.DeleteFunc(mounts, func(m mounted) bool { return !m.visible() })
 	}
 	for _, m := range parseMembership(own) {
 		h, ok := pick(m, mounts, r)
@@ -229,32 +229,40 @@ func Discover(r Roots) (*Layout, error) {
 	return l, nil
 }
 
-// mount is one line of mountinfo that mounts control groups.
-type mount struct {
-	root, point  string
-	v2, readOnly bool
-	options      []string // of the superblock: on v1 they name the controllers
-	dev          uint64
+// mounted is a mount of control groups.
+type mounted struct {
+	mount.Mount
+	v2 bool
+}
+
+// cgroupMounts picks the mounts of control groups out of all.
+func cgroupMounts(all []mount.Mount) (found []mounted) {
+	for _, m := range all {
+		if v2 := m.Type == "cgroup2"; (v2 || m.Type == "cgroup") && strings.HasPrefix(m.Root, "/") {
+			found = append(found, mounted{m, v2})
+		}
+	}
+	return found
 }
 
 // visible says whether the mount is what its mount point shows: another may be mounted over it.
-func (m *mount) visible() bool {
+func (m *mounted) visible() bool {
 	var st unix.Stat_t
-	return unix.Stat(m.point, &st) == nil && st.Dev == m.dev
+	return unix.Stat(m.Point, &st) == nil && st.Dev == m.Dev
 }
 
 // up counts how far the mount's root lies above the root of our cgroup namespace.
-func (m *mount) up() int { return strings.Count(m.root, "/..") }
+func (m *mounted) up() int { return strings.Count(m.Root, "/..") }
 
 // better says whether m is the better mount of the same hierarchy than o: it shows more of the tree, or can be written.
-func (m *mount) better(o *mount) bool {
+func (m *mounted) better(o *mounted) bool {
 	if a, b := m.up(), o.up(); a != b {
 		return a > b
 	}
-	if len(m.root) != len(o.root) {
-		return len(m.root) < len(o.root)
+	if len(m.Root) != len(o.Root) {
+		return len(m.Root) < len(o.Root)
 	}
-	return !m.readOnly && o.readOnly
+	return !m.ReadOnly && o.ReadOnly
 }
 
 // membership is one line of /proc/<pid>/cgroup.
@@ -265,15 +273,15 @@ type membership struct {
 	v2          bool
 }
 
-func (m *membership) mountedBy(mt *mount) bool {
+func (m *membership) mountedBy(mt *mounted) bool {
 	if m.v2 || mt.v2 {
 		return m.v2 && mt.v2
 	}
 	if m.name != "" {
-		return slices.Contains(mt.options, "name="+m.name)
+		return slices.Contains(mt.Options, "name="+m.name)
 	}
 	for _, c := range m.controllers {
-		if !slices.Contains(mt.options, c) {
+		if !slices.Contains(mt.Options, c) {
 			return false
 		}
 	}
@@ -281,15 +289,15 @@ func (m *membership) mountedBy(mt *mount) bool {
 }
 
 // pick finds the best mount of the hierarchy that m is a member of.
-func pick(m membership, mounts []mount, r Roots) (Hierarchy, bool) {
+func pick(m membership, mounts []mounted, r Roots) (Hierarchy, bool) {
 	var best Hierarchy
-	var from *mount
+	var from *mounted
 	for i := range mounts {
 		mt := &mounts[i]
 		if !m.mountedBy(mt) || from != nil && !mt.better(from) {
 			continue
 		}
-		h := Hierarchy{Controllers: m.controllers, Name: m.name, Mount: mt.point, Root: mt.root, V2: mt.v2}
+		h := Hierarchy{Controllers: m.controllers, Name: m.name, Mount: mt.Point, Root: mt.Root, V2: mt.v2}
 		if n := mt.up(); n > 0 {
 			// The names between the mount's root and our namespace are hidden, so the namespace is found by the process
 			// in it.
@@ -306,15 +314,15 @@ func pick(m membership, mounts []mount, r Roots) (Hierarchy, bool) {
 
 // locate finds the group, depth levels below the mount, that is the root of our cgroup namespace; own is our path in
 // it.
-func locate(r Roots, m *mount, depth int, own string) (string, bool) {
-	if strings.Trim(m.root, "./") != "" {
+func locate(r Roots, m *mounted, depth int, own string) (string, bool) {
+	if strings.Trim(m.Root, "./") != "" {
 		return "", false // a mount of some group beside ours
 	}
 	self, err := os.Readlink(filepath.Join(r.proc(), "self"))
 	if err != nil {
 		return "", false
 	}
-	dirs := []string{m.point}
+	dirs := []string{m.Point}
 	for range depth {
 		var below []string
 		for _, dir := range dirs {
@@ -330,54 +338,10 @@ func locate(r Roots, m *mount, depth int, own string) (string, bool) {
 	for _, dir := range dirs {
 		procs, err := os.ReadFile(filepath.Join(dir, own, "cgroup.procs"))
 		if err == nil && slices.Contains(strings.Fields(string(procs)), self) {
-			return strings.TrimPrefix(dir, m.point), true
+			return strings.TrimPrefix(dir, m.Point), true
 		}
 	}
 	return "", false
-}
-
-// parseMountinfo picks the mounts of control groups out of /proc/<pid>/mountinfo (format: proc_pid_mountinfo(5)). Lines
-// that are not of that form are passed over.
-func parseMountinfo(b []byte) []mount {
-	var mounts []mount
-	for line := range bytes.Lines(b) {
-		head, tail, ok := strings.Cut(string(line), " - ")
-		h, t := strings.Fields(head), strings.Fields(tail)
-		if !ok || len(h) < 6 || len(t) < 3 || t[0] != "cgroup" && t[0] != "cgroup2" {
-			continue
-		}
-		major, minor, _ := strings.Cut(h[2], ":")
-		maj, err1 := strconv.ParseUint(major, 10, 32)
-		minr, err2 := strconv.ParseUint(minor, 10, 32)
-		if err1 != nil || err2 != nil || !strings.HasPrefix(h[3], "/") || !strings.HasPrefix(h[4], "/") {
-			continue
-		}
-		mounts = append(mounts, mount{
-			root: unescape(h[3]), point: unescape(h[4]), v2: t[0] == "cgroup2",
-			readOnly: slices.Contains(strings.Split(h[5], ","), "ro"),
-			options:  strings.Split(t[2], ","), dev: unix.Mkdev(uint32(maj), uint32(minr)),
-		})
-	}
-	return mounts
-}
-
-// unescape resolves the octal escapes of mountinfo (space, tab, newline, backslash).
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }
 
 // parseMembership reads /proc/<pid>/cgroup: lines of "id:controllers:path" (cgroups(7)). A path may contain colons.

@@ -3,9 +3,10 @@ package cgroup
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+
+	"tare/internal/host/mount"
 )
 
 func fixture(t testing.TB, name string) *Layout {
@@ -205,13 +206,6 @@ func TestResolverFixtures(t *testing.T) {
 	}
 }
 
-func TestMountinfoEscapes(t *testing.T) {
-	got := parseMountinfo([]byte(`1 2 0:3 /a\040b /c\134d\1 ro,nosuid shared:1 - cgroup cgroup rw,cpu` + "\n"))
-	if len(got) != 1 || got[0].root != "/a b" || got[0].point != `/c\d\1` || !got[0].readOnly || !slices.Contains(got[0].options, "cpu") {
-		t.Errorf("%+v", got)
-	}
-}
-
 func FuzzDiscovery(f *testing.F) {
 	for _, n := range []string{"v1", "v2", "hybrid"} {
 		m, err1 := os.ReadFile("testdata/" + n + "/proc/self/mountinfo")
@@ -223,7 +217,7 @@ func FuzzDiscovery(f *testing.F) {
 	}
 	f.Add([]byte("1 2 0:3 /.. / rw - cgroup2 x y"), []byte("0::/..\n"))
 	f.Fuzz(func(t *testing.T, mountinfo, own []byte) {
-		mounts := parseMountinfo(mountinfo)
+		mounts := cgroupMounts(mount.Parse(mountinfo))
 		for _, m := range parseMembership(own) {
 			if !strings.HasPrefix(m.path, "/") {
 				t.Errorf("path %q", m.path)

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 )
@@ -52,6 +53,25 @@ func once(dir string, of func(*Group) Value, from ...source) Value {
 		var g Group
 		if s.parse(&g, b); of(&g).OK {
 			return of(&g)
+		}
+	}
+	return Value{}
+}
+
+// OOMKills is how many processes of a group itself, without those below it, the kernel has killed because memory was
+// short since the group was made, by its directory in the hierarchy of the memory controller (memory.events.local of
+// v2, since Linux 5.2; memory.oom_control of v1, since Linux 4.13). It is not OK where the kernel does not tell, or the
+// group has gone.
+func OOMKills(dir string) Value {
+	for _, name := range []string{"memory.events.local", "memory.oom_control"} {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			continue
+		}
+		for line := range bytes.Lines(b) {
+			if n, ok := bytes.CutPrefix(line, []byte("oom_kill ")); ok {
+				return parseUint(n)
+			}
 		}
 	}
 	return Value{}

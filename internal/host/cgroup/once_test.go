@@ -31,3 +31,24 @@ func TestOnce(t *testing.T) {
 		})
 	}
 }
+
+func TestOOMKills(t *testing.T) {
+	for want, files := range map[Value]map[string]string{
+		{3, true}: {"memory.events.local": "low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 1\n"},
+		{2, true}: {"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"},
+		{}:        {"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\n"},
+	} {
+		dir := t.TempDir()
+		for file, text := range files {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := OOMKills(dir); got != want {
+			t.Errorf("%v: %+v, want %+v", files, got, want)
+		}
+	}
+	if got := OOMKills(t.TempDir()); got.OK {
+		t.Errorf("of no group: %+v", got)
+	}
+}

@@ -137,8 +137,23 @@ func (c *claim) component() Component {
 	return c.rule.Component
 }
 
+// ComponentOf says what a process is of which it is known that it is of a sandbox, by its command line: other than for
+// a census, it need not name that sandbox. It is empty where the table does not know it, as it does no application.
+func ComponentOf(comm string, args []string) (Component, error) {
+	t, err := builtin()
+	if err != nil {
+		return "", err
+	}
+	c := t.match(command{comm: comm, args: args}, true)
+	return c.component(), nil
+}
+
 // identify reads a command line.
-func (t *table) identify(c command) claim {
+func (t *table) identify(c command) claim { return t.match(c, false) }
+
+// match finds the first rule that a command line fits. Those that need an id fit without one where known is true: that
+// it is of a sandbox.
+func (t *table) match(c command, known bool) claim {
 	names := make([]string, 0, 2)
 	if len(c.args) > 0 {
 		names = append(names, path.Base(c.args[0]))
@@ -168,7 +183,7 @@ func (t *table) identify(c command) claim {
 			}
 			out := claim{rule: r, runtime: r.Runtime, program: name}
 			nameSandbox(&out, c.args)
-			if out.id == "" && r.Required {
+			if out.id == "" && r.Required && !known {
 				continue
 			}
 			return out

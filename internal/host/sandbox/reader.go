@@ -18,8 +18,8 @@ import (
 // Options of a Reader. The zero value is the machine that we run on.
 type Options struct {
 	Root string // put before /proc, /sys and /run; for trees of test files
-	// RuntimeRoots are directories that runc or crun was given as --root, beside those that table.yaml has. A container
-	// without an engine is known by nothing but its state there.
+	// RuntimeRoots are directories that runc, crun or runsc was given as --root, beside those that table.yaml has. A
+	// container of the first two without an engine is known by nothing but its state there.
 	RuntimeRoots []string
 }
 
@@ -95,7 +95,8 @@ func New(o Options) (*Reader, error) {
 			dir = escapeGlob(dir)
 			further.States = append(further.States,
 				stateRule{Path: filepath.Join(dir, "{id}", "state.json"), Format: formatRunc, Runtime: "runc"},
-				stateRule{Path: filepath.Join(dir, "{id}", "status"), Format: formatCrun, Runtime: "crun"})
+				stateRule{Path: filepath.Join(dir, "{id}", "status"), Format: formatCrun, Runtime: "crun"},
+				stateRule{Path: filepath.Join(dir, "{id}_sandbox:{sandbox}.state"), Format: formatRunsc, Runtime: "gvisor"})
 		}
 		r.table = &further
 	}

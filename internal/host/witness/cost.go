@@ -13,13 +13,13 @@ import (
 
 const (
 	costPeriod = 20 * time.Microsecond // between looks while their cost is measured
-	costSpin   = 400 * time.Microsecond
+	costSpin   = 200 * time.Microsecond
 	costGoes   = 24 // the fastest counts: what slows a go down is not the witness
 )
 
 // MeasureCost measures what one look costs a busy CPU: a fixed amount of work is done many times without and with a
 // witness that looks at this thread 50,000 times a second. Of a witness that has joined a sampler it is what a look
-// adds to an interrupt that comes anyway, of one that stands alone the interrupt is part of it. It takes about 25 ms of
+// adds to an interrupt that comes anyway, of one that stands alone the interrupt is part of it. It takes about 20 ms of
 // CPU. Call it while no look is taken; Reset forgets what it did.
 func (w *Witness) MeasureCost() (time.Duration, error) {
 	runtime.LockOSThread()

@@ -128,10 +128,13 @@ const (
 // Open loads the program and makes the events; no look is taken until Enable, or until the leaders are enabled. The
 // error is a *feature.MissingError where this machine has no witness.
 func Open(o Options) (*Witness, error) {
-	if err := Witnessing.Err(); err != nil {
-		return nil, err
+	w, err := open(o)
+	if err != nil {
+		if missing := Witnessing.Err(); missing != nil { // asked now only: the probe opens one too
+			return nil, missing
+		}
 	}
-	return open(o)
+	return w, err
 }
 
 func open(o Options) (w *Witness, err error) {
@@ -178,7 +181,8 @@ func open(o Options) (w *Witness, err error) {
 // load loads the program with what this kernel has: the steal clock where the hypervisor keeps one, else the kernel's
 // counter.
 func (w *Witness) load(clock bool) error {
-	kernel, err := kernelVariables()
+	types := btf.NewCache() // reading the kernel's takes 27 ms of CPU each time
+	kernel, err := kernelVariables(types)
 	if err != nil {
 		return err
 	}
@@ -186,7 +190,7 @@ func (w *Witness) load(clock bool) error {
 		return errors.New("this kernel does not tell where its per-CPU variable runqueues is")
 	}
 	if _, ok := kernel[stealTime]; ok && clock {
-		if err := w.loadWith(kernel, sourceClock); err != nil {
+		if err := w.loadWith(kernel, types, sourceClock); err != nil {
 			return err
 		}
 		kept, err := w.objects.TareClock.Run(&ebpf.RunOptions{})
@@ -207,7 +211,7 @@ func (w *Witness) load(clock bool) error {
 		return errors.New("this kernel does not tell where its per-CPU variable kernel_cpustat is")
 	}
 	w.source = Ticks
-	return w.loadWith(kernel, sourceTicks)
+	return w.loadWith(kernel, types, sourceTicks)
 }
 
 // findQueues shows the program the run queue of every CPU: a task that runs on a CPU is linked to its queue, while the
@@ -243,8 +247,8 @@ func (w *Witness) findQueues(cpus []int) (err error) {
 
 // kernelVariables are the places of the variables in the section of per-CPU variables, by name: of those that this
 // kernel has and tells.
-func kernelVariables() (map[string]int64, error) {
-	kernel, err := btf.LoadKernelSpec()
+func kernelVariables(types *btf.Cache) (map[string]int64, error) {
+	kernel, err := types.Kernel()
 	if err != nil {
 		return nil, fmt.Errorf("reading the types of the kernel: %w", err)
 	}
@@ -262,7 +266,7 @@ func kernelVariables() (map[string]int64, error) {
 	return places, nil
 }
 
-func (w *Witness) loadWith(kernel map[string]int64, source uint32) error {
+func (w *Witness) loadWith(kernel map[string]int64, types *btf.Cache, source uint32) error {
 	spec, err := loadWitness()
 	if err != nil {
 		return fmt.Errorf("reading the program of the witness: %w", err)
@@ -287,7 +291,7 @@ func (w *Witness) loadWith(kernel map[string]int64, source uint32) error {
 	}
 	spec.Maps["tare_looks"].MaxEntries = uint32(cpus)
 	spec.Maps["tare_stalls"].MaxEntries = ringBytes(cpus)
-	if err := spec.LoadAndAssign(&w.objects, nil); err != nil {
+	if err := spec.LoadAndAssign(&w.objects, &ebpf.CollectionOptions{Cache: types}); err != nil {
 		return fmt.Errorf("loading the program of the witness: %w", err)
 	}
 	info, err := w.objects.TareWitness.Info()

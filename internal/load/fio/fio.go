@@ -83,17 +83,21 @@ func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
 	if j.size, err = bounded(j.asked, t.Dir()); err != nil {
 		return nil, err
 	}
+	program := *part
+	program.Options = param.Values{"command": commandLine(o, j.size), "tool": "fio", "drain": o[settingDrain]}
+	j.Joined, err = command.JoinEarly(t, as, &program)
+	return j, err
+}
+
+// commandLine is what runs, in the notation of package command, on a file of that many bytes.
+func commandLine(o param.Values, size int64) string {
 	direct := "0"
 	if o.On(settingDirect) {
 		direct = "1"
 	}
-	line := fmt.Sprintf("fio --name=load --filename={dir}/file --size=%d --rw=%s --bs=%d --numjobs=%d --direct=%s "+
+	return fmt.Sprintf("fio --name=load --filename={dir}/file --size=%d --rw=%s --bs=%d --numjobs=%d --direct=%s "+
 		"--ioengine=psync --iodepth=1 --thread --time_based --runtime={seconds} --group_reporting --output-format=json",
-		j.size, o[settingKind], o.Int(settingBlock), o.Int(settingJobs), direct)
-	program := *part
-	program.Options = param.Values{"command": line, "tool": "fio", "drain": o[settingDrain]}
-	j.Joined, err = command.JoinEarly(t, as, &program)
-	return j, err
+		size, o[settingKind], o.Int(settingBlock), o.Int(settingJobs), direct)
 }
 
 // The parts of what the machine has that a file may take.

@@ -3,18 +3,16 @@ package sandbox
 import (
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
-	"tare/internal/microvm"
+	"tare/internal/host/sandbox"
 	"tare/internal/oci"
 	"tare/internal/record"
 )
@@ -66,42 +64,31 @@ type Process struct {
 	SameMemoryAs int `json:"same_memory_as,omitempty"`
 }
 
-// The components.
+// The components, as a census of the machine calls them.
 const (
-	Workload  = "workload"  // the application's own code: of gVisor, the stubs in which it runs
-	Shim      = "shim"      // stays beside a container, for its streams and its end
-	Sentry    = "sentry"    // the kernel of gVisor
-	Gofer     = "gofer"     // serves files to it
-	VMM       = "vmm"       // runs a virtual machine, with the application in it
-	Virtiofsd = "virtiofsd" // serves files to it
-	Monitor   = "monitor"   // whatever else the runtime left running
+	Workload  = string(sandbox.Workload)  // the application's own code: of gVisor, the stubs in which it runs
+	Shim      = string(sandbox.Shim)      // stays beside a container, for its streams and its end
+	Sentry    = string(sandbox.Sentry)    // the kernel of gVisor
+	Gofer     = string(sandbox.Gofer)     // serves files to it
+	VMM       = string(sandbox.VMM)       // runs a virtual machine, with the application in it
+	Virtiofsd = string(sandbox.Virtiofsd) // serves files to it
+	Monitor   = string(sandbox.Monitor)   // whatever else the runtime left running
 )
 
 // Components are all of them.
 var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor}
 
-// componentOf tells what a process is by its command line: gVisor's processes are called exe.
-func componentOf(cmdline []string, inPod bool) string {
-	program := ""
-	if len(cmdline) > 0 { // a stub of gVisor has none
-		program = path.Base(cmdline[0])
-	}
+// componentOf tells what a process of a sandbox is: by its command line, else by whether it is where the application
+// belongs. What begins a container is its application here, which it becomes.
+func componentOf(comm string, cmdline []string, inPod bool) (string, error) {
+	c, err := sandbox.ComponentOf(comm, cmdline)
 	switch {
-	case len(cmdline) > 1 && cmdline[1] == oci.ShimCommand, strings.HasPrefix(program, "containerd-shim"),
-		len(cmdline) > 2 && cmdline[1] == oci.MicroVM && cmdline[2] == microvm.ShimCommand:
-		return Shim
-	case program == "runsc-sandbox":
-		return Sentry
-	case program == "runsc-gofer":
-		return Gofer
-	case strings.HasPrefix(program, "qemu-system"), program == "cloud-hypervisor", program == "firecracker":
-		return VMM
-	case program == "virtiofsd":
-		return Virtiofsd
+	case slices.Contains(Components, string(c)):
+		return string(c), err
 	case inPod:
-		return Workload
+		return Workload, err
 	}
-	return Monitor
+	return Monitor, err
 }
 
 // find finds the processes of a sandbox: those in its groups, and what the shim has started elsewhere.
@@ -215,7 +202,9 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 	if err != nil {
 		return p, err
 	}
-	p.Component = componentOf(cmdline, inPod)
+	if p.Component, err = componentOf(p.Comm, cmdline, inPod); err != nil {
+		return p, err
+	}
 	if p.Resident, err = residentOf(fs, pid); err != nil {
 		return p, err
 	}

@@ -67,6 +67,9 @@ func (guest) About() kind.About {
 	}
 }
 
+// BoundsMemory reports whether sandboxes have a limit.
+func (guest) BoundsMemory(o param.Values) bool { return o.Float(settingMemory) > 0 }
+
 // Trait says how gVisor gets hold of system calls.
 func (guest) Trait(o param.Values) string {
 	if filepath.Base(o[settingRuntime]) == oci.Runsc {

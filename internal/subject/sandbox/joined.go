@@ -122,7 +122,7 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 		return err
 	}
 	l.Command.Path, l.Command.Err = j.trial.Self(), nil
-	l.Command.Args = []string{"tare", oci.ShimCommand, path}
+	l.Command.Args = append([]string{"tare"}, s.job.Args(path)...)
 	if s.job.Own {
 		if l.Command.SysProcAttr == nil {
 			l.Command.SysProcAttr = &unix.SysProcAttr{}

@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -24,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/host/mount"
 	"tare/internal/param"
 	"tare/internal/subject/mesh"
 	"tare/internal/subject/mesh/store"
@@ -320,15 +320,13 @@ func checkCgroup(dir string, allowRoot bool) error {
 
 // cgroup2Mount is where the cgroup v2 hierarchy is mounted, "" if nowhere; for messages.
 func cgroup2Mount() string {
-	data, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := mount.Read("")
 	if err != nil {
 		return ""
 	}
-	for line := range strings.Lines(string(data)) {
-		mount, rest, ok := strings.Cut(line, " - ")
-		fields := strings.Fields(mount)
-		if ok && len(fields) > 4 && strings.HasPrefix(rest, "cgroup2 ") {
-			return fields[4]
+	for _, m := range mounts {
+		if m.Type == "cgroup2" {
+			return m.Point
 		}
 	}
 	return ""

@@ -1,0 +1,100 @@
+// Package mount reads what is mounted where.
+package mount
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mount is one line of mountinfo.
+type Mount struct {
+	Root     string   // what of the file system is mounted: a directory of it, or for namespaces their name
+	Point    string   // where, as the process sees it
+	Type     string   // of the file system
+	Options  []string // of the file system, not of this mount of it: on cgroup v1 they name the controllers
+	Dev      uint64   // as stat(2) has it
+	ReadOnly bool     // this mount of it
+}
+
+// Read reads what the reading process has mounted, in the order in which it was. proc is where /proc is; empty: there.
+func Read(proc string) ([]Mount, error) {
+	if proc == "" {
+		proc = "/proc"
+	}
+	text, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
+	if err != nil {
+		return nil, fmt.Errorf("reading what is mounted: %w", err)
+	}
+	return Parse(text), nil
+}
+
+// Parse reads the text of /proc/<pid>/mountinfo: proc_pid_mountinfo(5), fs/proc_namespace.c. Lines that are not of that
+// form are passed over.
+func Parse(text []byte) []Mount {
+	var all []Mount
+	for line := range bytes.Lines(text) {
+		if m, ok := parse(strings.TrimSuffix(string(line), "\n")); ok {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// The fields of a line before the optional ones, of which there may be any number. A dash ends those.
+const (
+	fieldDev     = 2
+	fieldRoot    = 3
+	fieldPoint   = 4
+	fieldOptions = 5
+	optional     = 6
+)
+
+// parse reads one line. Blanks within fields are escaped, and nothing but a blank separates them: names may well have
+// other characters that Unicode takes for space.
+func parse(line string) (m Mount, ok bool) {
+	fields := strings.Split(line, " ")
+	if len(fields) <= optional {
+		return m, false
+	}
+	dash := slices.Index(fields[optional:], "-") + optional
+	if dash < optional || len(fields) <= dash+3 {
+		return m, false
+	}
+	major, minor, _ := strings.Cut(fields[fieldDev], ":")
+	maj, err1 := strconv.ParseUint(major, 10, 32)
+	low, err2 := strconv.ParseUint(minor, 10, 32)
+	if err1 != nil || err2 != nil || !strings.HasPrefix(fields[fieldPoint], "/") {
+		return m, false
+	}
+	return Mount{
+		Root: unescape(fields[fieldRoot]), Point: unescape(fields[fieldPoint]), Type: unescape(fields[dash+1]),
+		Options: strings.Split(fields[dash+3], ","), Dev: unix.Mkdev(uint32(maj), uint32(low)),
+		ReadOnly: slices.Contains(strings.Split(fields[fieldOptions], ","), "ro"),
+	}, true
+}
+
+// unescape resolves the octal escapes of blank, tab, newline, backslash and # (seq_escape in fs/seq_file.c).
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}

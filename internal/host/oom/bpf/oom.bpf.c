@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+/*
+ * Notes which processes the kernel kills because memory is short.
+ *
+ * The hook is the tracepoint mark_victim (mm/oom_kill.c) as a raw tracepoint: it is where the kernel says whom it kills,
+ * once for each thread group, before the signal is sent. Nothing else tells: memory.events and memory.oom_control count,
+ * and the kernel's log is a text for people. The tracepoint's argument is the task since Linux 6.8 and its pid before;
+ * then more than the pid is known only where the victim is the task that asked for memory, as it mostly is.
+ */
+
+/* The types that bpf_helpers.h wants, declared here: the headers that have them differ from machine to machine. */
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+typedef unsigned int __u32;
+typedef unsigned long long __u64;
+typedef short __s16;
+typedef int __s32;
+typedef long long __s64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+#define BPF_MAP_TYPE_QUEUE 22
+#define BPF_ANY 0
+
+#define VICTIMS 64	   /* maxVictims in oom.go */
+#define MOST_PIDS (1 << 22) /* PID_MAX_LIMIT in include/linux/threads.h; a pointer into the kernel is larger */
+
+/* What is read of the kernel's types; where it is there is found when the program is loaded. */
+struct kernfs_node {
+	__u64 id;
+	const char *name;
+} __attribute__((preserve_access_index));
+
+struct cgroup {
+	struct kernfs_node *kn;
+} __attribute__((preserve_access_index));
+
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+} __attribute__((preserve_access_index));
+
+struct css_set {
+	struct cgroup_subsys_state *subsys[1];
+} __attribute__((preserve_access_index));
+
+enum cgroup_subsys_id { memory_cgrp_id = 4 };
+
+struct qstr {
+	const unsigned char *name;
+} __attribute__((preserve_access_index));
+
+struct dentry {
+	struct qstr d_name;
+} __attribute__((preserve_access_index));
+
+struct path {
+	struct dentry *dentry;
+} __attribute__((preserve_access_index));
+
+struct file {
+	struct path f_path;
+} __attribute__((preserve_access_index));
+
+struct mm_struct {
+	struct file *exe_file;
+} __attribute__((preserve_access_index));
+
+struct task_struct {
+	int tgid;
+	char comm[16];
+	struct css_set *cgroups;
+	struct mm_struct *mm;
+} __attribute__((preserve_access_index));
+
+struct bpf_raw_tracepoint_args {
+	__u64 args[1];
+};
+
+/* victim in oom.go. */
+struct victim {
+	__u64 group; /* of the memory controller: id of its directory */
+	__u32 pid;
+	char comm[16];
+	char program[32];
+	char group_name[132];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, VICTIMS);
+	__uint(value_size, sizeof(struct victim));
+} tare_victims SEC(".maps");
+
+SEC("raw_tp/mark_victim")
+int tare_oom(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u64 first = ctx->args[0];
+	struct task_struct *task = (void *)first;
+	struct victim v = {};
+
+	if (first <= MOST_PIDS) {
+		v.pid = first;
+		task = (void *)bpf_get_current_task();
+		if (BPF_CORE_READ(task, tgid) != v.pid)
+			goto out;
+	}
+	v.pid = BPF_CORE_READ(task, tgid);
+	BPF_CORE_READ_STR_INTO(&v.comm, task, comm);
+	bpf_probe_read_kernel_str(v.program, sizeof(v.program), BPF_CORE_READ(task, mm, exe_file, f_path.dentry, d_name.name));
+
+	struct css_set *set = BPF_CORE_READ(task, cgroups);
+	struct cgroup_subsys_state *css = 0;
+	__u32 memory = bpf_core_enum_value(enum cgroup_subsys_id, memory_cgrp_id);
+	__u64 at = (__u64)set + bpf_core_field_offset(struct css_set, subsys) + memory * sizeof(void *);
+
+	bpf_probe_read_kernel(&css, sizeof(css), (void *)at);
+	struct kernfs_node *node = BPF_CORE_READ(css, cgroup, kn);
+
+	v.group = BPF_CORE_READ(node, id);
+	bpf_probe_read_kernel_str(v.group_name, sizeof(v.group_name), BPF_CORE_READ(node, name));
+out:
+	bpf_map_push_elem(&tare_victims, &v, BPF_ANY);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";

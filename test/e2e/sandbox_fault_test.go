@@ -1,0 +1,150 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/oci"
+	"tare/internal/record"
+)
+
+// TestOutOfMemory: what the kernel kills because a limit leaves it no memory is named, plainly and in a container.
+func TestOutOfMemory(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	spec := sandboxSpec(runtimeFor(t, "runc"), `
+loads:
+  hungry: {kind: command, command: "tail /dev/zero", inside: true, limits: {memory: 64MiB}}
+`)
+	dir := filepath.Join(t.TempDir(), "out")
+	o := command{args: []string{"run", specFile(t, spec), "--out", dir}, timeout: 3 * time.Minute}.start(t).wait(t)
+	const says = `out of memory: the kernel killed process \d+ \(tail\) of the load hungry in the control group `
+	if o.code != 3 || !regexp.MustCompile(says).MatchString(o.stderr) {
+		t.Errorf("want exit code 3 with the victim: %s", o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const plainly = says + `/tare-trial-\d+-p\d+-t\d+/work/hungry, which may have 67\.1 MB`
+	for _, tr := range c.Trials {
+		want := plainly
+		if tr.Arm == "inside" {
+			want = says
+		}
+		if !regexp.MustCompile(want).MatchString(tr.Validity.Failed) || tr.Validity.Cause != "" {
+			t.Errorf("%s: %q, caused by %q", tr.Arm, tr.Validity.Failed, tr.Validity.Cause)
+		}
+	}
+	if len(c.Trials) != 3 {
+		t.Errorf("%d trials", len(c.Trials))
+	}
+}
+
+// TestFullDiskUnderFio: a disk that has no room for the file of one trial costs that trial, and no other.
+func TestFullDiskUnderFio(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	runtimeFor(t, "fio")
+	disk := t.TempDir()
+	if err := unix.Mount("tare-test", disk, "tmpfs", 0, "size=192m"); err != nil {
+		t.Skipf("cannot mount: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	spec := sandboxSpec(runtimeFor(t, "runc"), "loads:\n  fio: {kind: fio, size: 16MiB, direct: false}\n")
+	spec = strings.Replace(spec, "repeat: 100%", "repeat: 0%", 1)
+	for n := range 5 {
+		dir := filepath.Join(disk, fmt.Sprint("out", n))
+		o, inTime := runOnFullDisk(t, disk, spec, dir)
+		if !inTime {
+			continue // fio had begun, and nothing is to be seen
+		}
+		if o.code != 0 && o.code != 4 {
+			t.Fatal(o)
+		}
+		c, err := record.Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tr := range c.Trials {
+			full := strings.Contains(strings.ToLower(tr.Validity.Failed), "no space left on device")
+			if tr.Arm == "inside" && !full || tr.Arm != "inside" && tr.Validity.Failed != "" {
+				t.Errorf("%s: %q", tr.Arm, tr.Validity.Failed)
+			}
+		}
+		if len(c.Trials) != 3 {
+			t.Errorf("%d trials: %s", len(c.Trials), o)
+		}
+		return
+	}
+	t.Fatal("the disk was never full before fio had begun")
+}
+
+// runOnFullDisk runs a spec whose output is on a disk that is full, as soon as there is a sandbox and for as long as it
+// has files there. It says whether that was before fio made its file.
+func runOnFullDisk(t *testing.T, disk, spec, dir string) (o output, inTime bool) {
+	t.Helper()
+	p := command{args: []string{"run", specFile(t, spec), "--out", dir}, timeout: 3 * time.Minute}.start(t)
+	filler, filled := filepath.Join(disk, "filler"), false
+	defer os.Remove(filler)
+	for running := true; running; {
+		select {
+		case <-p.done:
+			running = false
+		case <-time.After(2 * time.Millisecond):
+		}
+		files := globbed(t, filepath.Join(dir, "fio-*"))
+		switch {
+		case !filled && len(globbed(t, filepath.Join(oci.StateDir, fmt.Sprintf("tare-trial-*-p%d-*", p.pid)))) > 0:
+			fill(t, disk, filler)
+			filled, inTime = true, len(globbed(t, filepath.Join(dir, "fio-*", "file"))) == 0
+		case filled && len(files) == 0:
+			_ = os.Remove(filler) // it may be gone
+		}
+	}
+	return p.wait(t), inTime
+}
+
+func globbed(t *testing.T, pattern string) []string {
+	t.Helper()
+	found, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// fill takes all of a file system but what the record and a small file need: one of 16 MiB has no room.
+func fill(t *testing.T, disk, name string) {
+	t.Helper()
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for {
+		var st unix.Statfs_t
+		if err := unix.Statfs(disk, &st); err != nil {
+			t.Fatal(err)
+		}
+		err := unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-12<<20)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EINTR) { // somebody else was faster
+			t.Fatal(err)
+		}
+	}
+}
