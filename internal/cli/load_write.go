@@ -52,7 +52,7 @@ func printWrite(w io.Writer, r *load.Result) error {
 	} else {
 		fmt.Fprintf(&b, "closed loop for %gs, ", r.Seconds)
 	}
-	fmt.Fprintf(&b, "%s\n%d of %d writes done, %.0f/s", counted(r.Connections, "worker"), r.Done, r.Intended, r.Rate)
+	fmt.Fprintf(&b, "%s\n%d of %d writes done, %.0f/s", quantity.Counted(r.Connections, "worker"), r.Done, r.Intended, r.Rate)
 	fmt.Fprintf(&b, "; %s, %s/s\n", quantity.Value(r.Counts[write.CountBytes], quantity.Bytes),
 		quantity.Value(r.Counts[write.CountBytes]/r.Seconds, quantity.Bytes))
 	if n := r.Intended - r.Sent; n > 0 {

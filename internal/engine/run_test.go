@@ -135,7 +135,7 @@ func (g *ground) run(ctx context.Context, s *Spec, progress func(Progress)) (*re
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	trials, runErr := Run(ctx, g.machine, s, run, w, progress)
+	trials, runErr := (&Runner{Machine: g.machine, Spec: s, Record: &run, Writer: w, Progress: progress}).Run(ctx)
 	if err := w.Close(); err != nil {
 		g.t.Error(err)
 	}

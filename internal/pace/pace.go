@@ -205,3 +205,18 @@ func Sleep(ctx context.Context, d time.Duration) error {
 		return context.Cause(ctx)
 	}
 }
+
+// SleepUntil sleeps until a time by Now. The context can end all but the last two milliseconds, with its cause as the
+// error: the kernel's own clock times these, for Go's timers round to about one.
+func SleepUntil(ctx context.Context, at int64) error {
+	const last = 2 * time.Millisecond
+	if err := Sleep(ctx, time.Duration(at-Now())-last); err != nil {
+		return err
+	}
+	ts := unix.NsecToTimespec(at)
+	for {
+		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil); err != unix.EINTR {
+			return err
+		}
+	}
+}

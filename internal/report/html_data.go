@@ -483,7 +483,7 @@ func (m *dataMaker) inTime() {
 				}
 			}
 			if n := voided(t); n > 0 {
-				c.Why = "it has lost " + manyMetrics(n) + ": " + c.Why
+				c.Why = "it has lost " + quantity.Counted(n, "metric") + ": " + c.Why
 			}
 			if t.Attempt > 0 {
 				c.Why = fmt.Sprintf("attempt %d, %s", t.Attempt+1, c.Why)
