@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -259,7 +260,7 @@ func TestDeadApplication(t *testing.T) {
 			cancel()
 		}
 	})
-	if !Interrupted(err) || len(trials) != 1 {
+	if !errors.Is(err, context.Canceled) || len(trials) != 1 {
 		t.Fatalf("%d trials: %v", len(trials), err)
 	}
 	if want := "server ended during the trial: signal: killed"; !strings.Contains(trials[0].Validity.Failed, want) {
@@ -288,7 +289,7 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	g.onOpen = cancel
 	c, trials, err := g.run(ctx, s, quiet)
-	if !Interrupted(err) {
+	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}
 	if len(trials) != 1 || trials[0].Validity.Failed != "interrupted" || !c.Partial {

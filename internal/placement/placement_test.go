@@ -542,16 +542,25 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv(nginxEnv, conf)
+	isWorker := func(pid int) bool {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		return strings.HasPrefix(string(line), "nginx: worker")
+	}
 	owner, tree, masters := startOwnerAs(t, "owner of nginx", &unix.SysProcAttr{})
 	var workers []int
 	eventually(t, "nginx has its workers", func() bool {
 		workers = workers[:0]
 		for _, pid := range Members(l, []string{tree}) {
-			if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && strings.HasPrefix(string(line), "nginx: worker") {
+			if isWorker(pid) {
 				workers = append(workers, pid)
 			}
 		}
 		return len(workers) == 4
+	})
+	t.Cleanup(func() {
+		for _, pid := range workers {
+			_ = proc.Kill(pid, func() bool { return isWorker(pid) })
+		}
 	})
 	for _, pid := range workers {
 		if env, err := (proc.FS{}).Environ(pid); err != nil || slices.Contains(env, Mark+"="+tree) {
