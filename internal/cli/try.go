@@ -272,6 +272,10 @@ const (
 	tryTime   = 135 * time.Second // that the plan may take
 )
 
+// tryWindow is the length of the windows: that of the timer which programs that wait have most often. All windows begin
+// at about the same age of the command, so one of 0.8 s has that timer's work either always or never.
+const tryWindow = time.Second
+
 // trySpec is the experiment: as many blocks as fit into tryTime, unless the user says how many.
 func trySpec(name string, f tryFlags, chosen []workload) (*engine.Spec, error) {
 	s, err := engine.Parse("try", []byte(tryText(name, f, chosen)), featureNames())
@@ -291,7 +295,7 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 	line("name: %q", "try-"+name)
 	line("question: %q", "What does "+name+" use, and what do workloads beside it lose?")
 	line("needs: [bpf-syscall, bpf-stats, sampling]")
-	line("blocks: %d\nwarmup: 300ms\nduration: 800ms\nrepeat: 30%%", tryBlocks)
+	line("blocks: %d\nwarmup: 300ms\nduration: %s\nrepeat: 30%%", tryBlocks, tryWindow)
 	line("applications:\n  server: {kind: %s, limits: {pin: 1}}", cmp.Or(f.app, "http"))
 	line("loads:")
 	for _, w := range chosen {
