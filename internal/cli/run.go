@@ -175,14 +175,9 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	if err != nil {
 		return err
 	}
-	layout, err := cgroup.Discover(cgroup.Roots{})
+	layout, self, err := ground(os.Stderr)
 	if err != nil {
 		return err
-	}
-	cleanUpFirst(layout, os.Stderr)
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("finding the tare binary: %w", err)
 	}
 	m, err := meter.New(ctx, meterOptions(s))
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"tare/internal/command"
 	"tare/internal/engine"
 	"tare/internal/fault"
-	"tare/internal/host/cgroup"
 	"tare/internal/kind"
 	"tare/internal/near"
 	"tare/internal/param"
@@ -146,14 +145,9 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 
 // rehearse starts the command once by itself, and sets from when on it is ready unless the user did.
 func (f tryFlags) rehearse(ctx context.Context, name string) error {
-	layout, err := cgroup.Discover(cgroup.Roots{})
+	layout, self, err := ground(os.Stderr)
 	if err != nil {
 		return err
-	}
-	cleanUpFirst(layout, os.Stderr)
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("finding the tare binary: %w", err)
 	}
 	found, err := subject.Rehearse(ctx, layout, self, f.command)
 	if ctx.Err() != nil {
