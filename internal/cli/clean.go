@@ -62,8 +62,8 @@ func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
 	return r, errors.Join(err, err1, err2, err3, err4, oci.CleanGroups(layout))
 }
 
-// ground finds the control groups of this machine and the tare binary, and removes what is left of runs that have ended,
-// before something begins: that this fails is no obstacle.
+// ground finds the control groups of this machine and the tare binary, and removes what is left of runs that have
+// ended, before something begins: that this fails is no obstacle.
 func ground(log io.Writer) (layout *cgroup.Layout, self string, err error) {
 	if layout, self, err = findGround(); err != nil {
 		return nil, "", err

@@ -97,8 +97,8 @@ func findCgroups(f footprint) error {
 	return nil
 }
 
-// findProcesses finds processes of runs whose owner is dead: each carries the name of its run in TARE_RUN, or as that of
-// an open file in memory.
+// findProcesses finds processes of runs whose owner is dead: each carries the name of its run in TARE_RUN, or as that
+// of an open file in memory.
 func findProcesses(f footprint) error {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

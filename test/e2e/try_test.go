@@ -148,8 +148,8 @@ func TestTryFailures(t *testing.T) {
 	}
 }
 
-// TestTryInterrupted: Ctrl-C while the command is tried by itself, and a kill in the middle of the run, leave nothing. Of
-// nginx that is its worker too, which outlives it and has written over its environment.
+// TestTryInterrupted: Ctrl-C while the command is tried by itself, and a kill in the middle of the run, leave nothing.
+// Of nginx that is its worker too, which outlives it and has written over its environment.
 func TestTryInterrupted(t *testing.T) {
 	leavesNothing(t)
 	needsPrograms(t, "nginx")

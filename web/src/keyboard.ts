@@ -10,7 +10,8 @@ export function keyboard(svg: SVGSVGElement, label: string): void {
   let at = -1;
 
   const places = (): DOMRect[] => {
-    const marks = ["dot'] path", "dot'] circle", "rect'] rect", "bar'] rect"].map((m) => "[aria-label='" + m).join(", ");
+    const marks = "[aria-label='dot'] path, [aria-label='dot'] circle, [aria-label='rect'] rect, " +
+      "[aria-label='bar'] rect";
     const all = [...svg.querySelectorAll<SVGGraphicsElement>(marks)]
       .filter((e) => !e.closest("[aria-label='tip'], .backdrop"))
       .map((e) => e.getBoundingClientRect())
