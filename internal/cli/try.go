@@ -263,7 +263,7 @@ func (f tryFlags) workload() (workload, error) {
 const (
 	tryBlocks = 8
 	tryLeast  = 6                 // blocks, for intervals
-	tryTime   = 135 * time.Second // that the plan may take
+	tryTime   = 150 * time.Second // that the plan may take
 )
 
 // tryWindow is the length of the windows: that of the timer which programs that wait have most often. All windows begin
@@ -289,7 +289,7 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 	line("name: %q", "try-"+name)
 	line("question: %q", "What does "+name+" use, and what do workloads beside it lose?")
 	line("needs: [bpf-syscall, bpf-stats, sampling]")
-	line("blocks: %d\nwarmup: 300ms\nduration: %s\nrepeat: 30%%", tryBlocks, tryWindow)
+	line("blocks: %d\nwarmup: 300ms\nduration: %s\nrepeat: 20%%", tryBlocks, tryWindow)
 	line("applications:\n  server: {kind: %s, limits: {pin: 1}}", cmp.Or(f.app, "http"))
 	line("loads:")
 	for _, w := range chosen {

@@ -46,16 +46,14 @@ type sample struct {
 	value float64
 }
 
-// watch is what was read of the groups of all trials, by the beginning of their names.
+// watch is what was read of the groups of all trials, by their paths.
 type watch struct {
+	groups                *regexp.Regexp // of the run
 	mu                    sync.Mutex
 	resident, cpu, memory map[string][]sample
 }
 
-var (
-	group = regexp.MustCompile(`/(tare-trial-[0-9]+(?:-again-[0-9]+)?)-p[0-9]+-t[0-9]+/subject$`)
-	kinds = []string{"resident set, B", "memory of the group, B", "CPUs"}
-)
+var kinds = []string{"resident set, B", "memory of the group, B", "CPUs"}
 
 func compare(tare string, blocks int, argv []string) error {
 	dir, err := os.MkdirTemp("", "tare-beside-")
@@ -82,6 +80,7 @@ func compare(tare string, blocks int, argv []string) error {
 	if err := errors.Join(top.Start(), cmd.Start()); err != nil {
 		return err
 	}
+	w.groups = regexp.MustCompile(fmt.Sprintf(`/tare-trial-[0-9a-z-]+-p%d-t[0-9]+/subject$`, cmd.Process.Pid))
 	var watching sync.WaitGroup
 	watching.Go(func() { w.follow(lines) })
 	watching.Go(func() { w.read(ctx) })
@@ -106,14 +105,14 @@ func (w *watch) follow(lines io.Reader) {
 		if len(f) < 4 {
 			continue
 		}
-		name := group.FindStringSubmatch(f[0])
-		if name == nil {
+		name := w.groups.FindString(f[0])
+		if name == "" {
 			continue
 		}
 		for i, into := range map[int]map[string][]sample{2: w.cpu, 3: w.memory} {
 			if v, err := strconv.ParseFloat(f[i], 64); err == nil {
 				w.mu.Lock()
-				into[name[1]] = append(into[name[1]], sample{time.Now(), v})
+				into[name] = append(into[name], sample{time.Now(), v})
 				w.mu.Unlock()
 			}
 		}
@@ -128,15 +127,18 @@ func (w *watch) read(ctx context.Context) {
 			dirs = more
 		}
 		for _, dir := range dirs {
-			sum := 0.0
+			name, sum := w.groups.FindString(dir), 0.0
+			if name == "" {
+				continue
+			}
 			for _, pid := range cgroup.Members([]string{dir}) {
 				if r, err := (proc.FS{}).Rollup(pid); err == nil {
 					sum += float64(r.RSS)
 				}
 			}
-			if name := group.FindStringSubmatch(dir); name != nil && sum > 0 {
+			if sum > 0 {
 				w.mu.Lock()
-				w.resident[name[1]] = append(w.resident[name[1]], sample{time.Now(), sum})
+				w.resident[name] = append(w.resident[name], sample{time.Now(), sum})
 				w.mu.Unlock()
 			}
 		}
@@ -151,21 +153,18 @@ func (w *watch) table(trials []record.Trial) error {
 		if t.Ledger == nil || !has {
 			continue
 		}
-		name := fmt.Sprintf("tare-trial-%d", t.Index)
-		if t.Attempt > 0 {
-			name += fmt.Sprintf("-again-%d", t.Attempt)
-		}
 		from, to := t.Ledger.Window.Start, t.Ledger.Window.End
 		add := func(kind string, tare, outside float64) {
 			if !math.IsNaN(outside) {
 				pairs[kind] = append(pairs[kind], [2]float64{tare, outside})
 			}
 		}
-		add(kinds[0], rss, within(w.resident[name], from, to))
 		for _, g := range t.Ledger.Cgroups {
-			if !group.MatchString(g.Path) {
+			name := w.groups.FindString(g.Path)
+			if name == "" {
 				continue
 			}
+			add(kinds[0], rss, within(w.resident[name], from, to))
 			if g.Memory != nil && g.Memory.Current != nil {
 				add(kinds[1], float64(*g.Memory.Current), within(w.memory[name], from, to))
 			}
