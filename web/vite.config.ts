@@ -7,7 +7,8 @@ export default defineConfig({
     outDir: "dist",
     emptyOutDir: true,
     cssCodeSplit: false,
-    lib: { entry: "src/main.ts", formats: ["iife"], name: "tareReport", fileName: () => "report.js", cssFileName: "report" },
+    lib: { entry: "src/main.ts", formats: ["iife"], name: "tareReport", fileName: () => "report.js",
+      cssFileName: "report" },
     license: { fileName: "licenses.md" }, // of what is bundled; the binary carries it beside the script
     reportCompressedSize: false,
   },

@@ -218,7 +218,7 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 func outermost(levels []factors) []factors {
 	for _, at := range levels {
 		for _, level := range at {
-			if _, is := number(level); !is || len(at) > 1 {
+			if _, is := LevelNumber(level); !is || len(at) > 1 {
 				return levels
 			}
 		}
@@ -415,7 +415,7 @@ func (p *prose) perUnit(e *Estimate) string {
 			continue
 		}
 		x := m.Terms[1]
-		at, is := number(p.at[x.Name])
+		at, is := LevelNumber(p.at[x.Name])
 		if !is || at < m.ValidRange[x.Name][1] || x.Lo == nil || x.Hi == nil || *x.Lo <= 0 && *x.Hi >= 0 {
 			continue
 		}

@@ -118,7 +118,7 @@ func TestTraceAnswersByNodes(t *testing.T) {
 			return m
 		}
 		m["events_lost"], m["cpu_seconds_per_kiloevent"], m["nodes_failed"] = 0, 2e-3, 0
-		n, _ := number(level["nodes"])
+		n, _ := LevelNumber(level["nodes"])
 		switch arm {
 		case "growing":
 			m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-3*n

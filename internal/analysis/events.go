@@ -21,7 +21,7 @@ type EventSum struct {
 func (s *EventSum) add(metrics map[string]float64) {
 	s.Trials++
 	for name, v := range metrics {
-		if usable(v) {
+		if Usable(v) {
 			s.Total[name] += v
 		}
 	}
@@ -90,7 +90,7 @@ func NodeSums(trials []record.Trial) []NodeSum {
 				continue
 			}
 			s.add(n.Trial.Metrics)
-			if v, ok := n.Trial.Metrics["cpu_seconds_per_kiloevent"]; ok && usable(v) {
+			if v, ok := n.Trial.Metrics["cpu_seconds_per_kiloevent"]; ok && Usable(v) {
 				cpu[k] = append(cpu[k], v)
 			}
 		}
@@ -115,7 +115,7 @@ func Largest(trials []record.Trial, metric, arm string, at map[string]string) (l
 		if t.Arm != arm || !valid(t) || factors(t.Factors).key() != factors(at).key() {
 			continue
 		}
-		if v, has := t.Metrics[metric]; has && usable(v) && (!found || v > largest) {
+		if v, has := t.Metrics[metric]; has && Usable(v) && (!found || v > largest) {
 			largest, found = v, true
 		}
 	}

@@ -76,14 +76,14 @@ func Budgets(trials []record.Trial) []Budget {
 				sums[name] += v
 			}
 		}
-		if !(b.Capacity > 0) || !usable(b.Capacity) || !usable(b.Idle) {
+		if !(b.Capacity > 0) || !Usable(b.Capacity) || !Usable(b.Idle) {
 			continue
 		}
-		if left := placeBPF(sums, w.trials); left > 1e-6*b.Capacity && usable(left) {
+		if left := placeBPF(sums, w.trials); left > 1e-6*b.Capacity && Usable(left) {
 			b.Unplaced = left
 		}
 		for _, part := range BudgetParts {
-			if v := sums[part.Name]; v != 0 && usable(v) {
+			if v := sums[part.Name]; v != 0 && Usable(v) {
 				b.Parts = append(b.Parts, BudgetPart{part.Bar, part.Name, v})
 			}
 		}

@@ -32,7 +32,7 @@ func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
 	for _, at := range t.levels {
 		var x []float64
 		for _, name := range names {
-			v, ok := number(at[name])
+			v, ok := LevelNumber(at[name])
 			if !ok {
 				return Model{}, false
 			}
@@ -53,7 +53,7 @@ func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
 		Method: string(line.Method), Blocks: line.Blocks,
 	}
 	for i, c := range line.Coefficients {
-		if !usable(c.Lo) || !usable(c.Hi) {
+		if !Usable(c.Lo) || !Usable(c.Hi) {
 			return Model{}, false
 		}
 		term := Term{Name: "fixed", Unit: unit, Value: c.Value, Lo: &c.Lo, Hi: &c.Hi}

@@ -73,13 +73,13 @@ func Courses(trials []record.Trial) []Course {
 
 // whole is a series without the parts that cannot be drawn: those with too few values, or with none but 0.
 func whole(s record.Series) record.Series {
-	if slices.ContainsFunc(s.Seconds, func(v float64) bool { return !usable(v) }) || !slices.IsSorted(s.Seconds) {
+	if slices.ContainsFunc(s.Seconds, func(v float64) bool { return !Usable(v) }) || !slices.IsSorted(s.Seconds) {
 		return record.Series{}
 	}
 	s.Parts = slices.DeleteFunc(slices.Clone(s.Parts), func(p record.SeriesPart) bool {
 		some := false
 		for _, v := range p.Values {
-			if v != nil && (!usable(*v) || *v < 0) {
+			if v != nil && (!Usable(*v) || *v < 0) {
 				return true
 			}
 			some = some || v != nil && *v != 0
@@ -199,7 +199,7 @@ func meanOf[T any](n int, all []T, of func(T) *float64) *float64 {
 	sum := 0.0
 	for _, one := range all {
 		v := of(one)
-		if v == nil || !usable(*v) {
+		if v == nil || !Usable(*v) {
 			return nil
 		}
 		sum += *v

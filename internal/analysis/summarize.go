@@ -116,9 +116,9 @@ func (f factors) key() string {
 	return b.String()
 }
 
-// number is a level as a number, where it is one: a duration counts in seconds.
-func number(level string) (float64, bool) {
-	if v, err := strconv.ParseFloat(level, 64); err == nil && usable(v) {
+// LevelNumber is a level as a number, where it is one: a duration counts in seconds.
+func LevelNumber(level string) (float64, bool) {
+	if v, err := strconv.ParseFloat(level, 64); err == nil && Usable(v) {
 		return v, true
 	}
 	if d, err := time.ParseDuration(level); err == nil {
@@ -129,8 +129,8 @@ func number(level string) (float64, bool) {
 
 func compareFactors(a, b factors) int {
 	for _, name := range slices.Sorted(maps.Keys(a)) {
-		x, okX := number(a[name])
-		y, okY := number(b[name])
+		x, okX := LevelNumber(a[name])
+		y, okY := LevelNumber(b[name])
 		c := strings.Compare(a[name], b[name])
 		if okX && okY && x != y {
 			c = cmp.Compare(x, y)
@@ -142,8 +142,8 @@ func compareFactors(a, b factors) int {
 	return strings.Compare(a.key(), b.key())
 }
 
-// usable keeps out what no measurement gives and what would spoil every sum it stands in.
-func usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
+// Usable keeps out what no measurement gives and what would spoil every sum it stands in.
+func Usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
 func newTable(run record.Run, trials []record.Trial, s *Summary) *table {
 	t := &table{
@@ -275,7 +275,7 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error) {
 	m, err := quantilesOf(trial, load.Latency, defined.Quantiles(load.Latency))
 	for name, v := range trial.Metrics {
-		if usable(v) {
+		if Usable(v) {
 			m[name] = v
 		}
 	}

@@ -90,7 +90,8 @@ func (b *bench) experiment(ctx context.Context, s *engine.Spec) (_ *analysis.Sum
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
 	machine := engine.Machine{Self: b.o.Self, Cgroups: b.layout, OpenWindow: func() (engine.Window, error) { return m.Open() }}
-	trials, err := engine.Run(ctx, machine, s, run, w, func(engine.Progress) {})
+	runner := &engine.Runner{Machine: machine, Spec: s, Record: &run, Writer: w, Progress: func(engine.Progress) {}}
+	trials, err := runner.Run(ctx)
 	if err != nil {
 		return nil, err
 	}

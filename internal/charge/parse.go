@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	maxFileBytes = 64 << 10 // bounds a file that a person writes, and what hostile nesting costs the YAML parser
-	maxPattern   = 4096     // PATH_MAX
-	maxName      = 64       // of workloads and components
-	maxComm      = 15       // TASK_COMM_LEN of the kernel, without the 0 at its end
+	maxFileBytes = 64 << 10
+	maxPattern   = 4096 // PATH_MAX
+	maxName      = 64   // of workloads and components
+	maxComm      = 15   // TASK_COMM_LEN of the kernel, without the 0 at its end
 )
 
 // Charges are those that a rule can give: what the scale itself costs needs none.
@@ -180,12 +180,10 @@ func Check(rules []Rule) error {
 // ParseFile reads a file of rules. Its errors are faults with code Usage and the place as file:line:column.
 func ParseFile(file string, data []byte) ([]Rule, error) {
 	const example = "a file of rules begins so: 'rules: [{charge: tare, cgroup: /kube-system}]'; see docs/charges.md"
-	if len(data) > maxFileBytes {
-		return nil, fault.New(fault.Usage, file, "patterns with * say in one line what many names say",
-			"a file of rules has at most %d KiB", maxFileBytes>>10)
-	}
 	f := rulesFile{document.File(file)}
-	documents, err := f.Parse(data)
+	documents, err := f.Parse(data, document.Limit{
+		What: "a file of rules", Bytes: maxFileBytes, Hint: "patterns with * say in one line what many names say",
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/app/burn"
 	"tare/internal/param"
+	"tare/internal/quantity"
 	"tare/internal/role"
 )
 
@@ -29,7 +30,7 @@ func newAppBurn() *cobra.Command {
 				return reported(conn, burn.Run(cmd.Context(), o, conn))
 			}
 			return burn.Serve(cmd.Context(), o, func(r burn.Ready) error {
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "burning %g of each CPU with %s (Ctrl-C ends it)\n", o.Share, counted(r.Threads, "thread"))
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "burning %g of each CPU with %s (Ctrl-C ends it)\n", o.Share, quantity.Counted(r.Threads, "thread"))
 				return err
 			})
 		},

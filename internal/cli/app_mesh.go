@@ -8,6 +8,7 @@ import (
 
 	appmesh "tare/internal/app/mesh"
 	"tare/internal/param"
+	"tare/internal/quantity"
 	"tare/internal/role"
 )
 
@@ -33,7 +34,7 @@ func newAppMesh() *cobra.Command {
 			}
 			return appmesh.Serve(cmd.Context(), o, func(r appmesh.Ready) error {
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "the control plane of %s of %s each listens at %s, and takes changes at %s (Ctrl-C ends it)\n",
-					counted(r.Services, "service"), counted(r.Endpoints, "endpoint"), r.Address, r.Control)
+					quantity.Counted(r.Services, "service"), quantity.Counted(r.Endpoints, "endpoint"), r.Address, r.Control)
 				return err
 			})
 		},

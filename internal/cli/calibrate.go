@@ -14,7 +14,6 @@ import (
 
 	"tare/internal/calibrate"
 	"tare/internal/fault"
-	"tare/internal/host/cgroup"
 	"tare/internal/ledger"
 	"tare/internal/quantity"
 	"tare/internal/role"
@@ -69,14 +68,9 @@ func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err err
 			return fault.Wrap(err, fault.Machine, "tare calibrate", p.Status().Mend, "this machine cannot be calibrated")
 		}
 	}
-	if o.Self, err = os.Executable(); err != nil {
-		return fmt.Errorf("finding the tare binary: %w", err)
-	}
-	layout, err := cgroup.Discover(cgroup.Roots{})
-	if err != nil {
+	if _, o.Self, err = ground(os.Stderr); err != nil {
 		return err
 	}
-	cleanUpFirst(layout, os.Stderr)
 	o.Say = func(section, what string) { fmt.Fprintf(os.Stderr, "%s: %s\n", section, what) }
 	r, err := calibrate.Run(cmd.Context(), o)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -61,11 +62,26 @@ func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
 	return r, errors.Join(err, err1, err2, err3, err4, oci.CleanGroups(layout))
 }
 
-// cleanUpFirst does that before something begins, to which it is no obstacle if it fails.
-func cleanUpFirst(layout *cgroup.Layout, log io.Writer) {
+// ground finds the control groups of this machine and the tare binary, and removes what is left of runs that have
+// ended, before something begins: that this fails is no obstacle.
+func ground(log io.Writer) (layout *cgroup.Layout, self string, err error) {
+	if layout, self, err = findGround(); err != nil {
+		return nil, "", err
+	}
 	if _, err := cleanUp(layout); err != nil {
 		fmt.Fprintf(log, "tare: not everything that an earlier run left behind could be removed: %v\n", err)
 	}
+	return layout, self, nil
+}
+
+func findGround() (layout *cgroup.Layout, self string, err error) {
+	if layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
+		return nil, "", err
+	}
+	if self, err = os.Executable(); err != nil {
+		return nil, "", fmt.Errorf("finding the tare binary: %w", err)
+	}
+	return layout, self, nil
 }
 
 func printCleaned(w io.Writer, r cleaned) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/internal/fault"
+	"tare/internal/quantity"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/xds/controlplane"
 )
@@ -85,8 +86,8 @@ func printControlplane(w io.Writer, m role.Message) (err error) {
 	case role.Ready:
 		var r controlplane.Ready
 		if err = decodeMessage(m, &r); err == nil {
-			_, err = fmt.Fprintf(w, "the control plane listens at %s: %s, %s, %s from %s\n", r.Address, counted(r.Clusters, "cluster"),
-				counted(r.Endpoints, "endpoint assignment"), counted(r.Listeners, "listener"), r.Config)
+			_, err = fmt.Fprintf(w, "the control plane listens at %s: %s, %s, %s from %s\n", r.Address, quantity.Counted(r.Clusters, "cluster"),
+				quantity.Counted(r.Endpoints, "endpoint assignment"), quantity.Counted(r.Listeners, "listener"), r.Config)
 		}
 	case role.Log:
 		var line string

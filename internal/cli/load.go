@@ -193,9 +193,7 @@ func printLoad(w io.Writer, r *load.Result) error {
 	if r.Unfinished > 0 {
 		fmt.Fprintf(&b, "%d were still without an answer when the drain ended\n", r.Unfinished)
 	}
-	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
-		fmt.Fprintf(&b, "%d failed: %s\n", r.Errors[kind], kind)
-	}
+	b.WriteString(failures(r))
 	fmt.Fprintf(&b, "%10s %10s %10s %10s %10s %10s\n", "", "p50", "p90", "p99", "p99.9", "max")
 	for _, row := range []struct{ name, title string }{
 		{load.Latency, "latency"}, {load.Service, "service"}, {load.Connect, "connect"}, {load.Lag, "lag"}, {load.OwnLag, "own lag"},
@@ -208,7 +206,7 @@ func printLoad(w io.Writer, r *load.Result) error {
 			continue
 		}
 		fmt.Fprintf(&b, "%10s", row.title)
-		for _, q := range []float64{0.5, 0.9, 0.99, 0.999} {
+		for _, q := range printed {
 			text := "-" // too few requests lie beyond it, by the rule of the reports
 			if ns, ok := stats.Quantile(h, q); ok {
 				text = shortTime(int64(ns))
@@ -217,13 +215,62 @@ func printLoad(w io.Writer, r *load.Result) error {
 		}
 		fmt.Fprintf(&b, " %10s\n", shortTime(h.Max()))
 	}
-	fmt.Fprintf(&b, "generator: %.2f CPU seconds, %.0f %% of %g CPUs", r.CPUSeconds, 100*r.CPUSeconds/(r.CPUs*r.Seconds), r.CPUs)
+	b.WriteString("generator: " + generatorCPU(r))
 	if r.CPUSeconds > 0 {
 		fmt.Fprintf(&b, ", %.0f requests per CPU second", float64(r.Done)/r.CPUSeconds)
 	}
 	b.WriteByte('\n')
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// printed are the quantiles that are printed.
+var printed = []float64{0.5, 0.9, 0.99, 0.999}
+
+// failures is a line for each way in which work failed.
+func failures(r *load.Result) (text string) {
+	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
+		text += fmt.Sprintf("%d failed: %s\n", r.Errors[kind], kind)
+	}
+	return text
+}
+
+// times is a histogram of times in a line: its quantiles, as far as enough was measured, and the largest. It is empty
+// where nothing was measured.
+func times(r *load.Result, histogram, title string) (string, error) {
+	h, err := r.Histogram(histogram)
+	if err != nil || h == nil {
+		return "", err
+	}
+	text := title + ":"
+	for _, q := range printed {
+		if ns, ok := stats.Quantile(h, q); ok {
+			text += fmt.Sprintf(" p%g %s,", 100*q, shortTime(int64(ns)))
+		}
+	}
+	return fmt.Sprintf("%s at most %s\n", text, shortTime(h.Max())), nil
+}
+
+// clocks are the times of a load that works by a schedule, a line for each clock. In a closed loop latency is service.
+func clocks(r *load.Result) (text string, err error) {
+	for _, row := range []struct{ name, title string }{
+		{load.Latency, "latency"}, {load.Service, "service"}, {load.Lag, "lag"}, {load.OwnLag, "own lag"},
+	} {
+		if row.name == load.Service && r.Mode == load.Closed {
+			continue
+		}
+		line, err := times(r, row.name, row.title)
+		if err != nil {
+			return "", err
+		}
+		text += line
+	}
+	return text, nil
+}
+
+// generatorCPU is what a generator used of its CPUs.
+func generatorCPU(r *load.Result) string {
+	return fmt.Sprintf("%.2f CPU seconds, %.0f %% of %g CPUs", r.CPUSeconds, 100*r.CPUSeconds/(r.CPUs*r.Seconds), r.CPUs)
 }
 
 // shortTime is ns nanoseconds in three figures.

@@ -3,9 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +13,6 @@ import (
 	"tare/internal/load/connect"
 	"tare/internal/load/connect/generation"
 	"tare/internal/role"
-	"tare/internal/stats"
 )
 
 func newLoadConnect() *cobra.Command {
@@ -51,28 +48,18 @@ func newLoadConnect() *cobra.Command {
 
 // printConnect writes the result for people.
 func printConnect(w io.Writer, r *load.Result) error {
-	text := fmt.Sprintf("%d of %d connections made in %gs, %.0f/s\n", r.Done, r.Intended, r.Seconds, r.Rate)
-	h, err := r.Histogram(load.Connect)
+	line, err := times(r, load.Connect, "connect")
 	if err != nil {
 		return err
 	}
-	if h != nil {
-		text += "connect:"
-		for _, q := range []float64{0.5, 0.9, 0.99, 0.999} {
-			if ns, ok := stats.Quantile(h, q); ok {
-				text += fmt.Sprintf(" p%g %s,", 100*q, shortTime(int64(ns)))
-			}
-		}
-		text += fmt.Sprintf(" at most %s\n", shortTime(h.Max()))
-	}
-	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
-		text += fmt.Sprintf("%d failed: %s\n", r.Errors[kind], kind)
-	}
+	text := fmt.Sprintf("%d of %d connections made in %gs, %.0f/s\n", r.Done, r.Intended, r.Seconds, r.Rate)
+	text += line + failures(r)
 	if n, judged := r.Counts[generation.Judged]; judged {
 		stale, torn, missed := r.Counts[generation.StaleCount], r.Counts[generation.TornCount], r.Counts[generation.MissedCount]
 		text += fmt.Sprintf("%.0f of %.0f came to what is in neither the old nor the new set: %.0f of an older set, %.0f of no set, %.0f past the mesh\n", stale+torn+missed, n, stale, torn, missed)
 		text += fmt.Sprintf("%.0f found an older set than the connection before\n", r.Counts[generation.BackwardCount])
-		if h, err = r.Histogram(generation.OldEndpoint); err != nil {
+		h, err := r.Histogram(generation.OldEndpoint)
+		if err != nil {
 			return err
 		}
 		if h != nil {

@@ -3,8 +3,6 @@ package cli
 import (
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,7 +11,6 @@ import (
 	"tare/internal/load/exec"
 	"tare/internal/param"
 	"tare/internal/role"
-	"tare/internal/stats"
 )
 
 func newLoadExec() *cobra.Command {
@@ -50,29 +47,14 @@ func printExec(w io.Writer, r *load.Result) error {
 	if n := r.Intended - r.Sent; n > 0 {
 		text += fmt.Sprintf("%d were never tried: the machine did not get to them in time\n", n)
 	}
-	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
-		text += fmt.Sprintf("%d failed: %s\n", r.Errors[kind], kind)
+	lines, err := clocks(r)
+	if err != nil {
+		return err
 	}
-	for _, row := range []struct{ name, title string }{{load.Latency, "latency"}, {load.Service, "service"}, {load.Lag, "lag"}, {load.OwnLag, "own lag"}} {
-		h, err := r.Histogram(row.name)
-		if err != nil {
-			return err
-		}
-		if h == nil || row.name == load.Service && r.Mode == load.Closed { // in a storm the two are one
-			continue
-		}
-		text += row.title + ":"
-		for _, q := range []float64{0.5, 0.9, 0.99, 0.999} {
-			if ns, ok := stats.Quantile(h, q); ok {
-				text += fmt.Sprintf(" p%g %s,", 100*q, shortTime(int64(ns)))
-			}
-		}
-		text += fmt.Sprintf(" at most %s\n", shortTime(h.Max()))
-	}
-	text += fmt.Sprintf("%.2f CPU seconds, %.0f %% of %g CPUs", r.CPUSeconds, 100*r.CPUSeconds/(r.CPUs*r.Seconds), r.CPUs)
+	text += failures(r) + lines + generatorCPU(r)
 	if r.Done > 0 {
 		text += fmt.Sprintf(", %s for each exec", shortTime(int64(1e9*r.CPUSeconds/float64(r.Done))))
 	}
-	_, err := io.WriteString(w, text+"\n")
+	_, err = io.WriteString(w, text+"\n")
 	return err
 }

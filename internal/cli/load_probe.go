@@ -11,7 +11,6 @@ import (
 	"tare/internal/load/probe"
 	"tare/internal/param"
 	"tare/internal/role"
-	"tare/internal/stats"
 )
 
 func newLoadProbe() *cobra.Command {
@@ -44,12 +43,10 @@ func printProbe(w io.Writer, r *load.Result) error {
 		_, err := fmt.Fprintln(w, "no wake-up fell into the window")
 		return err
 	}
-	text := fmt.Sprintf("%d wake-ups on %g CPUs in %gs; late by:", h.TotalCount(), r.CPUs, r.Seconds)
-	for _, q := range []float64{0.5, 0.9, 0.99, 0.999} {
-		if ns, ok := stats.Quantile(h, q); ok {
-			text += fmt.Sprintf(" p%g %s,", 100*q, shortTime(int64(ns)))
-		}
+	line, err := times(r, probe.Delay, fmt.Sprintf("%d wake-ups on %g CPUs in %gs; late by", h.TotalCount(), r.CPUs, r.Seconds))
+	if err != nil {
+		return err
 	}
-	_, err = fmt.Fprintf(w, "%s at most %s\n", text, shortTime(h.Max()))
+	_, err = io.WriteString(w, line)
 	return err
 }

@@ -3,8 +3,6 @@ package cli
 import (
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,7 +13,6 @@ import (
 	"tare/internal/param"
 	"tare/internal/quantity"
 	"tare/internal/role"
-	"tare/internal/stats"
 )
 
 func newLoadWrite() *cobra.Command {
@@ -52,7 +49,7 @@ func printWrite(w io.Writer, r *load.Result) error {
 	} else {
 		fmt.Fprintf(&b, "closed loop for %gs, ", r.Seconds)
 	}
-	fmt.Fprintf(&b, "%s\n%d of %d writes done, %.0f/s", counted(r.Connections, "worker"), r.Done, r.Intended, r.Rate)
+	fmt.Fprintf(&b, "%s\n%d of %d writes done, %.0f/s", quantity.Counted(r.Connections, "worker"), r.Done, r.Intended, r.Rate)
 	fmt.Fprintf(&b, "; %s, %s/s\n", quantity.Value(r.Counts[write.CountBytes], quantity.Bytes),
 		quantity.Value(r.Counts[write.CountBytes]/r.Seconds, quantity.Bytes))
 	if n := r.Intended - r.Sent; n > 0 {
@@ -61,28 +58,10 @@ func printWrite(w io.Writer, r *load.Result) error {
 	if r.Unfinished > 0 {
 		fmt.Fprintf(&b, "%d had not ended when the drain did\n", r.Unfinished)
 	}
-	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
-		fmt.Fprintf(&b, "%d failed: %s\n", r.Errors[kind], kind)
+	lines, err := clocks(r)
+	if err != nil {
+		return err
 	}
-	for _, row := range []struct{ name, title string }{
-		{load.Latency, "latency"}, {load.Service, "service"}, {load.Lag, "lag"}, {load.OwnLag, "own lag"},
-	} {
-		h, err := r.Histogram(row.name)
-		if err != nil {
-			return err
-		}
-		if h == nil || row.name == load.Service && r.Mode == load.Closed { // there the two are one
-			continue
-		}
-		b.WriteString(row.title + ":")
-		for _, q := range []float64{0.5, 0.9, 0.99, 0.999} {
-			if ns, ok := stats.Quantile(h, q); ok {
-				fmt.Fprintf(&b, " p%g %s,", 100*q, shortTime(int64(ns)))
-			}
-		}
-		fmt.Fprintf(&b, " at most %s\n", shortTime(h.Max()))
-	}
-	fmt.Fprintf(&b, "%.2f CPU seconds, %.0f %% of %g CPUs\n", r.CPUSeconds, 100*r.CPUSeconds/(r.CPUs*r.Seconds), r.CPUs)
-	_, err := io.WriteString(w, b.String())
+	_, err = io.WriteString(w, b.String()+failures(r)+lines+generatorCPU(r)+"\n")
 	return err
 }

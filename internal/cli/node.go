@@ -125,11 +125,10 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	layout, err := cgroup.Discover(cgroup.Roots{})
+	layout, self, err := ground(log)
 	if err != nil {
 		return err
 	}
-	cleanUpFirst(layout, log)
 	if f.dir == "" {
 		own, failure := scratch.New("", "node")
 		if failure != nil {
@@ -140,13 +139,13 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	} else if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return fault.Wrap(err, fault.Machine, f.dir, "name a directory that can be written with --dir", "the directory for trials cannot be made")
 	}
-	scale := &fullScale{ctx: ctx}
+	scale := &scale[*meter.Meter]{
+		make:   func(o meter.Options) (*meter.Meter, error) { return meter.New(ctx, o) },
+		window: func(m *meter.Meter) (engine.Window, error) { return m.Open() },
+	}
 	defer func() { err = errors.Join(err, scale.close()) }()
 	n := engine.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames()}
-	n.Machine, err = nodeMachine(layout, scale.open)
-	if err != nil {
-		return err
-	}
+	n.Machine = nodeMachine(layout, self, scale.open)
 	a := cluster.Agent{Hello: hello(f.name), Address: f.join, Credentials: credentials, Patience: f.patience,
 		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable(event)) }}
 	return a.Join(ctx, n.Run)
@@ -162,17 +161,17 @@ func localNode(ctx context.Context, fd int) (err error) {
 	if err := link.ConfigureInside(h.Address); err != nil {
 		return err
 	}
-	layout, err := cgroup.Discover(cgroup.Roots{})
+	layout, self, err := findGround()
 	if err != nil {
 		return err
 	}
-	scale := &lightScale{}
+	scale := &scale[*meter.Light]{
+		make:   meter.NewLight,
+		window: func(m *meter.Light) (engine.Window, error) { return m.Open() },
+	}
 	defer func() { err = errors.Join(err, scale.close()) }()
-	n := engine.NodeAgent{Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: scale.prepare}
-	n.Machine, err = nodeMachine(layout, scale.open)
-	if err != nil {
-		return err
-	}
+	n := engine.NodeAgent{Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare() }}
+	n.Machine = nodeMachine(layout, self, scale.open)
 	shared := n.Machine
 	n.Machine = func(s *engine.Spec) (engine.Machine, error) {
 		m, err := shared(s)
@@ -183,80 +182,49 @@ func localNode(ctx context.Context, fd int) (err error) {
 }
 
 // nodeMachine gives what trials need of this machine, whose scale is opened as a spec asks.
-func nodeMachine(layout *cgroup.Layout, open func(*engine.Spec) (func() (engine.Window, error), error)) (func(*engine.Spec) (engine.Machine, error), error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("finding the tare binary: %w", err)
-	}
+func nodeMachine(
+	layout *cgroup.Layout, self string, open func(*engine.Spec) (func() (engine.Window, error), error),
+) func(*engine.Spec) (engine.Machine, error) {
 	return func(s *engine.Spec) (engine.Machine, error) {
 		if err := requireFeatures(s); err != nil {
 			return engine.Machine{}, err
 		}
 		window, err := open(s)
 		return engine.Machine{Self: self, Cgroups: layout, OpenWindow: window}, err
-	}, nil
+	}
 }
 
-// fullScale is a meter of the whole machine, opened anew when a spec wants another.
-type fullScale struct {
-	ctx context.Context // of the command
-	o   meter.Options
-	m   *meter.Meter
+// scale is a meter, opened anew when a spec wants another.
+type scale[M interface {
+	comparable
+	Close() error
+}] struct {
+	make   func(meter.Options) (M, error)
+	window func(M) (engine.Window, error)
+	o      meter.Options // of m
+	m      M             // zero: none is open
 }
 
-func (f *fullScale) open(s *engine.Spec) (func() (engine.Window, error), error) {
-	o := meterOptions(s)
-	if f.m == nil || o != f.o {
-		if err := f.close(); err != nil {
+func (c *scale[M]) open(s *engine.Spec) (func() (engine.Window, error), error) {
+	if o := meterOptions(s); c.m == *new(M) || o != c.o {
+		if err := c.close(); err != nil {
 			return nil, err
 		}
-		m, err := meter.New(f.ctx, o)
+		m, err := c.make(o)
 		if err != nil {
 			return nil, err
 		}
-		f.m, f.o = m, o
+		c.m, c.o = m, o
 	}
-	return func() (engine.Window, error) { return f.m.Open() }, nil
+	return func() (engine.Window, error) { return c.window(c.m) }, nil
 }
 
-func (f *fullScale) close() error {
-	if f.m == nil {
+func (c *scale[M]) close() error {
+	m, none := c.m, *new(M)
+	if m == none {
 		return nil
 	}
-	m := f.m
-	f.m = nil
-	return m.Close()
-}
-
-// lightScale is a light meter.
-type lightScale struct {
-	o meter.Options
-	m *meter.Light
-}
-
-func (l *lightScale) open(s *engine.Spec) (func() (engine.Window, error), error) {
-	o := meterOptions(s)
-	if l.m == nil || o != l.o {
-		if err := l.close(); err != nil {
-			return nil, err
-		}
-		m, err := meter.NewLight(o)
-		if err != nil {
-			return nil, err
-		}
-		l.m, l.o = m, o
-	}
-	return func() (engine.Window, error) { return l.m.Open() }, nil
-}
-
-func (l *lightScale) prepare() error { return l.m.Prepare() }
-
-func (l *lightScale) close() error {
-	if l.m == nil {
-		return nil
-	}
-	m := l.m
-	l.m = nil
+	c.m = none
 	return m.Close()
 }
 

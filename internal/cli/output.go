@@ -2,7 +2,6 @@ package cli
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"os"
 
@@ -54,12 +53,4 @@ func fileOf(w io.Writer) *os.File {
 		return w.file
 	}
 	return nil
-}
-
-// counted is a number of things in words: 1 service, 2 services.
-func counted(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }

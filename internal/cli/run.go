@@ -31,6 +31,7 @@ import (
 	"tare/internal/meter"
 	"tare/internal/near"
 	"tare/internal/placement"
+	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/report"
 	"tare/internal/version"
@@ -174,14 +175,9 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	if err != nil {
 		return err
 	}
-	layout, err := cgroup.Discover(cgroup.Roots{})
+	layout, self, err := ground(os.Stderr)
 	if err != nil {
 		return err
-	}
-	cleanUpFirst(layout, os.Stderr)
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("finding the tare binary: %w", err)
 	}
 	m, err := meter.New(ctx, meterOptions(s))
 	if err != nil {
@@ -379,7 +375,7 @@ func writePage(dir string, s *analysis.Summary, r record.Run, trials []record.Tr
 // ended says that the run ended before its time. One that was interrupted is not what was asked for, and whoever waits
 // for it must not take it for that: its exit code is that of an invalid run.
 func ended(r record.Run, trials []record.Trial, dir string, err error) error {
-	if !engine.Interrupted(err) {
+	if !errors.Is(err, context.Canceled) {
 		return err
 	}
 	whole := map[int]bool{}
@@ -414,14 +410,14 @@ func newProgress(f *os.File, s *engine.Spec, r record.Run, dir string) *progress
 
 // extent is how long the run will be.
 func extent(s *engine.Spec, r record.Run) string {
-	block := counted(len(r.Plan)/max(r.Blocks, 1), "trial")
+	block := quantity.Counted(len(r.Plan)/max(r.Blocks, 1), "trial")
 	switch {
 	case s.Precision != nil:
 		return fmt.Sprintf("blocks of %s until intervals are within %.3g %%, at most about %s", block, 100*s.Precision.Target, roughly(s.Until))
 	case s.Open():
 		return fmt.Sprintf("blocks of %s for about %s", block, roughly(s.Until))
 	}
-	text := fmt.Sprintf("%s in %s, about %s", counted(len(r.Plan), "trial"), counted(r.Blocks, "block"), roughly(engine.Estimate(s)))
+	text := fmt.Sprintf("%s in %s, about %s", quantity.Counted(len(r.Plan), "trial"), quantity.Counted(r.Blocks, "block"), roughly(engine.Estimate(s)))
 	if s.Repeat > 0 {
 		text += fmt.Sprintf(" and at most %s more to repeat spoiled trials", roughly(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
 	}
@@ -533,7 +529,7 @@ func whatIsWrong(v record.Validity) string {
 	case len(voids) == 0:
 		what = "tripped a gate, but all its metrics are good: "
 	default:
-		what = fmt.Sprintf("has lost %s: ", counted(len(voids), "metric"))
+		what = fmt.Sprintf("has lost %s: ", quantity.Counted(len(voids), "metric"))
 	}
 	return what + strings.Join(messages, "; ")
 }

@@ -16,6 +16,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
+	"tare/internal/quantity"
 	"tare/internal/record"
 )
 
@@ -103,7 +104,7 @@ func (f *nodesFlags) plan(s *engine.Spec) *record.Nodes {
 func (f *nodesFlags) gather(ctx context.Context, r *record.Nodes, self string, layout *cgroup.Layout, dir string, said io.Writer) (*fleet, error) {
 	joined := func(n int) {
 		if n > 0 {
-			fmt.Fprintf(said, "%d of %s joined\n", n, counted(r.Count, "node"))
+			fmt.Fprintf(said, "%d of %s joined\n", n, quantity.Counted(r.Count, "node"))
 		}
 	}
 	if r.Local {
@@ -116,7 +117,7 @@ func (f *nodesFlags) gather(ctx context.Context, r *record.Nodes, self string, l
 		if r.CPUs > 0 {
 			limit = fmt.Sprintf("%.3g CPU each", r.CPUs)
 		}
-		fmt.Fprintf(said, "%s on this machine, %s, joined within %.1f s\n", counted(len(n.Nodes()), "node"), limit, time.Since(started).Seconds())
+		fmt.Fprintf(said, "%s on this machine, %s, joined within %.1f s\n", quantity.Counted(len(n.Nodes()), "node"), limit, time.Since(started).Seconds())
 		return &fleet{Nodes: localNodes{n}, close: n.Close}, nil
 	}
 	keys, err := cluster.ReadCoordinator(f.keys)
@@ -130,7 +131,7 @@ func (f *nodesFlags) gather(ctx context.Context, r *record.Nodes, self string, l
 	closed := func() error { c.Close(); return nil }
 	at, err := c.Listen(f.listen)
 	if err == nil {
-		fmt.Fprintf(said, "waiting for %s at %s\n", counted(r.Count, "node"), at)
+		fmt.Fprintf(said, "waiting for %s at %s\n", quantity.Counted(r.Count, "node"), at)
 		err = c.Wait(ctx, r.Count, f.wait, joined)
 	}
 	if err != nil {

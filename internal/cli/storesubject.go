@@ -46,7 +46,7 @@ func printStore(w io.Writer, o storebench.Options, r *load.Result) error {
 	line("store", o.Store)
 	line("opened in", seconds(r.Counts[storebench.OpenSeconds]))
 	if o.Services > 0 {
-		line(fmt.Sprintf("filled with %s of %s in", counted(o.Services, "service"), counted(o.Endpoints, "endpoint")), seconds(r.Counts[storebench.FillSeconds]))
+		line(fmt.Sprintf("filled with %s of %s in", quantity.Counted(o.Services, "service"), quantity.Counted(o.Endpoints, "endpoint")), seconds(r.Counts[storebench.FillSeconds]))
 	}
 	if o.Operation == storebench.Lookup {
 		line("lookups", fmt.Sprintf("%.0f, each %s; the first for a service after others %s", r.Counts[storebench.Lookups], seconds(r.Counts[storebench.LookupMiddle]), seconds(r.Counts[storebench.LookupFirst])))

@@ -20,6 +20,7 @@ import (
 	"tare/internal/kind"
 	"tare/internal/near"
 	"tare/internal/param"
+	"tare/internal/quantity"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/kernelmesh"
 )
@@ -202,8 +203,8 @@ func printKernelmesh(w io.Writer, m role.Message) error {
 		if r.XDS != "" {
 			fmt.Fprintf(w, "kernelmesh serves what %s says in %s, from store %s\n", r.XDS, r.Cgroup, r.Store)
 		} else {
-			fmt.Fprintf(w, "kernelmesh serves %s, %s of %s in %s, from store %s\n", counted(r.Services, "service"),
-				counted(r.Endpoints, "endpoint"), r.ServicesFile, r.Cgroup, r.Store)
+			fmt.Fprintf(w, "kernelmesh serves %s, %s of %s in %s, from store %s\n", quantity.Counted(r.Services, "service"),
+				quantity.Counted(r.Endpoints, "endpoint"), r.ServicesFile, r.Cgroup, r.Store)
 		}
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "program\tid\tattached\tlink")

@@ -17,7 +17,6 @@ import (
 	"tare/internal/command"
 	"tare/internal/engine"
 	"tare/internal/fault"
-	"tare/internal/host/cgroup"
 	"tare/internal/kind"
 	"tare/internal/near"
 	"tare/internal/param"
@@ -146,14 +145,9 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 
 // rehearse starts the command once by itself, and sets from when on it is ready unless the user did.
 func (f tryFlags) rehearse(ctx context.Context, name string) error {
-	layout, err := cgroup.Discover(cgroup.Roots{})
+	layout, self, err := ground(os.Stderr)
 	if err != nil {
 		return err
-	}
-	cleanUpFirst(layout, os.Stderr)
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("finding the tare binary: %w", err)
 	}
 	found, err := subject.Rehearse(ctx, layout, self, f.command)
 	if ctx.Err() != nil {
@@ -269,8 +263,12 @@ func (f tryFlags) workload() (workload, error) {
 const (
 	tryBlocks = 8
 	tryLeast  = 6                 // blocks, for intervals
-	tryTime   = 135 * time.Second // that the plan may take
+	tryTime   = 150 * time.Second // that the plan may take
 )
+
+// tryWindow is the length of the windows: that of the timer which programs that wait have most often. All windows begin
+// at about the same age of the command, so one of 0.8 s has that timer's work either always or never.
+const tryWindow = time.Second
 
 // trySpec is the experiment: as many blocks as fit into tryTime, unless the user says how many.
 func trySpec(name string, f tryFlags, chosen []workload) (*engine.Spec, error) {
@@ -291,7 +289,7 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 	line("name: %q", "try-"+name)
 	line("question: %q", "What does "+name+" use, and what do workloads beside it lose?")
 	line("needs: [bpf-syscall, bpf-stats, sampling]")
-	line("blocks: %d\nwarmup: 300ms\nduration: 800ms\nrepeat: 30%%", tryBlocks)
+	line("blocks: %d\nwarmup: 300ms\nduration: %s\nrepeat: 20%%", tryBlocks, tryWindow)
 	line("applications:\n  server: {kind: %s, limits: {pin: 1}}", cmp.Or(f.app, "http"))
 	line("loads:")
 	for _, w := range chosen {

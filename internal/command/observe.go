@@ -42,12 +42,6 @@ type Target struct {
 
 func (t Target) String() string { return string(t.Kind) + ":" + t.Name }
 
-// IsTarget says whether a text is meant for a Target: whether it begins with one of the kinds and a colon.
-func IsTarget(text string) bool {
-	kind, _, ok := strings.Cut(text, ":")
-	return ok && slices.Contains(kinds, kind)
-}
-
 var (
 	containerID = pattern.Lazy(`^[0-9a-f]{8,64}$`)
 	unitName    = pattern.Lazy(`^[A-Za-z0-9:_.\\@-]{1,255}$`)

@@ -3,8 +3,11 @@
 package document
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -23,8 +26,25 @@ type Node = ast.Node
 // File is the name of a document in messages.
 type File string
 
+// Limit bounds what Parse reads.
+type Limit struct {
+	What string // has the limit: a spec
+	Hint string // for who exceeds it
+
+	// Bytes bounds what a person writes, and with it what hostile nesting costs the YAML parser, whose time grows with
+	// the square of the depth.
+	Bytes int
+
+	// JSON bounds what we wrote ourselves, for which there may be more room: it is JSON, and nests no deeper than Depth.
+	JSON, Depth int
+}
+
 // Parse gives the documents in data, of which there is none where data is empty.
-func (f File) Parse(data []byte) ([]Node, error) {
+func (f File) Parse(data []byte, l Limit) ([]Node, error) {
+	if len(data) > l.Bytes && (len(data) > l.JSON || !shallow(data, l.Depth)) {
+		return nil, fault.New(fault.Usage, string(f), l.Hint,
+			"%s has at most %d KiB; this has %d", l.What, l.Bytes>>10, len(data)>>10)
+	}
 	tree, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		var y yaml.Error
@@ -42,6 +62,26 @@ func (f File) Parse(data []byte) ([]Node, error) {
 		}
 	}
 	return bodies, nil
+}
+
+// shallow says whether data is JSON that nests no deeper than depth.
+func shallow(data []byte, depth int) bool {
+	if data = bytes.TrimSpace(data); len(data) == 0 || data[0] != '{' {
+		return false
+	}
+	for d := json.NewDecoder(bytes.NewReader(data)); depth >= 0; {
+		token, err := d.Token()
+		if err != nil {
+			return errors.Is(err, io.EOF)
+		}
+		switch token {
+		case json.Delim('{'), json.Delim('['):
+			depth--
+		case json.Delim('}'), json.Delim(']'):
+			depth++
+		}
+	}
+	return false
 }
 
 // Place is where a node stands: file:line:column.

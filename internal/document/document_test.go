@@ -23,7 +23,7 @@ func TestErrorsHaveAPlace(t *testing.T) {
 		"rate: {":          "this is not YAML",
 		"rate: 1\nrate: 2": `a.yaml:2:1: this is not YAML: mapping key "rate" already defined`,
 	} {
-		documents, err := file.Parse([]byte(text))
+		documents, err := file.Parse([]byte(text), Limit{Bytes: 1 << 10})
 		o := param.Values{}
 		if err == nil {
 			err = file.Settings(documents[0], "it", settings, o)
@@ -39,7 +39,7 @@ func TestErrorsHaveAPlace(t *testing.T) {
 		}
 	}
 	for _, empty := range []string{"", "# nothing\n"} {
-		if documents, err := file.Parse([]byte(empty)); err != nil || len(documents) != 0 {
+		if documents, err := file.Parse([]byte(empty), Limit{Bytes: 1 << 10}); err != nil || len(documents) != 0 {
 			t.Errorf("%q: %v, %v", empty, documents, err)
 		}
 	}
@@ -52,7 +52,7 @@ func TestList(t *testing.T) {
 		want   string
 		isList bool
 	}{"[a, 5]": {"a 5", true}, "[]": {"", true}, "a": {"", false}} {
-		documents, err := file.Parse([]byte(text))
+		documents, err := file.Parse([]byte(text), Limit{Bytes: 1 << 10})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -385,7 +385,7 @@ func TestOpenRunInterrupted(t *testing.T) {
 	}
 	_, err := m.Run(ctx)
 	c := m.contents()
-	if !Interrupted(err) || !c.Partial || c.Run.Stopped != "" {
+	if !errors.Is(err, context.Canceled) || !c.Partial || c.Run.Stopped != "" {
 		t.Errorf("%v, partial %v, stopped %q", err, c.Partial, c.Run.Stopped)
 	}
 }

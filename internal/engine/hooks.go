@@ -147,7 +147,9 @@ func (x *trial) StartSubject(
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.processes = append(x.processes, p)
+	if x.worker == nil && x.subject != nil && x.subject.Works() {
+		x.worker = p
+	}
 	return p, nil
 }
 
@@ -155,13 +157,11 @@ func (x *trial) SetSubject(o kind.Objects, raw json.RawMessage) { x.objects, x.s
 
 // Read opens a window only to close it: memory is what it is at the second edge.
 func (x *trial) Read(ctx context.Context, name string) error {
-	w, err := x.machine.OpenWindow()
+	l, err := x.machine.between(ctx, func() int64 {
+		return pace.Now() + int64(10*time.Millisecond) // a window of no length has no rates
+	})
 	if err != nil {
-		return fmt.Errorf("opening the window %s: %w", name, err)
-	}
-	l, err := w.CloseAt(ctx, pace.Now()+int64(10*time.Millisecond)) // a window of no length has no rates
-	if err != nil {
-		return err
+		return fmt.Errorf("the reading %s: %w", name, err)
 	}
 	if x.record.Further == nil {
 		x.record.Further = map[string]*ledger.Ledger{}
@@ -217,15 +217,4 @@ func (x *trial) processesByComponent() map[string][]int {
 		}
 	}
 	return pids
-}
-
-// urgent has this process run before others until the function that it returns is called. A failure is a warning.
-func (x *trial) urgent() (done func()) {
-	early := pace.RunFirst(true)
-	return func() {
-		_ = pace.RunFirst(false) // what could be set can be taken back
-		if early != nil {
-			x.Warn("not-first", "%v; a storm of execs may have held up the reading of counters", early)
-		}
-	}
 }

@@ -21,9 +21,8 @@ import (
 	"tare/internal/load"
 	"tare/internal/measured"
 	"tare/internal/near"
-	"tare/internal/pace"
 	"tare/internal/param"
-	"tare/internal/placement"
+	"tare/internal/quantity"
 	"tare/internal/record"
 )
 
@@ -63,11 +62,11 @@ func (s *Spec) ScaleNodes(n int) string {
 		if asked == 0 {
 			return ""
 		}
-		return fmt.Sprintf("scaled to %s, from %d", many(n, "node"), asked)
+		return fmt.Sprintf("scaled to %s, from %d", quantity.Counted(n, "node"), asked)
 	}
 	var kept, left []string
 	for _, l := range s.Factors[at].Levels {
-		if many, _ := strconv.Atoi(l); many <= n {
+		if nodes, _ := strconv.Atoi(l); nodes <= n {
 			kept = append(kept, l)
 		} else {
 			left = append(left, l)
@@ -80,15 +79,7 @@ func (s *Spec) ScaleNodes(n int) string {
 		kept = []string{strconv.Itoa(n)}
 	}
 	s.Factors[at].Levels = kept
-	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", many(n, "node"), strings.Join(left, ", "))
-}
-
-// many is a count of things with its noun, of which there may be one.
-func many(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
+	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", quantity.Counted(n, "node"), strings.Join(left, ", "))
 }
 
 // Nodes are where trials on nodes run: internal/cluster has them.
@@ -181,12 +172,7 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 		return fault.New(fault.Usage, "nodes", "set nodes to what there is, or have more join",
 			"the trial is to run on %d nodes, and there are %d", n, len(all))
 	}
-	names := all[:n]
-	mark := time.Now()
-	lap := func(clock string) {
-		now := time.Now()
-		t.Clocks[clock], mark = now.Sub(mark), now
-	}
+	names, lap := all[:n], laps(t)
 	if err := x.machine.Nodes.Ensure(ctx, names); err != nil {
 		return fmt.Errorf("having nodes join again: %w", err)
 	}
@@ -252,50 +238,27 @@ func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, e
 
 // window is the coordinator's machine between the same two edges; where nodes are machines of their own, it says what
 // the coordinator costs.
-func (x *nodesTrial) window(ctx context.Context, from int64) (*ledger.Ledger, error) {
-	var early error
+func (x *nodesTrial) window(ctx context.Context, from int64) (l *ledger.Ledger, err error) {
 	if x.spec.EventLoad() != "" {
-		early = pace.RunFirst(true)
-		defer func() { _ = pace.RunFirst(false) }() // what could be set can be taken back
+		done := runFirst()
+		defer func() { done(l) }()
 	}
-	others := x.machine.others()
-	if err := pace.SleepUntil(ctx, from); err != nil {
+	if l, err = x.machine.window(ctx, from, from+int64(x.spec.Duration)); err != nil {
 		return nil, err
 	}
-	w, err := x.machine.OpenWindow()
-	if err != nil {
-		return nil, fmt.Errorf("opening the window: %w", err)
-	}
-	l, err := w.CloseAt(ctx, from+int64(x.spec.Duration))
-	if err != nil {
-		return nil, err
-	}
-	if early != nil {
-		l.Warn("not-first", "%v; storms of execs may have held up the reading of counters", early)
-	}
-	opened, closed := measured.MonotonicOf(l.Window.Start), measured.MonotonicOf(l.Window.End)
-	x.late = time.Duration(max(0, opened-from, closed-from-int64(x.spec.Duration)))
+	opened, closed := edgesLate(l, from, x.spec.Duration)
+	x.late = time.Duration(max(opened, closed))
 	if allowed := x.edgeAllowed(); x.late > allowed {
 		l.Warn("edges-late", "the counters were read %v after an edge of the window, and %v is allowed: "+
 			"the coordinator's machine is too busy", x.late.Round(100*time.Microsecond), allowed)
 	}
-	if others = append(others, x.machine.others()...); len(others) > 0 {
-		l.Warn(record.OtherRun, "%s", OtherRun(others))
-	}
 	return l, nil
 }
 
-// others are the processes with runs of tare that are no part of this one.
-func (m Machine) others() []int {
-	if m.Shared {
-		return nil
-	}
-	others := placement.Others(m.Cgroups)
-	if m.Nodes != nil {
-		ours := m.Nodes.PIDs()
-		others = slices.DeleteFunc(others, func(pid int) bool { return slices.Contains(ours, pid) })
-	}
-	return others
+// edgesLate is how long after the edges of a window of a length, which was to open at from, its counters were read, ns.
+func edgesLate(l *ledger.Ledger, from int64, length time.Duration) (opened, closed int64) {
+	opened, closed = measured.MonotonicOf(l.Window.Start)-from, measured.MonotonicOf(l.Window.End)-from-int64(length)
+	return max(0, opened), max(0, closed)
 }
 
 // nodeTrial makes the record of one node's part out of what came of it. Half a record, or that of another trial, is
@@ -416,9 +379,7 @@ func (a NodeAgent) Run(
 	}
 	r.Late = x.late
 	if l := r.Trial.Ledger; l != nil {
-		opened, closed := measured.MonotonicOf(l.Window.Start), measured.MonotonicOf(l.Window.End)
-		from := begin + int64(s.Warmup)
-		r.Opened, r.Closed = max(0, opened-from), max(0, closed-from-int64(s.Duration))
+		r.Opened, r.Closed = edgesLate(l, begin+int64(s.Warmup), s.Duration)
 	}
 	text, err := json.Marshal(r)
 	if err != nil {

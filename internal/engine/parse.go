@@ -1,11 +1,7 @@
 package engine
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"regexp"
 	"slices"
@@ -21,56 +17,23 @@ import (
 	"tare/internal/record"
 )
 
-// maxSpecBytes bounds a spec that a person writes, and with it what hostile nesting costs the YAML parser, whose time
-// grows with the square of the depth. What we wrote ourselves, a resolved spec, is JSON: there every default is filled
-// in, a line for each, which makes it up to twenty times as long, and it nests no deeper than maxResolvedDepth.
+// What we wrote ourselves, a resolved spec, has every default filled in, a line for each, which makes it up to twenty
+// times as long as what a person writes.
 const (
 	maxSpecBytes     = 16 << 10
 	maxResolvedBytes = 1 << 20
-	maxResolvedDepth = 8
 )
 
-// checkBytes refuses what is too long to be a spec.
-func checkBytes(file string, data []byte) error {
-	if len(data) <= maxSpecBytes || len(data) <= maxResolvedBytes && resolved(data) {
-		return nil
-	}
-	return fault.New(fault.Usage, file,
-		"a count or a factor says in one line what parts that are alike say in many: see docs/spec.md",
-		"a spec has at most %d KiB; this has %d", maxSpecBytes>>10, len(data)>>10)
-}
-
-// resolved says whether data may be a resolved spec: JSON of little depth.
-func resolved(data []byte) bool {
-	if data = bytes.TrimSpace(data); len(data) == 0 || data[0] != '{' {
-		return false
-	}
-	depth := 0
-	for d := json.NewDecoder(bytes.NewReader(data)); ; {
-		token, err := d.Token()
-		if err != nil {
-			return errors.Is(err, io.EOF)
-		}
-		switch token {
-		case json.Delim('{'), json.Delim('['):
-			depth++
-		case json.Delim('}'), json.Delim(']'):
-			depth--
-		}
-		if depth > maxResolvedDepth {
-			return false
-		}
-	}
+var specLimit = document.Limit{
+	What: "a spec", Bytes: maxSpecBytes, JSON: maxResolvedBytes, Depth: 8,
+	Hint: "a count or a factor says in one line what parts that are alike say in many: see docs/spec.md",
 }
 
 // Parse reads a spec. file is its name in messages; features are the names that "needs" may use. Its error is a fault
 // with code Usage and the place as file:line:column.
 func Parse(file string, data []byte, features []string) (*Spec, error) {
 	d := &decoder{File: document.File(file), features: features, places: map[string]document.Node{}}
-	if err := checkBytes(file, data); err != nil {
-		return nil, err
-	}
-	documents, err := d.Parse(data)
+	documents, err := d.Parse(data, specLimit)
 	switch {
 	case err != nil:
 		return nil, err
@@ -119,14 +82,14 @@ func (d *decoder) spec(root document.Node) (*Spec, error) {
 		case "nodes":
 			err = d.Setting(value, nodesKnob, s.Whole)
 		case "applications":
-			err = d.parts(value, key, "an application", "kind", kind.Application, s.Applications)
+			err = d.parts(value, key, "an application", kind.Application, s.Applications)
 		case "loads":
-			err = d.parts(value, key, "a load", "kind", kind.Load, s.Loads)
+			err = d.parts(value, key, "a load", kind.Load, s.Loads)
 		case "arms":
-			err = d.parts(value, key, "an arm", "subject", kind.Subject, s.Arms)
+			err = d.parts(value, key, "an arm", kind.Subject, s.Arms)
 		case kind.BaselineKey:
 			d.places[key] = at
-			s.Baseline, err = d.part(value, "the baseline", "subject", kind.Subject, false)
+			s.Baseline, err = d.part(value, "the baseline", kind.Subject)
 		case "gates":
 			err = d.Settings(value, "gates", measured.GateSettings, s.Gates)
 		case "precision":
@@ -221,7 +184,7 @@ func (d *decoder) whole(root document.Node, found map[string]document.Node, s *S
 		}
 		mend := ""
 		if key == "applications" || key == "loads" {
-			if s.worksByItself() || key == "applications" && s.needsNoApplication() {
+			if s.WorksByItself() || key == "applications" && s.NeedsNoApplication() {
 				continue
 			}
 			if slices.ContainsFunc(s.Subjects(), (*kind.Part).WorksAlone) {
@@ -275,28 +238,35 @@ func (d *decoder) checkName(n document.Node, what, name string) error {
 	return d.Fail(n, "", "the name of %s must be small letters, digits and -, at most 40, not %q", what, near.Clip(name))
 }
 
-func (d *decoder) parts(
-	n document.Node, section, what, kindKey string, as kind.Role, into map[string]*kind.Part,
-) error {
+func (d *decoder) parts(n document.Node, section, what string, as kind.Role, into map[string]*kind.Part) error {
 	return d.Each(n, fmt.Sprintf("%q", section), func(name string, at, value document.Node) error {
 		if err := d.checkName(at, what, name); err != nil {
 			return err
 		}
-		if kindKey == "subject" && (name == record.Direct || name == record.AA) {
+		if as == kind.Subject && (name == record.Direct || name == record.AA) {
 			return d.Fail(at, "leave it out", "the arm %q is there without being named: it is the baseline", name)
 		}
 		d.places[section+"."+name] = at
-		p, err := d.part(value, fmt.Sprintf("%s %q", what, name), kindKey, as, section == "loads")
+		p, err := d.part(value, fmt.Sprintf("%s %q", what, name), as)
 		into[name] = p
 		return err
 	})
 }
 
+// The keys by which a part names its kind.
+const (
+	kindKey    = "kind"
+	subjectKey = "subject" // in an arm
+)
+
 // part reads one application, load or arm. Its kind decides which keys it has, so it is looked for first.
-func (d *decoder) part(n document.Node, what, kindKey string, as kind.Role, hasTo bool) (*kind.Part, error) {
-	p := &kind.Part{Limits: param.Values{}}
+func (d *decoder) part(n document.Node, what string, as kind.Role) (*kind.Part, error) {
+	p, named := &kind.Part{Limits: param.Values{}}, kindKey
+	if as == kind.Subject {
+		named = subjectKey
+	}
 	err := d.Each(n, what, func(key string, _, value document.Node) error {
-		if key != kindKey {
+		if key != named {
 			return nil
 		}
 		name, err := d.Text(value, key)
@@ -306,7 +276,7 @@ func (d *decoder) part(n document.Node, what, kindKey string, as kind.Role, hasT
 		if p.Kind = kind.Find(as, name); p.Kind == nil {
 			names := kind.Names(as)
 			return d.Fail(value, "there are "+strings.Join(names, ", "), "there is no %s %q%s",
-				kindKey, near.Clip(name), near.Meant(name, names))
+				named, near.Clip(name), near.Meant(name, names))
 		}
 		return nil
 	})
@@ -314,13 +284,13 @@ func (d *decoder) part(n document.Node, what, kindKey string, as kind.Role, hasT
 		return nil, err
 	}
 	if p.Kind == nil {
-		mend := fmt.Sprintf("write %s: and one of %s", kindKey, strings.Join(kind.Names(as), ", "))
-		return nil, d.Fail(n, mend, "%s has no %q", what, kindKey)
+		mend := fmt.Sprintf("write %s: and one of %s", named, strings.Join(kind.Names(as), ", "))
+		return nil, d.Fail(n, mend, "%s has no %q", what, named)
 	}
-	hasTo = hasTo && p.TakesTo()
+	hasTo := as == kind.Load && p.TakesTo()
 	settings := p.Settings()
-	known := []string{kindKey, "limits"}
-	if kindKey == "kind" {
+	known := []string{named, "limits"}
+	if as != kind.Subject {
 		settings = slices.Concat(kind.CopySettings, settings)
 	}
 	if hasTo {
@@ -330,7 +300,7 @@ func (d *decoder) part(n document.Node, what, kindKey string, as kind.Role, hasT
 	known = append(known, param.Names(settings)...)
 	err = d.Each(n, what, func(key string, at, value document.Node) (err error) {
 		switch {
-		case key == kindKey:
+		case key == named:
 		case key == "limits":
 			err = d.Settings(value, "limits", kind.LimitSettings, p.Limits)
 		case key == "to" && hasTo:

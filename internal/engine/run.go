@@ -13,6 +13,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/measured"
+	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
 )
@@ -20,7 +21,6 @@ import (
 // Progress is said before each trial, and once more after the last.
 type Progress struct {
 	Done    int                 // attempts at trials that have ended
-	Ended   int                 // trials of the plan that have ended, however often they were run
 	Total   int                 // trials of the plan as far as it goes
 	Blocks  int                 // of the plan as far as it goes
 	Open    bool                // the plan may be extended: how far depends on how precise the run becomes, or on the time
@@ -55,7 +55,8 @@ type Runner struct {
 	trial   func(context.Context, *record.Trial) error // null: on the machine
 	now     func() time.Time
 	trials  []record.Trial
-	left    timer
+	each    time.Duration // that an attempt takes: the plan's own figure until there are some
+	took    time.Duration // by all attempts
 	began   time.Time
 	look    int
 	why     string
@@ -72,14 +73,6 @@ const MostAttempts = 3
 
 // hopeless is how many trials must fail, with none before them that did not, for the run to be given up.
 const hopeless = 3
-
-// Run runs the trials of run.Plan, one after the other, and appends each to w as it ends. It returns those that were
-// recorded.
-func Run(
-	ctx context.Context, m Machine, s *Spec, run record.Run, w *record.Writer, progress func(Progress),
-) ([]record.Trial, error) {
-	return (&Runner{Machine: m, Spec: s, Record: &run, Writer: w, Progress: progress}).Run(ctx)
-}
 
 // Run runs the trials of the plan, one after the other, and appends each to the record as it ends. It returns those
 // that were recorded.
@@ -106,7 +99,7 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 		defer func() { err = errors.Join(err, prepared.remove()) }() // that of the run
 		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, dir, prepared, t) }
 	}
-	r.left = timer{each: startLead + r.Spec.Warmup + r.Spec.Duration + typicalOverhead}
+	r.each = startLead + r.Spec.Warmup + r.Spec.Duration + typicalOverhead
 	r.began, r.vain = r.now(), measured.Vain{}
 	if r.Spec.Precision != nil {
 		r.look = stats.NextLook(0)
@@ -127,7 +120,7 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 		}
 		at = next
 	}
-	r.say(record.PlannedTrial{}, 0, 0)
+	r.say(record.PlannedTrial{}, 0)
 	return r.trials, nil
 }
 
@@ -143,7 +136,7 @@ func (r *Runner) extend() (bool, error) {
 		enough, why := r.Enough(r.trials)
 		r.why, r.look = why, stats.NextLook(blocks)
 		if enough {
-			stopped = fmt.Sprintf("precise after %s", many(blocks, "block"))
+			stopped = fmt.Sprintf("precise after %s", quantity.Counted(blocks, "block"))
 		}
 	}
 	longer := *r.Spec
@@ -151,10 +144,10 @@ func (r *Runner) extend() (bool, error) {
 	plan := Plan(&longer, r.Record.Seed) // which begins as the shorter one does
 	switch added := len(plan) - len(r.Record.Plan); {
 	case stopped != "":
-	case r.Spec.Until > 0 && r.now().Add(r.left.of(added)).After(r.deadline()):
-		stopped = fmt.Sprintf("time was up after %s", many(blocks, "block"))
+	case r.Spec.Until > 0 && r.now().Add(r.timeOf(added)).After(r.deadline()):
+		stopped = fmt.Sprintf("time was up after %s", quantity.Counted(blocks, "block"))
 	case len(plan) > maxTrials:
-		stopped = fmt.Sprintf("no plan has more trials, after %s", many(blocks, "block"))
+		stopped = fmt.Sprintf("no plan has more trials, after %s", quantity.Counted(blocks, "block"))
 	}
 	if stopped != "" {
 		r.Record.Stopped = stopped
@@ -216,38 +209,43 @@ func (r *Runner) rest() error {
 			"until one comes through", measured.Futile)
 	}
 	r.kept++
-	text := fmt.Sprintf("%d spoiled trials were not run again", r.kept)
+	were := "were"
 	if r.kept == 1 {
-		text = "1 spoiled trial was not run again"
+		were = "was"
 	}
-	r.Record.NotRepeated = fmt.Sprintf("%s, for %d further attempts in a row had lost the same as well",
-		text, measured.Futile)
+	r.Record.NotRepeated = fmt.Sprintf("%s %s not run again, for %d further attempts in a row had lost the same as well",
+		quantity.Counted(r.kept, "spoiled trial"), were, measured.Futile)
 	return r.Writer.UpdateRun(*r.Record)
 }
 
 // affords reports whether there is time left for one more attempt: within the budget of the spec, which is a part of
 // the time that the plan takes without any, and before the deadline of an open plan.
 func (r *Runner) affords() bool {
-	budget := time.Duration(r.Spec.Repeat * float64(r.left.of(len(r.Record.Plan))))
-	if r.again+r.left.each > budget {
-		return false
-	}
-	return r.Spec.Until == 0 || !r.now().Add(r.left.each).After(r.deadline())
+	return r.each <= r.budget() && (r.Spec.Until == 0 || !r.now().Add(r.each).After(r.deadline()))
 }
+
+// budget is what is left of the time for further attempts.
+func (r *Runner) budget() time.Duration {
+	return time.Duration(r.Spec.Repeat*float64(r.timeOf(len(r.Record.Plan)))) - r.again
+}
+
+// timeOf is how long so many trials will take.
+func (r *Runner) timeOf(trials int) time.Duration { return time.Duration(trials) * r.each }
 
 // one runs a trial once and records it. Its error ends the run.
 func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*record.Trial, error) {
-	r.say(p, attempt, 1)
+	r.say(p, attempt)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	t := record.Trial{Schema: record.TrialSchema, PlannedTrial: p, Attempt: attempt}
 	failure := r.trial(ctx, &t)
-	r.left.add(t.Ended.Sub(t.Started))
 	if err := r.Writer.Append(t); err != nil {
 		return nil, err
 	}
 	r.trials = append(r.trials, t)
+	r.took += t.Ended.Sub(t.Started)
+	r.each = r.took / time.Duration(len(r.trials))
 	r.vain.Saw(&t)
 	if r.resting && !r.vain.GaveUp() {
 		r.resting, r.note = false, "a trial came through; spoiled trials are repeated again"
@@ -279,18 +277,18 @@ func (r *Runner) onMachine(ctx context.Context, dir string, prepared *prepared, 
 	return x.run(ctx, t)
 }
 
-// say tells how the run goes. now is how many trials are about to begin: one, or none after the last.
-func (r *Runner) say(next record.PlannedTrial, attempt, now int) {
+// say tells how the run goes, before an attempt at the next trial and, with none, after the last.
+func (r *Runner) say(next record.PlannedTrial, attempt int) {
+	goesOn := next.Arm != ""
 	p := Progress{
-		Done: len(r.trials), Ended: r.ended, Total: len(r.Record.Plan), Blocks: r.Record.Blocks,
-		Open: r.Spec.Open() && now > 0, Next: next, Attempt: attempt, Look: r.look, Why: r.why, Note: r.note,
+		Done: len(r.trials), Total: len(r.Record.Plan), Blocks: r.Record.Blocks,
+		Open: r.Spec.Open() && goesOn, Next: next, Attempt: attempt, Look: r.look, Why: r.why, Note: r.note,
 	}
 	r.note = ""
 	if n := len(r.trials); n > 0 {
-		last := r.trials[n-1]
-		p.Last = &last
+		p.Last = &r.trials[n-1]
 	}
-	if now > 0 {
+	if goesOn {
 		p.Left = r.estimate()
 	}
 	r.Progress(p)
@@ -300,7 +298,7 @@ func (r *Runner) say(next record.PlannedTrial, attempt, now int) {
 // were so far, within their budget. An open plan takes no longer than its deadline, save for the block that is under
 // way.
 func (r *Runner) estimate() time.Duration {
-	rest := r.left.of(len(r.Record.Plan) - r.ended)
+	rest := r.timeOf(len(r.Record.Plan) - r.ended)
 	if r.Spec.Open() {
 		if r.Spec.Until > 0 {
 			return max(r.deadline().Sub(r.now()), rest)
@@ -310,9 +308,8 @@ func (r *Runner) estimate() time.Duration {
 	if r.ended == 0 || r.vain.GaveUp() {
 		return rest
 	}
-	budget := time.Duration(r.Spec.Repeat*float64(r.left.of(len(r.Record.Plan)))) - r.again
 	expected := time.Duration(float64(rest) * float64(len(r.trials)-r.ended) / float64(r.ended))
-	return rest + max(0, min(expected, budget))
+	return rest + max(0, min(expected, r.budget()))
 }
 
 // arrivalSeed is the seed of the arrivals in a trial. All arms of a block have the same arrivals at a level, so that
@@ -326,20 +323,3 @@ func arrivalSeed(seed uint64, p record.PlannedTrial) uint64 {
 	}
 	return h.Sum64()
 }
-
-// timer estimates what is left from what trials took: the plan's own figure until there are some.
-type timer struct {
-	each  time.Duration
-	sum   time.Duration
-	count int
-}
-
-func (t *timer) add(took time.Duration) {
-	t.sum, t.count = t.sum+took, t.count+1
-	t.each = t.sum / time.Duration(t.count)
-}
-
-func (t *timer) of(trials int) time.Duration { return time.Duration(trials) * t.each }
-
-// Interrupted says whether err is that of a run that was told to end before its time.
-func Interrupted(err error) bool { return errors.Is(err, context.Canceled) }

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -139,7 +140,7 @@ func (g *ground) run(ctx context.Context, s *Spec, progress func(Progress)) (*re
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	trials, runErr := Run(ctx, g.machine, s, run, w, progress)
+	trials, runErr := (&Runner{Machine: g.machine, Spec: s, Record: &run, Writer: w, Progress: progress}).Run(ctx)
 	if err := w.Close(); err != nil {
 		g.t.Error(err)
 	}
@@ -263,7 +264,7 @@ func TestDeadApplication(t *testing.T) {
 			cancel()
 		}
 	})
-	if !Interrupted(err) || len(trials) != 1 {
+	if !errors.Is(err, context.Canceled) || len(trials) != 1 {
 		t.Fatalf("%d trials: %v", len(trials), err)
 	}
 	if want := "server ended during the trial: signal: killed"; !strings.Contains(trials[0].Validity.Failed, want) {
@@ -292,7 +293,7 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	g.onOpen = cancel
 	c, trials, err := g.run(ctx, s, quiet)
-	if !Interrupted(err) {
+	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}
 	if len(trials) != 1 || trials[0].Validity.Failed != "interrupted" || !c.Partial {

@@ -19,7 +19,6 @@ import (
 	"tare/internal/fault"
 	"tare/internal/kind"
 	"tare/internal/measured"
-	"tare/internal/metric"
 	"tare/internal/near"
 	"tare/internal/param"
 	"tare/internal/record"
@@ -140,21 +139,6 @@ func (s *Spec) AllArms() []string {
 	return append([]string{record.Direct, record.AA}, slices.Sorted(maps.Keys(s.Arms))...)
 }
 
-// worksByItself says whether all arms do measured work without any load.
-func (s *Spec) worksByItself() bool {
-	return s.Baseline != nil && !slices.ContainsFunc(s.Subjects(), func(p *kind.Part) bool { return !p.WorksAlone() })
-}
-
-// needsNoApplication says whether there are loads, and none of them goes to an application.
-func (s *Spec) needsNoApplication() bool {
-	for _, p := range s.Loads {
-		if p.GoesTo() {
-			return false
-		}
-	}
-	return len(s.Loads) > 0
-}
-
 // BaselineName is what reports call the baseline, where it is a subject: by the setting that its kind is told apart by.
 func (s *Spec) BaselineName() string {
 	b := s.Baseline
@@ -204,11 +188,7 @@ func (s *Spec) At(l Level) *Spec {
 // clone is a copy whose parts can be set.
 func (s *Spec) clone() *Spec {
 	c := *s
-	c.Applications, c.Loads, c.Arms = cloneParts(s.Applications), cloneParts(s.Loads), cloneParts(s.Arms)
-	c.Whole = s.Whole.Clone()
-	if s.Baseline != nil {
-		c.Baseline = s.Baseline.Clone()
-	}
+	c.Setup, c.Whole = s.Setup.Clone(), s.Whole.Clone()
 	return &c
 }
 
@@ -217,14 +197,6 @@ func (s *Spec) copies() *Spec {
 	c := *s
 	c.Setup = s.Setup.Copies()
 	return &c
-}
-
-func cloneParts(parts map[string]*kind.Part) map[string]*kind.Part {
-	c := make(map[string]*kind.Part, len(parts))
-	for name, p := range parts {
-		c[name] = p.Clone()
-	}
-	return c
 }
 
 // target is one place that a factor can set.
@@ -432,48 +404,22 @@ func (s *Spec) checkOpen() error {
 	}
 	for _, name := range s.Precision.Metrics {
 		if _, known := measured.Find(name); !known {
-			return fmt.Errorf("there is no metric %q%s", near.Clip(name), near.Meant(name, metricNames()))
+			return fmt.Errorf("there is no metric %q%s", near.Clip(name), near.Meant(name, names(measured.Metrics())))
 		}
 	}
 	return nil
 }
 
-func metricNames() []string {
-	var names []string
-	for _, m := range measured.Metrics() {
-		names = append(names, m.Name)
+func names(metrics []measured.Metric) []string {
+	all := make([]string, len(metrics))
+	for i, m := range metrics {
+		all[i] = m.Name
 	}
-	return names
+	return all
 }
 
 // Headlines are the metrics that the answer of the experiment speaks of, where trials have them.
-func (s *Spec) Headlines() []string {
-	var names []string
-	for _, m := range measured.Metrics() {
-		if s.speaksOf(m.Definition) {
-			names = append(names, m.Name)
-		}
-	}
-	return names
-}
-
-// speaksOf reports whether answers speak of a metric.
-func (s *Spec) speaksOf(d metric.Definition) bool {
-	for _, p := range s.Subjects() {
-		if guest, ok := p.Kind.(measured.Speaker); ok && slices.Contains(guest.Speaks(&s.Setup), d.Name) {
-			return true
-		}
-	}
-	if !d.Headline || !d.Free {
-		return d.Headline
-	}
-	for _, p := range s.Loads {
-		if load, ok := p.Kind.(kind.Saturating); ok && load.Saturates(p.Options) {
-			return true
-		}
-	}
-	return false
-}
+func (s *Spec) Headlines() []string { return names(measured.Headlines(&s.Setup)) }
 
 // PreciseMetrics are the metrics whose intervals decide when a run with a precision ends: those that the spec names, or
 // else those that answers speak of. Quantiles above the median need many times the blocks, and parts that are pooled
@@ -485,13 +431,9 @@ func (s *Spec) PreciseMetrics() []string {
 	if len(s.Precision.Metrics) > 0 {
 		return s.Precision.Metrics
 	}
-	var names []string
-	for _, m := range measured.Metrics() {
-		if s.speaksOf(m.Definition) && !m.Tail && m.Count == nil {
-			names = append(names, m.Name)
-		}
-	}
-	return names
+	return names(slices.DeleteFunc(measured.Headlines(&s.Setup), func(m measured.Metric) bool {
+		return m.Tail || m.Count != nil
+	}))
 }
 
 // Overrides are what the command line changes in a spec.
@@ -516,20 +458,6 @@ func (s *Spec) Apply(o Overrides) error {
 				"name a setting and its values: --set rate=1000 or --set rate=500,1000", "%s", err)
 		}
 	}
-	for _, n := range []struct {
-		flag  string
-		value int
-		knob  param.Setting
-		into  *int
-	}{{"--blocks", o.Blocks, timeKnobs[0], &s.Blocks}, {"--hz", o.SampleHz, samplingKnob, &s.SampleHz}} {
-		if n.value == 0 {
-			continue
-		}
-		if _, err := n.knob.Canonical(strconv.Itoa(n.value)); err != nil {
-			return fault.New(fault.Usage, n.flag, n.knob.Hint(), "%q %s", n.knob.Name, err)
-		}
-		*n.into = n.value
-	}
 	if err := s.override(o); err != nil {
 		return err
 	}
@@ -542,32 +470,39 @@ func (s *Spec) Apply(o Overrides) error {
 	return nil
 }
 
-// override changes when the run ends.
+// override changes how often the run samples, and when it ends.
 func (s *Spec) override(o Overrides) error {
-	if o.Blocks > 0 {
-		if o.Precision != "" || o.Until > 0 {
-			return fault.New(fault.Usage, "--blocks",
-				"give the number of blocks, or --precision and --until, which find it",
-				"a run of %d blocks ends when these are done", o.Blocks)
+	var wrong error
+	checked := func(flag string, knob param.Setting, text string) param.Values {
+		text, err := knob.Canonical(text)
+		if err != nil && wrong == nil {
+			wrong = fault.New(fault.Usage, flag, knob.Hint(), "%q %s", knob.Name, err)
 		}
+		return param.Values{knob.Name: text}
+	}
+	if o.Blocks != 0 {
+		s.Blocks = checked("--blocks", timeKnobs[0], strconv.Itoa(o.Blocks)).Int(timeKnobs[0].Name)
 		s.Precision, s.Until = nil, 0
 	}
+	if o.SampleHz != 0 {
+		s.SampleHz = checked("--hz", samplingKnob, strconv.Itoa(o.SampleHz)).Int(samplingKnob.Name)
+	}
 	if o.Precision != "" {
-		text, err := precisionKnob.Canonical(o.Precision)
-		if err != nil {
-			return fault.New(fault.Usage, "--precision", precisionKnob.Hint(), "%q %s", precisionKnob.Name, err)
+		p := Precision{Target: checked("--precision", precisionKnob, o.Precision).Part(precisionKnob.Name)}
+		if s.Precision != nil {
+			p.Metrics = s.Precision.Metrics
 		}
-		if s.Precision == nil {
-			s.Precision = &Precision{}
-		}
-		target := param.Values{precisionKnob.Name: text}.Part(precisionKnob.Name)
-		s.Precision = &Precision{Target: target, Metrics: s.Precision.Metrics}
+		s.Precision = &p
 	}
 	if o.Until != 0 {
-		if _, err := untilKnob.Canonical(o.Until.String()); err != nil {
-			return fault.New(fault.Usage, "--until", untilKnob.Hint(), "%q %s", untilKnob.Name, err)
-		}
-		s.Until = o.Until
+		s.Until = checked("--until", untilKnob, o.Until.String()).Duration(untilKnob.Name)
+	}
+	if wrong != nil {
+		return wrong
+	}
+	if o.Blocks > 0 && (o.Precision != "" || o.Until > 0) {
+		return fault.New(fault.Usage, "--blocks", "give the number of blocks, or --precision and --until, which find it",
+			"a run of %d blocks ends when these are done", o.Blocks)
 	}
 	if err := s.checkOpen(); err != nil {
 		return fault.New(fault.Usage, s.Name, "docs/metrics.md has the metrics", "%s", err)
@@ -678,8 +613,8 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 	}{
 		Name: s.Name, Question: s.Question, Needs: s.Needs,
 		Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
-		SampleHz: s.SampleHz, Statistics: s.Statistics, Nodes: s.nodes(), Applications: partsJSON(s.Applications, "kind"),
-		Loads: partsJSON(s.Loads, "kind"), Arms: partsJSON(s.Arms, "subject"),
+		SampleHz: s.SampleHz, Statistics: s.Statistics, Nodes: s.nodes(), Applications: partsJSON(s.Applications, kindKey),
+		Loads: partsJSON(s.Loads, kindKey), Arms: partsJSON(s.Arms, subjectKey),
 		Gates: s.Gates, Repeat: param.Part(s.Repeat),
 	}
 	if p := s.Precision; p != nil {
@@ -689,7 +624,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		out.Until = s.Until.String()
 	}
 	if s.Baseline != nil {
-		out.Baseline = partJSON(s.Baseline, "subject")
+		out.Baseline = partJSON(s.Baseline, subjectKey)
 	}
 	for _, f := range s.Factors {
 		if out.Factors == nil {
@@ -708,16 +643,16 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-func partsJSON(parts map[string]*kind.Part, kindKey string) map[string]any {
+func partsJSON(parts map[string]*kind.Part, key string) map[string]any {
 	out := map[string]any{}
 	for name, p := range parts {
-		out[name] = partJSON(p, kindKey)
+		out[name] = partJSON(p, key)
 	}
 	return out
 }
 
-func partJSON(p *kind.Part, kindKey string) map[string]any {
-	m := map[string]any{kindKey: p.Name()}
+func partJSON(p *kind.Part, key string) map[string]any {
+	m := map[string]any{key: p.Name()}
 	if p.To != "" {
 		m["to"] = p.To
 	}

@@ -14,12 +14,9 @@ import (
 	"sync"
 	"time"
 
-	"tare/internal/cluster"
 	"tare/internal/fault"
-	"tare/internal/host/cgroup"
 	"tare/internal/host/oom"
 	"tare/internal/kind"
-	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/measured"
 	"tare/internal/pace"
@@ -27,25 +24,6 @@ import (
 	"tare/internal/record"
 	"tare/internal/role"
 )
-
-// Machine is what trials need of the machine that they run on.
-type Machine struct {
-	Self       string // path of the tare binary, which starts itself in every role
-	Cgroups    *cgroup.Layout
-	OpenWindow func() (Window, error) // reads every counter: the first edge
-	Share      cluster.Share          // of the machine, that the groups of a trial may have together
-	Shared     bool                   // other nodes of the same run have trials on this machine at the same time
-
-	Nodes     Nodes         // where trials on nodes run; nil: there are none
-	NodeShare cluster.Share // of each
-}
-
-// Window is an open window of the meter.
-type Window interface {
-	// CloseAt reads every counter again, the second edge, at a time by CLOCK_MONOTONIC in nanoseconds. It is closed too
-	// when the context ends before, and the error says so.
-	CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error)
-}
 
 const (
 	startLead     = 50 * time.Millisecond // between the start message and the first request, for the loads to be there
@@ -64,7 +42,7 @@ type trial struct {
 	dir      string                               // the run directory, for files that processes read
 	seed     uint64                               // of the loads' arrivals
 	prepared *prepared                            // by guests for the run; nil: nothing
-	barrier  func(context.Context) (int64, error) // once all is set up: when loads begin, CLOCK_MONOTONIC ns. Nil: soon
+	barrier  func(context.Context) (int64, error) // once all is set up: when loads begin, CLOCK_MONOTONIC ns
 	late     int64                                // how long after the begin the loads were told of it, ns
 
 	cancel context.CancelCauseFunc
@@ -79,10 +57,9 @@ type trial struct {
 	apps       map[string]kind.App // those that serve
 	loads      map[string]*role.Child
 	wants      map[string]role.Wants // of the loads
-	hosted     map[string]any        // what the Join of each application gave
-	joined     map[string]any        // what the Join of each load gave
+	joined     map[string]any        // what the Join of each application and load gave; nil where it does not join
 	own        any                   // what the Join of the subject gave; nil where it does not join
-	processes  []*role.Child         // of the subject
+	worker     *role.Child           // the subject's process that does measured work; nil where it does none
 	objects    *kind.Objects         // of the subject
 	pids       map[string][]int      // of the subject's processes at the end of the window, by component
 	killed     *oom.Watch            // because memory was short; nil: not watched
@@ -94,9 +71,9 @@ type trial struct {
 func newTrial(m Machine, s *Spec, p record.PlannedTrial, attempt int, dir string, seed uint64) *trial {
 	return &trial{
 		machine: m, spec: s, arm: p.Arm, subject: s.Of(p.Arm), index: p.Index, attempt: attempt, dir: dir, seed: seed,
-		groups: map[string]*placement.Group{}, roles: map[string]measured.GroupRole{}, apps: map[string]kind.App{},
-		loads: map[string]*role.Child{}, wants: map[string]role.Wants{}, hosted: map[string]any{}, joined: map[string]any{},
-		evidence: map[string]any{},
+		barrier: soon, groups: map[string]*placement.Group{}, roles: map[string]measured.GroupRole{},
+		apps: map[string]kind.App{}, loads: map[string]*role.Child{}, wants: map[string]role.Wants{},
+		joined: map[string]any{}, evidence: map[string]any{},
 	}
 }
 
@@ -176,11 +153,7 @@ func failure(ctx context.Context, err error) string {
 
 // measure sets up, opens the window over the loads' measured time, and gathers what they say.
 func (x *trial) measure(ctx context.Context) error {
-	t, mark := x.record, time.Now()
-	lap := func(clock string) {
-		now := time.Now()
-		t.Clocks[clock], mark = now.Sub(mark), now
-	}
+	t, lap := x.record, laps(x.record)
 	if err := x.setUp(ctx); err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
@@ -190,7 +163,8 @@ func (x *trial) measure(ctx context.Context) error {
 	}
 	if x.spec.EventLoad() != "" {
 		lap("offset") // of its events
-		defer x.urgent()()
+		done := runFirst()
+		defer func() { done(t.Ledger) }()
 	}
 
 	s, err := x.begin(ctx)
@@ -201,7 +175,7 @@ func (x *trial) measure(ctx context.Context) error {
 		return err
 	}
 	lap("warm-up")
-	if t.Ledger, err = x.window(ctx, s.Begin+s.Warmup+s.Duration); err != nil {
+	if t.Ledger, err = x.machine.window(ctx, s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration); err != nil {
 		return err
 	}
 	lap("measured")
@@ -218,9 +192,9 @@ func (x *trial) measure(ctx context.Context) error {
 	if e, ok := x.own.(kind.Evidence); ok {
 		x.evidence[x.subject.Name()] = e.Evidence()
 	}
-	for name, part := range x.joined {
-		if e, ok := part.(kind.Evidence); ok {
-			x.evidence[x.spec.Loads[name].Name()] = e.Evidence()
+	for name, part := range x.spec.Loads {
+		if e, ok := x.joined[name].(kind.Evidence); ok {
+			x.evidence[part.Name()] = e.Evidence()
 		}
 	}
 	return context.Cause(ctx) // an application or the subject may have died and taken nobody with it
@@ -229,11 +203,10 @@ func (x *trial) measure(ctx context.Context) error {
 // parts are what takes part in the trial beyond its process: the subject, then loads by name, then applications.
 func (x *trial) parts() []any {
 	parts := []any{x.own}
-	for _, name := range slices.Sorted(maps.Keys(x.joined)) {
-		parts = append(parts, x.joined[name])
-	}
-	for _, name := range slices.Sorted(maps.Keys(x.hosted)) {
-		parts = append(parts, x.hosted[name])
+	for _, of := range []map[string]*kind.Part{x.spec.Loads, x.spec.Applications} {
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			parts = append(parts, x.joined[name])
+		}
 	}
 	return parts
 }
@@ -257,22 +230,15 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 		return err
 	}
 	x.watchMemory()
-	if err := x.joinApplications(); err != nil {
+	for _, of := range []map[string]*kind.Part{x.spec.Applications, x.spec.Loads} {
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			if x.joined[name], err = x.join(name, of[name]); err != nil {
+				return err
+			}
+		}
+	}
+	if x.own, err = x.join(x.arm, x.subject); err != nil {
 		return err
-	}
-	for _, name := range slices.Sorted(maps.Keys(x.spec.Loads)) {
-		if j, ok := x.spec.Loads[name].Kind.(kind.Joiner); ok {
-			if x.joined[name], err = j.Join(x, name, x.spec.Loads[name]); err != nil {
-				return err
-			}
-		}
-	}
-	if x.subject != nil {
-		if j, ok := x.subject.Kind.(kind.Joiner); ok {
-			if x.own, err = j.Join(x, x.arm, x.subject); err != nil {
-				return err
-			}
-		}
 	}
 	err = inParallel(x.spec.Applications, func(name string, p *kind.Part) error { return x.startApp(ctx, name, p) })
 	if err != nil {
@@ -289,6 +255,16 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 		}
 	}
 	return inParallel(x.spec.Loads, func(name string, p *kind.Part) error { return x.startLoad(ctx, name, p) })
+}
+
+// join has a part join the trial; nil where it does not.
+func (x *trial) join(name string, part *kind.Part) (any, error) {
+	if part != nil {
+		if j, ok := part.Kind.(kind.Joiner); ok {
+			return j.Join(x, name, part)
+		}
+	}
+	return nil, nil
 }
 
 // makeTree makes the trial's groups. Data planes attach to the one that holds the applications and the loads but not
@@ -351,39 +327,33 @@ func inParallel(parts map[string]*kind.Part, do func(string, *kind.Part) error) 
 }
 
 func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) error {
-	if s, ok := x.hosted[name].(kind.Server); ok {
-		return x.serve(ctx, name, s)
-	}
-	host, err := x.Host(name)
-	if err != nil {
-		return err
-	}
-	argv, err := x.argv(kind.Application, part, kind.Site{Host: host})
-	if err != nil {
-		return err
-	}
-	begin, err := x.Begin(ctx, name)
-	if err != nil {
-		return err
-	}
-	p, err := x.start(name, argv, begin)
-	if err != nil {
-		return err
-	}
-	raw, err := p.Ready(ctx)
-	if err != nil {
-		return err
-	}
-	var ready struct {
-		Address string `json:"address"`
-	}
-	if err := p.Decode(raw, "ready message", &ready); err != nil {
-		return err
+	var app kind.App
+	if s, ok := x.joined[name].(kind.Server); ok {
+		var err error
+		if app, err = s.Serve(ctx); err != nil {
+			return fmt.Errorf("starting %s: %w", name, err)
+		}
+	} else {
+		host, err := x.Host(name)
+		if err != nil {
+			return err
+		}
+		var ready struct {
+			Address string `json:"address"`
+		}
+		p, raw, err := x.startPart(ctx, kind.Application, name, part, kind.Site{Host: host})
+		if err == nil {
+			err = p.Decode(raw, "ready message", &ready)
+		}
+		if err != nil {
+			return err
+		}
+		app = kind.App{Address: ready.Address, Ready: raw}
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if ready.Address != "" { // else it serves nobody
-		x.apps[name] = kind.App{Address: ready.Address, Ready: raw}
+	if app.Address != "" { // else it serves nobody
+		x.apps[name] = app
 	}
 	return nil
 }
@@ -430,22 +400,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 	if g, ok := x.joined[name].(kind.Generator); ok {
 		return g.Aim(ctx, at)
 	}
-	argv, err := x.argv(kind.Load, part, at)
-	if err != nil {
-		return err
-	}
-	begin, err := x.Begin(ctx, name)
-	if err != nil {
-		return err
-	}
-	p, err := x.start(name, argv, begin)
-	if err != nil {
-		return err
-	}
-	x.mu.Lock()
-	x.loads[name] = p
-	x.mu.Unlock()
-	raw, err := p.Ready(ctx)
+	p, raw, err := x.startPart(ctx, kind.Load, name, part, at)
 	if err != nil {
 		return err
 	}
@@ -456,8 +411,28 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 	wants.Heard(pace.Now())
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.wants[name] = wants
+	x.loads[name], x.wants[name] = p, wants
 	return nil
+}
+
+// startPart starts the process of an application or a load at a site, and gives what it says when it is ready.
+func (x *trial) startPart(
+	ctx context.Context, as kind.Role, name string, part *kind.Part, at kind.Site,
+) (*role.Child, json.RawMessage, error) {
+	argv, err := x.argv(as, part, at)
+	if err != nil {
+		return nil, nil, err
+	}
+	begin, err := x.Begin(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := x.start(name, argv, begin)
+	if err != nil {
+		return nil, nil, err
+	}
+	raw, err := p.Ready(ctx)
+	return p, raw, err
 }
 
 // argv is the command line that starts a part at a site, as a role of this binary.
@@ -471,11 +446,7 @@ func (x *trial) argv(as kind.Role, part *kind.Part, at kind.Site) ([]string, err
 
 // begin tells the loads, and a subject that works, when to begin.
 func (x *trial) begin(ctx context.Context) (role.Schedule, error) {
-	barrier := x.barrier
-	if barrier == nil {
-		barrier = soon
-	}
-	begin, err := barrier(ctx)
+	begin, err := x.barrier(ctx)
 	if err != nil {
 		return role.Schedule{}, err
 	}
@@ -491,47 +462,36 @@ func (x *trial) begin(ctx context.Context) (role.Schedule, error) {
 		return s, err
 	}
 	x.late = max(0, pace.Now()-s.Begin)
-	if worker := x.worker(); worker != nil {
-		if err := worker.Send(role.Start, s); err != nil {
+	if x.worker != nil {
+		if err := x.worker.Send(role.Start, s); err != nil {
 			return s, fmt.Errorf("starting the work of %s: %w", x.arm, err)
 		}
 	}
-	return s, x.generate(ctx, s)
+	return s, x.generators(func(name string, g kind.Generator) error {
+		if err := pace.SleepUntil(ctx, s.Begin); err != nil {
+			return err
+		}
+		if err := g.Generate(ctx, s); err != nil {
+			return fmt.Errorf("starting the load %s: %w", name, err)
+		}
+		return nil
+	})
 }
 
-// worker is the process of a subject that does measured work itself; nil where it does none.
-func (x *trial) worker() *role.Child {
-	if x.subject == nil || !x.subject.Works() || len(x.processes) == 0 {
-		return nil
+// generators calls a function for each load that its guest starts, in order of their names, until one fails.
+func (x *trial) generators(call func(name string, g kind.Generator) error) error {
+	for _, name := range slices.Sorted(maps.Keys(x.spec.Loads)) {
+		if g, ok := x.joined[name].(kind.Generator); ok {
+			if err := call(name, g); err != nil {
+				return err
+			}
+		}
 	}
-	return x.processes[0]
+	return nil
 }
 
 // soon is the barrier of a trial that waits for nobody else.
 func soon(context.Context) (int64, error) { return pace.Now() + int64(startLead), nil }
-
-// window reads all counters now and at the end, a time by CLOCK_MONOTONIC in nanoseconds.
-func (x *trial) window(ctx context.Context, end int64) (*ledger.Ledger, error) {
-	others := x.machine.others()
-	w, err := x.machine.OpenWindow()
-	if err != nil {
-		return nil, fmt.Errorf("opening the window: %w", err)
-	}
-	l, err := w.CloseAt(ctx, end)
-	if err != nil {
-		return nil, err
-	}
-	if others = append(others, x.machine.others()...); len(others) > 0 {
-		l.Warn(record.OtherRun, "%s", OtherRun(others))
-	}
-	return l, nil
-}
-
-// OtherRun says that other processes have runs of tare under way on this machine.
-func OtherRun(pids []int) string {
-	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other",
-		pids[0])
-}
 
 // results tells the loads that want to know when the machine stood still in the window, and takes what they and the
 // subject's own work say.
@@ -555,14 +515,19 @@ func (x *trial) results(ctx context.Context) error {
 		}
 		t.Loads[name] = r
 	}
-	if err := x.takeGenerated(ctx); err != nil {
-		return err
-	}
-	if worker := x.worker(); worker != nil {
+	err := x.generators(func(name string, g kind.Generator) error {
+		r, err := g.Result(ctx)
+		if err != nil {
+			return fmt.Errorf("the load %s: %w", name, err)
+		}
+		t.Loads[name] = r
+		return nil
+	})
+	if err == nil && x.worker != nil {
 		t.Work = &load.Result{}
-		return worker.Result(ctx, resultTimeout, t.Work)
+		err = x.worker.Result(ctx, resultTimeout, t.Work)
 	}
-	return nil
+	return err
 }
 
 // tearDown stops every process and removes the groups. It heeds no context: what was started is always taken away.

@@ -82,6 +82,36 @@ type Setup struct {
 	Statistics   bool // the kernel counts runs and run time of eBPF programs
 }
 
+// Clone is a copy whose parts can be set.
+func (s *Setup) Clone() Setup {
+	c := *s
+	for _, parts := range []*map[string]*Part{&c.Applications, &c.Loads, &c.Arms} {
+		*parts = maps.Clone(*parts)
+		for name, p := range *parts {
+			(*parts)[name] = p.Clone()
+		}
+	}
+	if s.Baseline != nil {
+		c.Baseline = s.Baseline.Clone()
+	}
+	return c
+}
+
+// WorksByItself reports whether all arms do measured work without any load.
+func (s *Setup) WorksByItself() bool {
+	return s.Baseline != nil && !slices.ContainsFunc(s.Subjects(), func(p *Part) bool { return !p.WorksAlone() })
+}
+
+// NeedsNoApplication reports whether there are loads, and none of them goes to an application.
+func (s *Setup) NeedsNoApplication() bool {
+	for _, p := range s.Loads {
+		if p.GoesTo() {
+			return false
+		}
+	}
+	return len(s.Loads) > 0
+}
+
 // Of is what an arm weighs; nil where it weighs nothing.
 func (s *Setup) Of(arm string) *Part {
 	part := s.Arms[arm]

@@ -63,6 +63,26 @@ type Speaker interface {
 	Speaks(*kind.Setup) []string
 }
 
+// Headlines are the metrics that answers speak of in an experiment with this setup, in the order of Metrics.
+func Headlines(s *kind.Setup) []Metric {
+	spoken := map[string]bool{}
+	for _, p := range s.Subjects() {
+		if guest, ok := p.Kind.(Speaker); ok {
+			for _, name := range guest.Speaks(s) {
+				spoken[name] = true
+			}
+		}
+	}
+	saturated := false
+	for _, p := range s.Loads {
+		load, ok := p.Kind.(kind.Saturating)
+		saturated = saturated || ok && load.Saturates(p.Options)
+	}
+	return slices.DeleteFunc(slices.Clone(Metrics()), func(m Metric) bool {
+		return !spoken[m.Name] && (!m.Headline || m.Free && !saturated)
+	})
+}
+
 // ofMemory is a metric of what the subject's groups hold at the end of the window.
 func ofMemory(name string, headline bool, what string, part func(*ledger.Memory) *int64) Metric {
 	return Metric{

@@ -11,7 +11,7 @@ const Futile = 6
 
 // Vain counts, for each metric, the further attempts in a row, over the whole run, that lost it as well. Beside a
 // neighbour that never rests nearly all lose the same, and a run that makes them takes longer and learns nothing; what
-// is lost now and then is worth another. It goes by gates and never by what was
+// is lost now and then is worth another. It goes by gates and never by what was measured.
 type Vain map[string]int
 
 // Worth reports whether a further attempt at a trial that lost these metrics is not futile: for one of them at least.

@@ -3,6 +3,7 @@ package pace
 import (
 	"context"
 	"fmt"
+	"runtime"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,4 +35,13 @@ func CPUTime() (float64, error) {
 		return 0, fmt.Errorf("reading the CPU time of this process: %w", err)
 	}
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
+}
+
+// CPUs is the number of CPUs that this process may run on.
+func CPUs() int {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) != nil {
+		return runtime.NumCPU()
+	}
+	return max(set.Count(), 1)
 }

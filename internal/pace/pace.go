@@ -8,7 +8,6 @@ package pace
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -207,20 +206,16 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// SleepUntil sleeps until CLOCK_MONOTONIC shows at, in nanoseconds. The context can end all but the last two
-// milliseconds, which the kernel's own clock times: Go's timers round to about one.
+// SleepUntil sleeps until a time by Now. The context can end all but the last two milliseconds, with its cause as the
+// error: the kernel's own clock times these, for Go's timers round to about one.
 func SleepUntil(ctx context.Context, at int64) error {
 	const last = 2 * time.Millisecond
-	timer := time.NewTimer(time.Duration(at-Now()) - last)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
+	if err := Sleep(ctx, time.Duration(at-Now())-last); err != nil {
+		return err
 	}
 	ts := unix.NsecToTimespec(at)
 	for {
-		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil); !errors.Is(err, unix.EINTR) {
+		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil); err != unix.EINTR {
 			return err
 		}
 	}

@@ -29,7 +29,8 @@ import (
 	"tare/internal/pattern"
 )
 
-// Mark is the environment variable that names the tree to which a process belongs. Children inherit it.
+// Mark is the environment variable that names the tree to which a process belongs. Children inherit it, as they do an
+// open file of that name, which remains where a program writes over its environment.
 const Mark = "TARE_RUN"
 
 var (

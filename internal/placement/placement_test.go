@@ -21,8 +21,10 @@ import (
 	"tare/internal/host/proc"
 )
 
-// helperEnv makes the test binary play a part instead of running tests.
-const helperEnv = "TARE_TEST_HELPER"
+const (
+	helperEnv = "TARE_TEST_HELPER" // makes the test binary play a part instead of running tests
+	nginxEnv  = "TARE_TEST_NGINX"  // path of a configuration
+)
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == EnterCommand {
@@ -33,6 +35,8 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(helperEnv) {
 	case "owner":
 		os.Exit(ownTree())
+	case "owner of nginx":
+		os.Exit(ownTree("nginx", "-e", "stderr", "-c", os.Getenv(nginxEnv)))
 	case "owner in a PID namespace":
 		if err := errors.Join(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, "")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -45,8 +49,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ownTree makes a tree with two processes in it, says what it made, and waits to be killed.
-func ownTree() int {
+// ownTree makes a tree with two processes in it, of a program or of sleep, says what it made, and waits to be killed.
+func ownTree(argv ...string) int {
+	if len(argv) == 0 {
+		argv = []string{"sleep", "1000"}
+	}
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
 		return 1
@@ -60,7 +67,7 @@ func ownTree() int {
 		if err != nil {
 			return 1
 		}
-		cmd := exec.Command("sleep", "1000")
+		cmd := exec.Command(argv[0], argv[1:]...)
 		if err := g.Start(cmd); err != nil {
 			return 1
 		}
@@ -537,6 +544,84 @@ func TestClean(t *testing.T) {
 	eventually(t, "the stray was killed", func() bool { return gone(stray.Process.Pid) })
 	if r = clean(); slices.Contains(r.Trees, tree) {
 		t.Errorf("the second time: %+v", r)
+	}
+}
+
+// TestCleanEndsWhatHidItsEnvironment: nginx writes its title over its environment, and its workers outlive it. They are
+// ended all the same, and a process that has the file of another name is not.
+func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
+	l := machine(t)
+	if _, err := exec.LookPath("nginx"); err != nil {
+		t.Skip("needs nginx")
+	}
+	conf := filepath.Join(t.TempDir(), "nginx.conf")
+	text := fmt.Sprintf("daemon off; worker_processes 2; pid %s.pid; events {} http { access_log off; }\n", conf)
+	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(nginxEnv, conf)
+	isWorker := func(pid int) bool {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		return strings.HasPrefix(string(line), "nginx: worker")
+	}
+	owner, tree, masters := startOwnerAs(t, "owner of nginx", &unix.SysProcAttr{})
+	var workers []int
+	eventually(t, "nginx has its workers", func() bool {
+		workers = workers[:0]
+		for _, pid := range Members(l, []string{tree}) {
+			if isWorker(pid) {
+				workers = append(workers, pid)
+			}
+		}
+		return len(workers) == 4
+	})
+	t.Cleanup(func() {
+		for _, pid := range workers {
+			_ = proc.Kill(pid, func() bool { return isWorker(pid) })
+		}
+	})
+	for _, pid := range workers {
+		if env, err := (proc.FS{}).Environ(pid); err != nil || slices.Contains(env, Mark+"="+tree) {
+			t.Fatalf("it does not hide its environment: %q, %v", env, err)
+		}
+	}
+	stranger := exec.Command("sleep", "1000")
+	file, err := unix.MemfdCreate("tare-test-p1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger.ExtraFiles = []*os.File{os.NewFile(uintptr(file), "")}
+	for len(stranger.ExtraFiles) < firstMarkFD {
+		stranger.ExtraFiles = append(stranger.ExtraFiles, stranger.ExtraFiles[0])
+	}
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = stranger.Process.Kill()
+		_ = stranger.Wait()
+	})
+
+	if err := owner.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the masters died with the owner", func() bool { return gone(masters[0]) && gone(masters[1]) })
+	first := len(traces(l, tree)) > 0 // nobody else has cleaned this machine meanwhile
+	r, err := Clean(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range workers {
+		eventually(t, "a worker has ended", func() bool { return gone(pid) })
+		if !slices.ContainsFunc(r.Killed, func(p Process) bool { return p.PID == pid && p.Tree == tree }) && first {
+			t.Errorf("the worker %d is not among those killed: %+v", pid, r)
+		}
+	}
+	if left := traces(l, tree); len(left) > 0 || len(r.Moved) > 0 && first {
+		t.Errorf("left: %v; %+v", left, r)
+	}
+	if gone(stranger.Process.Pid) {
+		t.Error("a stranger with an open file of another name was killed")
 	}
 }
 

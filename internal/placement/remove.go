@@ -310,11 +310,17 @@ func (r *Report) move(pid int, trees []string) error {
 	return nil
 }
 
-// markOf is the tree that a process is marked as of; empty for none and where it cannot be read.
+// markOf is the tree that a process is marked as of, by its environment or else by an open file; empty for none and
+// where it cannot be read.
 func markOf(pid int) string {
 	env, _ := proc.FS{}.Environ(pid)
 	for _, e := range env {
 		if tree, ok := strings.CutPrefix(e, Mark+"="); ok {
+			return tree
+		}
+	}
+	for fd := firstMarkFD; fd <= lastMarkFD; fd++ {
+		if tree := markOfFD(pid, fd); tree != "" {
 			return tree
 		}
 	}

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -132,6 +133,7 @@ func Enter(args []string) error {
 	if o, ok := parseTreeName(os.Getenv(Mark)); ok && os.Getppid() != o.pid {
 		return fmt.Errorf("the run that started this process has ended")
 	}
+	markByFile(os.Getenv(Mark)) // here, where what that takes is charged to nobody who is weighed
 	for _, dir := range args[:i] {
 		if pin, ok := strings.CutPrefix(dir, pinFlag); ok {
 			n, err := strconv.Atoi(pin)
@@ -150,4 +152,42 @@ func Enter(args []string) error {
 	program := args[i+1]
 	err := unix.Exec(program, args[i+2:], os.Environ())
 	return fault.Wrap(err, fault.Usage, program, "", "cannot run %s", strings.Join(args[i+2:], " "))
+}
+
+// Descriptors that marks by file have. They are above those that programs count on, and below 64, which is what the
+// kernel's first table of descriptors of a process has room for (NR_OPEN_DEFAULT in include/linux/fdtable.h).
+const (
+	firstMarkFD = 32
+	lastMarkFD  = 63
+)
+
+// markByFile marks this process as of a tree by an open file, as well as by the environment: what it becomes may write
+// over its environment, as nginx does for its title, and may close the file, as some daemons do, but hardly both. Forks
+// inherit it. The file is empty, in memory, and has the name of the tree; nobody else can open it. It is best effort.
+func markByFile(tree string) {
+	for fd := firstMarkFD; fd <= lastMarkFD; fd++ { // this may run below another run
+		if markOfFD(os.Getpid(), fd) != "" {
+			_ = unix.Close(fd) // it has nothing to lose
+		}
+	}
+	fd, err := unix.MemfdCreate(tree, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate(tree, unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD, firstMarkFD) // fails where that is above the limit of open files
+}
+
+// markOfFD is the tree that a descriptor of a process marks it as of; empty for none.
+func markOfFD(pid, fd int) string {
+	file, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd)) // "/memfd:NAME (deleted)" (proc_pid_fd(5))
+	name, is := strings.CutPrefix(file, "/memfd:")
+	name, _ = strings.CutSuffix(name, " (deleted)")
+	if _, ok := parseTreeName(name); !is || !ok {
+		return ""
+	}
+	return name
 }

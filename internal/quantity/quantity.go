@@ -207,3 +207,11 @@ func Thousands(n int) string {
 	}
 	return text
 }
+
+// Counted is a number of things in words: 1 block, 2 blocks.
+func Counted(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return strconv.Itoa(n) + " " + thing + "s"
+}

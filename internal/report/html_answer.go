@@ -51,7 +51,7 @@ func (m *dataMaker) found(metric string, arm, level int) *analysis.Estimate {
 	for i := range m.s.Estimates {
 		e := &m.s.Estimates[i]
 		here := e.Component == "" && m.arms[e.Arm] == arm && m.levels[levelKey(e.Factors)] == level
-		if e.Metric == metric && here && finite(e.Value) {
+		if e.Metric == metric && here && analysis.Usable(e.Value) {
 			return e
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -198,9 +197,6 @@ func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *c
 	return m.chartData
 }
 
-// finite keeps out what JSON cannot hold and what would spoil every scale.
-func finite(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
-
 func levelKey(f map[string]string) string {
 	b, _ := json.Marshal(f) // with its keys in order
 	if len(f) == 0 {
@@ -220,7 +216,7 @@ func (m *dataMaker) names() {
 		m.levels[levelKey(f)] = len(m.Levels)
 		l := chartLevel{Name: clean(levelName(f)), Numbers: map[string]float64{}, factors: f}
 		for name, v := range f {
-			if x, ok := levelNumber(v); ok {
+			if x, ok := analysis.LevelNumber(v); ok {
 				l.Numbers[name] = x
 			}
 		}
@@ -266,17 +262,6 @@ func (m *dataMaker) names() {
 	m.Factor = m.sweptFactor()
 }
 
-// levelNumber is a level as a number, where it is one: a duration counts in seconds.
-func levelNumber(level string) (float64, bool) {
-	if v, err := strconv.ParseFloat(level, 64); err == nil && finite(v) {
-		return v, true
-	}
-	if d, err := time.ParseDuration(level); err == nil {
-		return d.Seconds(), true
-	}
-	return 0, false
-}
-
 // sweptFactor is the factor with the most levels, if it is a number everywhere and has at least two.
 func (m *dataMaker) sweptFactor() string {
 	best, most := "", 1
@@ -308,7 +293,7 @@ func (m *dataMaker) placeOf(arm string, level map[string]string) place {
 
 func (m *dataMaker) estimates() {
 	for _, e := range m.s.Estimates {
-		if !finite(e.Value) || e.Component != "" {
+		if !analysis.Usable(e.Value) || e.Component != "" {
 			continue
 		}
 		c := chartEstimate{
@@ -324,7 +309,7 @@ func (m *dataMaker) estimates() {
 				c.Verdict += ", a false alarm"
 			}
 		}
-		if r := e.Ratio; r != nil && finite(r.Value) {
+		if r := e.Ratio; r != nil && analysis.Usable(r.Value) {
 			c.Change, c.ChangeLo, c.ChangeHi = less1(&r.Value), less1(r.Lo), less1(r.Hi)
 		}
 		m.Estimates = append(m.Estimates, c)
@@ -332,7 +317,7 @@ func (m *dataMaker) estimates() {
 }
 
 func less1(v *float64) *float64 {
-	if v == nil || !finite(*v) {
+	if v == nil || !analysis.Usable(*v) {
 		return nil
 	}
 	x := *v - 1
@@ -504,7 +489,7 @@ func (m *dataMaker) inTime() {
 				}
 			}
 			if n := voided(t); n > 0 {
-				c.Why = "it has lost " + manyMetrics(n) + ": " + c.Why
+				c.Why = "it has lost " + quantity.Counted(n, "metric") + ": " + c.Why
 			}
 			if t.Attempt > 0 {
 				c.Why = fmt.Sprintf("attempt %d, %s", t.Attempt+1, c.Why)
@@ -512,7 +497,7 @@ func (m *dataMaker) inTime() {
 		}
 		values, _ := analysis.Metrics(t, defined) // those that can be read; the summary warns of the others
 		for name, v := range values {
-			if i, known := m.metric[name]; known && finite(v) {
+			if i, known := m.metric[name]; known && analysis.Usable(v) {
 				c.Values[name], c.Texts[name] = v, quantity.Value(v, m.Metrics[i].Unit)
 			}
 		}

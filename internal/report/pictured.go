@@ -311,7 +311,7 @@ func (m *dataMaker) placed() {
 			continue
 		}
 		add := func(what, unit, place string, v *float64) {
-			if v != nil && *v > 0 && finite(*v) {
+			if v != nil && *v > 0 && analysis.Usable(*v) {
 				m.Placed = append(m.Placed, chartPlaced{Arm: at.arm, Level: at.level, Group: what, Unit: unit,
 					Place: clean(place), Value: *v, Text: quantity.Value(*v, unit)})
 			}

@@ -300,7 +300,7 @@ func validity(s *analysis.Summary) string {
 		text += fmt.Sprintf(", %d invalid", s.Trials.Invalid)
 	}
 	if again := s.Trials.Attempts - s.Trials.Done; again > 0 {
-		text += fmt.Sprintf("; %s at trials that were spoiled", manyAttempts(again))
+		text += fmt.Sprintf("; %s at trials that were spoiled", quantity.Counted(again, "further attempt"))
 	}
 	if s.NotRepeated != "" {
 		text += "; " + s.NotRepeated
@@ -329,27 +329,13 @@ func excluded(s *analysis.Summary) []string {
 			line += ", " + analysis.Level(x.Factors)
 		}
 		if len(x.Voids) > 0 {
-			line += fmt.Sprintf(") left out of %s: ", manyMetrics(len(x.Voids)))
+			line += fmt.Sprintf(") left out of %s: ", quantity.Counted(len(x.Voids), "metric"))
 		} else {
 			line += ") left out: "
 		}
 		all = append(all, line+x.Why)
 	}
 	return all
-}
-
-func manyAttempts(n int) string {
-	if n == 1 {
-		return "1 further attempt"
-	}
-	return fmt.Sprintf("%d further attempts", n)
-}
-
-func manyMetrics(n int) string {
-	if n == 1 {
-		return "1 metric"
-	}
-	return fmt.Sprintf("%d metrics", n)
 }
 
 func selfCost(s *analysis.Summary) string {

@@ -97,26 +97,33 @@ func findCgroups(f footprint) error {
 	return nil
 }
 
-// findProcesses finds processes of runs whose owner is dead: each carries the name of its run in TARE_RUN.
+// findProcesses finds processes of runs whose owner is dead: each carries the name of its run in TARE_RUN, or as that
+// of an open file in memory.
 func findProcesses(f footprint) error {
-	environs, err := filepath.Glob("/proc/[0-9]*/environ")
+	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return err
 	}
-	for _, path := range environs {
-		env, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has gone, or is not ours to see
-		}
-		for v := range bytes.SplitSeq(env, []byte{0}) {
-			name, ok := bytes.CutPrefix(v, []byte("TARE_RUN="))
-			if !ok {
-				continue
+	for _, process := range processes {
+		var names []string
+		env, _ := os.ReadFile(filepath.Join(process, "environ")) // it may have gone
+		for v := range strings.SplitSeq(string(env), "\x00") {
+			if name, ok := strings.CutPrefix(v, "TARE_RUN="); ok {
+				names = append(names, name)
 			}
-			if dead, isRun := ownerDead(string(name)); isRun && dead {
-				pid := filepath.Base(filepath.Dir(path))
-				cmdline, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
-				f[fmt.Sprintf("process %s of %s: %s", pid, name, bytes.ReplaceAll(cmdline, []byte{0}, []byte(" ")))] = true
+		}
+		files, _ := filepath.Glob(filepath.Join(process, "fd/*"))
+		for _, file := range files {
+			to, _ := os.Readlink(file)
+			if name, ok := strings.CutPrefix(to, "/memfd:tare-"); ok {
+				names = append(names, "tare-"+strings.TrimSuffix(name, " (deleted)"))
+			}
+		}
+		for _, name := range names {
+			if dead, isRun := ownerDead(name); isRun && dead {
+				cmdline, _ := os.ReadFile(filepath.Join(process, "cmdline"))
+				f[fmt.Sprintf("process %s of %s: %s", filepath.Base(process), name,
+					bytes.ReplaceAll(cmdline, []byte{0}, []byte(" ")))] = true
 			}
 		}
 	}

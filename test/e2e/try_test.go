@@ -149,10 +149,17 @@ func TestTryFailures(t *testing.T) {
 }
 
 // TestTryInterrupted: Ctrl-C while the command is tried by itself, and a kill in the middle of the run, leave nothing.
+// Of nginx that is its worker too, which outlives it and has written over its environment.
 func TestTryInterrupted(t *testing.T) {
 	leavesNothing(t)
+	needsPrograms(t, "nginx")
+	conf := filepath.Join(t.TempDir(), "nginx.conf")
+	text := "daemon off; pid " + conf + ".pid; error_log stderr; events {}\n"
+	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	begin := func() *process {
-		return command{args: []string{"try", "--load", "connections", "--blocks", "6", "--", "sleep", "infinity"}}.start(t)
+		return command{args: []string{"try", "--load", "connections", "--blocks", "6", "--", "nginx", "-e", "stderr", "-c", conf}}.start(t)
 	}
 	p := begin()
 	time.Sleep(700 * time.Millisecond)

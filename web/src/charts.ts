@@ -3,12 +3,14 @@ import type { Data, Metric, Part } from "./data";
 import { fillOf, looks, type Look } from "./style";
 import { scaleOf, short } from "./units";
 
-// Each function draws one figure into an element, at a width in pixels. Values that the tables do not show are not computed here.
+// Each function draws one figure into an element, at a width in pixels. Values that the tables do not show are not
+// computed here.
 
 export interface Figure { box: HTMLElement; width: number }
 export type Draw = (d: Data, f: Figure) => void;
 
-export const tip = (extra: Plot.TipOptions = {}): Plot.TipOptions => ({ fill: "var(--paper)", stroke: "var(--line)", fontSize: 12, lineHeight: 1.35, lineWidth: 30, ...extra });
+export const tip = (extra: Plot.TipOptions = {}): Plot.TipOptions => ({ fill: "var(--paper)", stroke: "var(--line)",
+  fontSize: 12, lineHeight: 1.35, lineWidth: 30, ...extra });
 
 /** place puts one plot into the figure, with a title above it and a name for those who do not see it. */
 export function place(f: Figure, plot: Element, name: string, title?: string, unit?: string, rows = false): void {
@@ -18,7 +20,8 @@ export function place(f: Figure, plot: Element, name: string, title?: string, un
     const h = document.createElement("h4");
     h.textContent = title;
     // "CPU per connection, us per connection" says it twice.
-    if (unit && unit.includes(" per ") && title.endsWith(unit.slice(unit.indexOf(" per ")))) unit = unit.slice(0, unit.indexOf(" per "));
+    if (unit && unit.includes(" per ") && title.endsWith(unit.slice(unit.indexOf(" per ")))) unit = unit.slice(0,
+      unit.indexOf(" per "));
     if (unit && !title.endsWith(unit)) {
       const u = document.createElement("span");
       u.textContent = `, ${unit}`;
@@ -51,7 +54,8 @@ export function legend(f: Figure, items: LegendItem[]): void {
   for (const { name, mark, line } of items) {
     const li = document.createElement("li");
     const width = line ? 34 : 16;
-    const svg = Plot.plot({ width, height: 14, margin: 0, axis: null, x: { domain: [0, 1] }, y: { domain: [0, 1] }, marks: [mark] });
+    const svg = Plot.plot({ width, height: 14, margin: 0, axis: null, x: { domain: [0, 1] }, y: { domain: [0, 1] },
+      marks: [mark] });
     svg.setAttribute("aria-hidden", "true");
     li.append(svg, name);
     list.append(li);
@@ -65,80 +69,104 @@ export const armLegend = (f: Figure, all: Look[], lines = false, band = false, m
     name: l.name, line: lines,
     mark: [
       lines ? Plot.ruleY([0.5], { stroke: l.colour, strokeDasharray: l.dash, strokeWidth: 1.75 }) : null,
-      Plot.dot(middle, { x: "x", y: "y", symbol: l.symbol as Plot.SymbolType, stroke: l.colour, fill: hollow(l) ? "var(--paper)" : l.colour, r: 4 }),
+      Plot.dot(middle, { x: "x", y: "y", symbol: l.symbol as Plot.SymbolType, stroke: l.colour, fill: hollow(l)
+        ? "var(--paper)" : l.colour, r: 4 }),
     ] as Plot.Markish,
-  })), ...(band ? [{ name: "A/A band", mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: "var(--band)", fillOpacity: 0.28 }) }] : []), ...more]);
+  })), ...(band ? [{ name: "A/A band", mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: "var(--band)",
+    fillOpacity: 0.28 }) }] : []), ...more]);
 
 // A cross has no inside to be filled.
 const hollow = (l: Look): boolean => l.symbol === "times";
 
 /** dots draws points by arm with that arm's symbol; one mark for each arm, since a symbol is a constant there. */
-export function dots<T>(all: Look[], data: T[], arm: (x: T) => number, options: Plot.DotOptions, filled?: (x: T) => boolean): Plot.Markish[] {
+export function dots<T>(all: Look[], data: T[], arm: (x: T) => number, options: Plot.DotOptions,
+  filled?: (x: T) => boolean): Plot.Markish[] {
   return all.map((l, i) =>
     Plot.dot(data.filter((x) => arm(x) === i), {
       ...options, symbol: l.symbol as Plot.SymbolType, stroke: l.colour, strokeWidth: 1.6,
-      fill: hollow(l) ? "none" : filled ? (((x: T) => (filled(x) ? l.colour : "var(--paper)")) as Plot.ChannelValueSpec) : l.colour,
+      fill: hollow(l) ? "none" : filled ? (((x: T) => (filled(x) ? l.colour : "var(--paper)")) as Plot.ChannelValueSpec)
+        : l.colour,
     }));
 }
 export const paint: Plot.ScaleOptions = { type: "identity" } as Plot.ScaleOptions;
 
-export const range = <T>(data: T[], of: (x: T) => (number | null | undefined)[]): number[] => data.flatMap(of).filter((v): v is number => v != null);
+export const range = <T>(data: T[], of: (x: T) => (number | null | undefined)[]): number[] => data.flatMap(of)
+  .filter((v): v is number => v != null);
 
 const counted = (v: number): string => (Number.isInteger(v) ? v.toLocaleString("en-US") : short(v));
 
-/** levelAxis is the axis of the swept factor: a tick at each level that was run, logarithmic where they span a factor of ten. */
-export function levelAxis(name: string, xs: number[], width: number): { x: Plot.ScaleOptions; log: boolean; mark: Plot.Markish } {
+/**
+ * levelAxis is the axis of the swept factor: a tick at each level that was run, logarithmic where they span a factor of
+ * ten.
+ */
+export function levelAxis(name: string, xs: number[], width: number): { x: Plot.ScaleOptions; log: boolean;
+  mark: Plot.Markish } {
   const distinct = [...new Set(xs)].sort((a, b) => a - b);
   const [lo, hi] = [distinct[0], distinct[distinct.length - 1]];
   const log = lo > 0 && hi / lo >= 10;
   const at = (v: number) => (log ? Math.log(v / lo) / Math.log(hi / lo) : (v - lo) / (hi - lo || 1)) * (width - 118);
   const ticks: number[] = []; // the last level always, the others where there is room
-  for (const v of [...distinct].reverse()) if (ticks.every((t) => at(t) - at(v) > 4 * (counted(t).length + counted(v).length) - 8)) ticks.push(v);
+  for (const v of [...distinct].reverse()) if (ticks.every((t) => at(t) - at(v) > 4 * (counted(t).length + counted(v)
+    .length) - 8)) ticks.push(v);
   return {
-    log, x: { type: log ? "log" : "linear", domain: lo === hi ? [lo - 1, hi + 1] : [lo, hi], axis: null, insetLeft: 20, insetRight: 20 },
+    log, x: { type: log ? "log" : "linear", domain: lo === hi ? [lo - 1, hi + 1] : [lo, hi], axis: null, insetLeft: 20,
+      insetRight: 20 },
     // With texts of its own: a logarithmic scale would leave out labels that are no round numbers.
-    mark: Plot.axisX(ticks, { text: (v: number) => counted(v), label: log ? `${name} (logarithmic)` : name, labelAnchor: "center", labelArrow: "none" } as Plot.AxisXOptions),
+    mark: Plot.axisX(ticks, { text: (v: number) => counted(v), label: log ? `${name} (logarithmic)` : name,
+      labelAnchor: "center", labelArrow: "none" } as Plot.AxisXOptions),
   };
 }
 
 const mostLevels = 6; // of which each has marks of its own
 
 // The axis of changes: linear in per cent, or logarithmic in how many times where changes differ by far.
-function changeAxis(ratios: number[], width: number): { to: (change: number | null) => number; options: Plot.ScaleOptions; zero: number } {
+function changeAxis(ratios: number[], width: number): { to: (change: number | null) => number;
+  options: Plot.ScaleOptions; zero: number } {
   const sane = ratios.filter((r) => r > 1e-5);
   const [lo, hi] = [Math.min(1, ...sane), Math.max(1, ...sane)];
   if (hi < 4 && lo > 0.02) {
     return {
       to: (c) => (c == null ? NaN : 100 * c), zero: 0,
-      options: { label: "change from direct (%)", grid: true, nice: true, labelAnchor: "center", labelArrow: "none", tickFormat: (v: number) => (v > 0 ? "+" : "") + short(v), ticks: Math.max(3, Math.floor(width / 90)) },
+      options: { label: "change from direct (%)", grid: true, nice: true, labelAnchor: "center", labelArrow: "none",
+        tickFormat: (v: number) => (v > 0 ? "+" : "") + short(v), ticks: Math.max(3, Math.floor(width / 90)) },
     };
   }
   const [from, to] = [lo / 1.4, hi * 1.4];
   const decades = Math.log10(to / from);
-  const all = [1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 1, 2, 5, 10, 100, 1e3, 1e4, 1e5, 1e6].filter((v) => v >= from && v <= to);
+  const all = [1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 1, 2, 5, 10, 100, 1e3, 1e4, 1e5, 1e6].filter((v) => v >= from &&
+    v <= to);
   const room = (v: number) => (Math.log10(v / from) / decades) * width * 0.6;
   const ticks = [1];
-  for (const v of [...all.filter((x) => [1e-3, 0.01, 0.1, 10, 100, 1e3, 1e4, 1e5, 1e6].includes(x)), ...all]) if (ticks.every((t) => Math.abs(room(t) - room(v)) > 58)) ticks.push(v);
+  for (const v of [...all.filter((x) => [1e-3, 0.01, 0.1, 10, 100, 1e3, 1e4, 1e5, 1e6].includes(x)), ...all])
+    if (ticks.every((t) => Math.abs(room(t) - room(v)) > 58)) ticks.push(v);
   return {
     to: (c) => (c == null ? NaN : Math.max(1 + c, from)), zero: 1,
     options: {
-      type: "log", domain: [from, to], label: "change from direct, logarithmic", grid: true, labelAnchor: "center", labelArrow: "none", ticks,
-      tickFormat: (r: number) => (r === 1 ? "0" : r >= 10 ? `${counted(r)} times` : `${r > 1 ? "+" : ""}${short(100 * (r - 1))} %`),
+      type: "log", domain: [from, to], label: "change from direct, logarithmic", grid: true, labelAnchor: "center",
+      labelArrow: "none", ticks,
+      tickFormat: (r: number) => (r === 1 ? "0" : r >= 10 ? `${counted(r)} times`
+        : `${r > 1 ? "+" : ""}${short(100 * (r - 1))} %`),
     },
   };
 }
 
-/** Change from the baseline: a row for each metric and arm, with the A/A twin's own interval behind it. In a sweep, a plot for the first
- * and the last level, of the metrics in which some arm differs; the sweep and the tables have the others. */
+/**
+ * Change from the baseline: a row for each metric and arm, with the A/A twin's own interval behind it. In a sweep, a
+ * plot for the first and the last level, of the metrics in which some arm differs; the sweep and the tables have the
+ * others.
+ */
 export const differences: Draw = (d, f) => {
   const all = looks(d);
   const others = d.arms.some((a) => !a.baseline && !a.twin);
   const many = d.levels.length > 1;
-  const estimates = d.estimates.filter((e) => e.change != null && e.changeLo != null && !d.metrics[e.metric].lag && !d.arms[e.arm].baseline && (!d.arms[e.arm].twin || !others));
+  const estimates = d.estimates.filter((e) => e.change != null && e.changeLo != null && !d.metrics[e.metric].lag &&
+    !d.arms[e.arm].baseline && (!d.arms[e.arm].twin || !others));
   const have = [...new Set(estimates.map((e) => e.level))].sort((a, b) => a - b);
   const levels = have.length > 2 ? [have[0], have[have.length - 1]] : have;
-  const differs = (e: (typeof estimates)[number]) => !many || estimates.some((x) => x.level === e.level && x.metric === e.metric && x.resolved);
-  const shown = estimates.filter((e) => levels.includes(e.level) && differs(e)).sort((a, b) => a.metric - b.metric || a.arm - b.arm);
+  const differs = (e: (typeof estimates)[number]) => !many || estimates.some((x) => x.level === e.level &&
+    x.metric === e.metric && x.resolved);
+  const shown = estimates.filter((e) => levels.includes(e.level) && differs(e)).sort((a, b) => a.metric - b.metric ||
+    a.arm - b.arm);
   if (shown.length === 0) return;
   const twins = d.estimates.filter((e) => d.arms[e.arm].twin && e.changeLo != null);
   const ratio = (v: number | null) => (v == null ? null : 1 + v);
@@ -151,24 +179,31 @@ export const differences: Draw = (d, f) => {
     if (list.length === 0) continue;
     const row = (e: (typeof list)[number]) => key(e) + "\u0000" + e.arm;
     const first = new Set(list.filter((e, i) => i === 0 || list[i - 1].metric !== e.metric).map(row));
-    const back = list.flatMap((s) => twins.filter((t) => t.metric === s.metric && t.level === s.level).map((t) => ({ row: row(s), t })));
+    const back = list.flatMap((s) => twins.filter((t) => t.metric === s.metric && t.level === s.level)
+      .map((t) => ({ row: row(s), t })));
     const plot = Plot.plot({
-      width: f.width, height: 50 + (list.length > 1.5 * first.size ? 20 : 28) * list.length, marginLeft: left, marginRight: 30, marginTop: 8, marginBottom: 38,
+      width: f.width, height: 50 + (list.length > 1.5 * first.size ? 20 : 28) * list.length, marginLeft: left,
+      marginRight: 30, marginTop: 8, marginBottom: 38,
       x: axis.options,
-      y: { domain: list.map(row), label: null, tickFormat: (r: string) => (first.has(r) ? r.split("\u0000")[0] : ""), tickSize: 0 },
+      y: { domain: list.map(row), label: null, tickFormat: (r: string) => (first.has(r) ? r.split("\u0000")[0] : ""),
+        tickSize: 0 },
       color: paint,
       marks: [
-        Plot.barX(back, { x1: (b) => axis.to(b.t.changeLo), x2: (b) => axis.to(b.t.changeHi), y: "row", fill: "var(--band)", fillOpacity: 0.28, insetTop: 3, insetBottom: 3, clip: true, className: "backdrop" }),
+        Plot.barX(back, { x1: (b) => axis.to(b.t.changeLo), x2: (b) => axis.to(b.t.changeHi), y: "row",
+          fill: "var(--band)", fillOpacity: 0.28, insetTop: 3, insetBottom: 3, clip: true, className: "backdrop" }),
         Plot.ruleX([axis.zero], { stroke: "currentColor" }),
-        Plot.ruleY(list, { y: row, x1: (e) => axis.to(e.changeLo), x2: (e) => axis.to(e.changeHi), stroke: (e) => all[e.arm].colour, strokeWidth: 1.75 }),
+        Plot.ruleY(list, { y: row, x1: (e) => axis.to(e.changeLo), x2: (e) => axis.to(e.changeHi),
+          stroke: (e) => all[e.arm].colour, strokeWidth: 1.75 }),
         ...dots(all, list, (e) => e.arm, { x: (e) => axis.to(e.change), y: row, r: 4.5 }, (e) => e.resolved),
         Plot.tip(list, Plot.pointer(tip({
           x: (e) => axis.to(e.change), y: row, channels: {},
-          title: (e) => `${key(e)}${where(d, e.level)}\n${all[e.arm].name}: ${e.text}\n${e.verdict}\n${e.resolved ? "resolved" : "not resolved"}`,
+          title: (e) => `${key(e)}${where(d, e.level)}\n${all[e.arm].name}: ${e.text}\n${e.verdict}\n` +
+            (e.resolved ? "resolved" : "not resolved"),
         } as Plot.TipOptions))),
       ],
     });
-    place(f, plot, `Change from the baseline in per cent${where(d, level)}`, d.levels[level].name || undefined, undefined, true);
+    place(f, plot, `Change from the baseline in per cent${where(d, level)}`, d.levels[level].name || undefined,
+      undefined, true);
     const same = [...new Set(estimates.filter((e) => e.level === level && !differs(e)).map(key))];
     if (same.length > 0) hint(f, `Resolved in no arm${where(d, level)}, and not drawn: ${same.join(", ")}.`);
   }
@@ -197,9 +232,12 @@ export const values: Draw = (d, f) => {
       x: { label: null, nice: true, ticks: Math.max(3, Math.floor(g.width / 80)), grid: true, tickFormat: short },
       y: { domain: list.map((e) => all[e.arm].name), label: null, tickSize: 0 }, color: paint,
       marks: [
-        Plot.ruleY(list, { y: (e) => all[e.arm].name, x1: (e) => by(e.lo), x2: (e) => by(e.hi), stroke: (e) => all[e.arm].colour, strokeWidth: 1.75 }),
+        Plot.ruleY(list, { y: (e) => all[e.arm].name, x1: (e) => by(e.lo), x2: (e) => by(e.hi),
+          stroke: (e) => all[e.arm].colour, strokeWidth: 1.75 }),
         ...dots(all, list, (e) => e.arm, { x: (e) => by(e.value), y: (e) => all[e.arm].name, r: 4 }),
-        Plot.tip(list, Plot.pointer(tip({ x: (e) => by(e.value), y: (e) => all[e.arm].name, title: (e) => `${m.label}\n${all[e.arm].name}: ${e.text}${e.verdict ? "\n" + e.verdict : ""}` } as Plot.TipOptions))),
+        Plot.tip(list, Plot.pointer(tip({ x: (e) => by(e.value), y: (e) => all[e.arm].name,
+          title: (e) => `${m.label}\n${all[e.arm].name}: ${e.text}${e.verdict ? "\n" + e.verdict : ""}`,
+        } as Plot.TipOptions))),
       ],
     });
     place(g, plot, `${m.label} by arm`, m.label, s.name, true);
@@ -214,7 +252,8 @@ const percentTicks = [0.01, 0.5, 0.9, 0.99, 0.999, 0.9999];
 function percentAxis(d: Data): Plot.ScaleOptions {
   const top = Math.max(...d.curves.flatMap((c) => c.points.map((p) => p.q)));
   return {
-    domain: [0, rarity(top) * 1.02], ticks: percentTicks.filter((q) => q <= top).map(rarity), label: "percentile", labelAnchor: "center", labelArrow: "none",
+    domain: [0, rarity(top) * 1.02], ticks: percentTicks.filter((q) => q <= top).map(rarity), label: "percentile",
+    labelAnchor: "center", labelArrow: "none",
     tickFormat: (v: number) => percentName(1 - 10 ** -v), grid: true,
   };
 }
@@ -233,7 +272,8 @@ export const latency: Draw = (d, f) => {
   armLegend(f, all, true, true);
   const g = grid(f, levels.length === 1 ? 1 : 2, 380);
   for (const level of levels) {
-    const points = d.curves.filter((c) => c.level === level).flatMap((c) => c.points.map((p) => ({ ...p, arm: c.arm })));
+    const points = d.curves.filter((c) => c.level === level)
+      .flatMap((c) => c.points.map((p) => ({ ...p, arm: c.arm })));
     const base = points.filter((p) => d.arms[p.arm].baseline);
     const values = range(points, (p) => [p.lo ?? p.value, p.hi ?? p.value]);
     const s = scaleOf("seconds", [Math.max(...values) / 4]);
@@ -241,19 +281,26 @@ export const latency: Draw = (d, f) => {
     const floor = Math.min(...values) / 2;
     const by = (v: number | null) => (v == null ? NaN : v / s.factor);
     const plot = Plot.plot({
-      width: g.width, height: Math.min(360, g.width * 0.62), marginLeft: 52, marginRight: 14, marginTop: 14, marginBottom: 38,
+      width: g.width, height: Math.min(360, g.width * 0.62), marginLeft: 52, marginRight: 14, marginTop: 14,
+      marginBottom: 38,
       x: percentAxis(d),
-      y: { type: log ? "log" : "linear", label: null, grid: true, nice: true, ticks: 6, tickFormat: short }, color: paint,
+      y: { type: log ? "log" : "linear", label: null, grid: true, nice: true, ticks: 6, tickFormat: short },
+      color: paint,
       marks: [
         Plot.areaY(base.filter((p) => p.visible != null), {
-          x: (p) => rarity(p.q), y1: (p) => by(Math.max(p.value - p.visible!, floor)), y2: (p) => by(p.value + p.visible!), fill: "var(--band)", fillOpacity: 0.25, className: "backdrop",
+          x: (p) => rarity(p.q), y1: (p) => by(Math.max(p.value - p.visible!, floor)),
+          y2: (p) => by(p.value + p.visible!), fill: "var(--band)", fillOpacity: 0.25, className: "backdrop",
         }),
-        ...all.map((l, i) => Plot.line(points.filter((p) => p.arm === i), { x: (p) => rarity(p.q), y: (p) => by(p.value), stroke: l.colour, strokeDasharray: l.dash, strokeWidth: 1.75 })),
+        ...all.map((l, i) => Plot.line(points.filter((p) => p.arm === i), { x: (p) => rarity(p.q),
+          y: (p) => by(p.value), stroke: l.colour, strokeDasharray: l.dash, strokeWidth: 1.75 })),
         ...dots(all, points, (p) => p.arm, { x: (p) => rarity(p.q), y: (p) => by(p.value), r: 2.8 }),
-        Plot.tip(points, Plot.pointer(tip({ x: (p) => rarity(p.q), y: (p) => by(p.value), title: (p) => `${percentName(p.q)} of ${all[p.arm].name}: ${p.text}${p.verdict ? "\nto direct " + p.verdict : ""}` } as Plot.TipOptions))),
+        Plot.tip(points, Plot.pointer(tip({ x: (p) => rarity(p.q), y: (p) => by(p.value),
+          title: (p) => `${percentName(p.q)} of ${all[p.arm].name}: ${p.text}` +
+            (p.verdict ? "\nto direct " + p.verdict : "") } as Plot.TipOptions))),
       ],
     });
-    place(g, plot, `Latency by percentile${where(d, level)}`, d.levels.length > 1 ? d.levels[level].name : "latency", s.name + (log ? ", logarithmic" : ""));
+    place(g, plot, `Latency by percentile${where(d, level)}`, d.levels.length > 1 ? d.levels[level].name : "latency",
+      s.name + (log ? ", logarithmic" : ""));
   }
 };
 
@@ -266,12 +313,15 @@ export const latencyDifference: Draw = (d, f) => {
   const others = d.arms.some((a) => !a.baseline && !a.twin);
   const g = grid(f, levels.length === 1 ? 1 : 2, 380);
   for (const level of levels) {
-    const points = d.curves.filter((c) => c.level === level && !d.arms[c.arm].baseline && (!others || !d.arms[c.arm].twin))
+    const points = d.curves.filter((c) => c.level === level && !d.arms[c.arm].baseline &&
+      (!others || !d.arms[c.arm].twin))
       .flatMap((c) => c.points.filter((p) => p.diff != null).map((p) => ({ ...p, arm: c.arm })));
-    const band = d.curves.find((c) => c.level === level && d.arms[c.arm].baseline)?.points.filter((p) => p.visible != null) ?? [];
-    // The last percentiles may be a hundred times as noisy as the others and would flatten them: then the axis is a line near 0 and
-    // logarithmic beyond what most of them show.
-    const sizes = [...range(points, (p) => [p.diffLo ?? p.diff, p.diffHi ?? p.diff]), ...range(band, (p) => [p.visible])].map(Math.abs).sort((a, b) => a - b);
+    const band = d.curves.find((c) => c.level === level && d.arms[c.arm].baseline)?.points.filter((p) =>
+      p.visible != null) ?? [];
+    // The last percentiles may be a hundred times as noisy as the others and would flatten them: then the axis is a
+    // line near 0 and logarithmic beyond what most of them show.
+    const sizes = [...range(points, (p) => [p.diffLo ?? p.diff, p.diffHi ?? p.diff]), ...range(band,
+      (p) => [p.visible])].map(Math.abs).sort((a, b) => a - b);
     const largest = sizes[sizes.length - 1] || 1e-9;
     const typical = sizes[Math.floor(0.5 * (sizes.length - 1))] || largest;
     const bent = largest > 8 * typical;
@@ -279,32 +329,46 @@ export const latencyDifference: Draw = (d, f) => {
     const constant = 10 ** Math.round(Math.log10(typical / s.factor));
     const by = (v: number | null) => (v == null ? NaN : v / s.factor);
     const ticks = [0];
-    for (let t = constant; t <= largest / s.factor; t *= 10) ticks.push(t, -t, ...(3 * t <= largest / s.factor ? [3 * t, -3 * t] : []));
+    for (let t = constant; t <= largest / s.factor; t *= 10) ticks.push(t, -t, ...(3 * t <= largest / s.factor ? [3 * t,
+      -3 * t] : []));
     const plot = Plot.plot({
-      width: g.width, height: Math.min(280, g.width * 0.6), marginLeft: 52, marginRight: 14, marginTop: 14, marginBottom: 38,
+      width: g.width, height: Math.min(280, g.width * 0.6), marginLeft: 52, marginRight: 14, marginTop: 14,
+      marginBottom: 38,
       x: percentAxis(d),
-      y: { label: null, grid: true, ...(bent ? { type: "symlog" as const, constant, ticks, domain: [-largest / s.factor, largest / s.factor] } : { nice: true }), tickFormat: (v: number) => (v > 0 ? "+" : "") + short(v) }, color: paint,
+      y: { label: null, grid: true, ...(bent ? { type: "symlog" as const, constant, ticks, domain: [-largest / s.factor,
+        largest / s.factor] } : { nice: true }), tickFormat: (v: number) => (v > 0 ? "+" : "") + short(v) },
+        color: paint,
       marks: [
-        Plot.areaY(band, { x: (p) => rarity(p.q), y1: (p) => by(-p.visible!), y2: (p) => by(p.visible), fill: "var(--band)", fillOpacity: 0.25, className: "backdrop" }),
+        Plot.areaY(band, { x: (p) => rarity(p.q), y1: (p) => by(-p.visible!), y2: (p) => by(p.visible),
+          fill: "var(--band)", fillOpacity: 0.25, className: "backdrop" }),
         Plot.ruleY([0], { stroke: "currentColor" }),
-        Plot.ruleX(points, { x: (p) => rarity(p.q), y1: (p) => by(p.diffLo), y2: (p) => by(p.diffHi), stroke: (p) => all[p.arm].colour, strokeWidth: 1.5 }),
-        ...all.map((l, i) => Plot.line(points.filter((p) => p.arm === i), { x: (p) => rarity(p.q), y: (p) => by(p.diff), stroke: l.colour, strokeDasharray: l.dash })),
-        ...dots(all, points, (p) => p.arm, { x: (p) => rarity(p.q), y: (p) => by(p.diff), r: 3.6 }, (p) => !p.verdict.includes("not resolved")),
-        Plot.tip(points, Plot.pointer(tip({ x: (p) => rarity(p.q), y: (p) => by(p.diff), title: (p) => `${percentName(p.q)} of ${all[p.arm].name}\n${p.verdict}` } as Plot.TipOptions))),
+        Plot.ruleX(points, { x: (p) => rarity(p.q), y1: (p) => by(p.diffLo), y2: (p) => by(p.diffHi),
+          stroke: (p) => all[p.arm].colour, strokeWidth: 1.5 }),
+        ...all.map((l, i) => Plot.line(points.filter((p) => p.arm === i), { x: (p) => rarity(p.q), y: (p) => by(p.diff),
+          stroke: l.colour, strokeDasharray: l.dash })),
+        ...dots(all, points, (p) => p.arm, { x: (p) => rarity(p.q), y: (p) => by(p.diff), r: 3.6 },
+          (p) => !p.verdict.includes("not resolved")),
+        Plot.tip(points, Plot.pointer(tip({ x: (p) => rarity(p.q), y: (p) => by(p.diff),
+          title: (p) => `${percentName(p.q)} of ${all[p.arm].name}\n${p.verdict}` } as Plot.TipOptions))),
       ],
     });
-    place(g, plot, `Latency difference by percentile${where(d, level)}`, d.levels.length > 1 ? d.levels[level].name : "difference to direct", bent ? `${s.name}; the axis is logarithmic beyond ${short(constant)} ${s.name}` : s.name);
+    place(g, plot, `Latency difference by percentile${where(d, level)}`, d.levels.length > 1 ? d.levels[level].name
+      : "difference to direct", bent ? `${s.name}; the axis is logarithmic beyond ${short(constant)} ${s.name}`
+      : s.name);
   }
 };
 
 // What a sweep shows whether or not an arm differs in it: without them a factor cannot be judged.
 const always = /^(bpf_cpu_share|cpu_busy_share|throughput_|latency_p50|latency_p99_)/;
 // What the charts of an answer show already.
-const shownAbove = (d: Data, m: Metric): boolean => (d.usable != null && m.name.startsWith("sched_delay_")) || (d.limits.length > 0 && /^limit(ed)?_/.test(m.name)) ||
+const shownAbove = (d: Data, m: Metric): boolean => (d.usable != null && m.name.startsWith("sched_delay_")) ||
+  (d.limits.length > 0 && /^limit(ed)?_/.test(m.name)) ||
   (d.stairs.length > 0 && /^(map|memory_kernel|memory_hard)(_before|_after)?_bytes$/.test(m.name));
 
-/** Each metric against the factor, with the model where there is one. The other factors' levels are lines of their own. Metrics in which
- * no arm differs are folded. */
+/**
+ * Each metric against the factor, with the model where there is one. The other factors' levels are lines of their own.
+ * Metrics in which no arm differs are folded.
+ */
 export const sweep: Draw = (d, f) => {
   const all = looks(d);
   const factor = d.factor;
@@ -320,15 +384,19 @@ export const sweep: Draw = (d, f) => {
   const folded = grid({ box: fold, width: f.width }, 2, 340);
   const names: string[] = [];
   for (const [i, m] of d.metrics.entries()) {
-    const list = d.estimates.filter((e) => e.metric === i && arms.includes(e.arm)).map((e) => ({ ...e, x: d.levels[e.level].numbers[factor], rest: d.levels[e.level].rest })).sort((a, b) => a.x - b.x);
+    const list = d.estimates.filter((e) => e.metric === i && arms.includes(e.arm))
+      .map((e) => ({ ...e, x: d.levels[e.level].numbers[factor], rest: d.levels[e.level].rest }))
+      .sort((a, b) => a.x - b.x);
     if (m.lag || list.length < 3 || list.every((e) => e.value === list[0].value)) continue;
     const models = d.models.filter((x) => x.metric === i && arms.includes(x.arm));
-    const tells = always.test(m.name) || (!shownAbove(d, m) && (list.some((e) => e.resolved) || models.some((x) => x.caption)));
+    const tells = always.test(m.name) || (!shownAbove(d, m) && (list.some((e) => e.resolved) ||
+      models.some((x) => x.caption)));
     const g = tells ? open : folded;
     if (!tells) names.push(m.label);
     // A wide range stands on a logarithmic axis, which has no 0: what is 0 is said beside it.
     const positive = range(list, (e) => [e.value]).filter((v) => v > 0);
-    const wide = list.every((e) => e.value >= 0) && positive.length > 1 && Math.max(...positive) > 50 * Math.min(...positive) && models.length === 0;
+    const wide = list.every((e) => e.value >= 0) && positive.length > 1 &&
+      Math.max(...positive) > 50 * Math.min(...positive) && models.length === 0;
     const floor = Math.min(...positive) / 2;
     const zeros = wide ? [...new Set(list.filter((e) => e.value === 0).map((e) => all[e.arm].name))] : [];
     const s = scaleOf(m.unit, range(list, (e) => [e.value, e.hi]));
@@ -340,33 +408,47 @@ export const sweep: Draw = (d, f) => {
     const lines = models.flatMap((x) =>
       [...new Set(list.map((e) => e.rest))].map((r) => {
         const at = list.find((e) => e.rest === r)!;
-        const fixed = x.fixed + Object.entries(x.slopes).reduce((sum, [name, slope]) => (name === factor ? sum : sum + slope * (d.levels[at.level].numbers[name] ?? 0)), 0);
-        const steps = Array.from({ length: 41 }, (_, k) => (axis.log ? lo * (hi / lo) ** (k / 40) : lo + ((hi - lo) * k) / 40));
+        const fixed = x.fixed + Object.entries(x.slopes).reduce((sum, [name, slope]) => (name === factor ? sum
+          : sum + slope * (d.levels[at.level].numbers[name] ?? 0)), 0);
+        const steps = Array.from({ length: 41 }, (_, k) => (axis.log ? lo * (hi / lo) ** (k / 40)
+          : lo + ((hi - lo) * k) / 40));
         return { model: x, line: steps.map((v) => ({ x: v, y: fixed + (x.slopes[factor] ?? 0) * v })) };
       }));
     const modelled = new Set(lines.map((x) => x.model.arm));
     const text = lines.find((x) => x.model.caption && !d.arms[x.model.arm].baseline)?.model.caption;
     // A level without a value is a gap in the line.
     const distinct = [...new Set(xs)].sort((a, b) => a - b);
-    const joined = arms.filter((a) => !modelled.has(a)).flatMap((a) => [...new Set(list.map((e) => e.rest))].flatMap((r) =>
-      distinct.map((x) => ({ arm: a, rest: r, x, y: by(list.find((e) => e.arm === a && e.rest === r && e.x === x)?.value ?? null) }))));
+    const joined = arms.filter((a) => !modelled.has(a))
+      .flatMap((a) => [...new Set(list.map((e) => e.rest))].flatMap((r) =>
+      distinct.map((x) => ({ arm: a, rest: r, x, y: by(list.find((e) => e.arm === a && e.rest === r &&
+        e.x === x)?.value ?? null) }))));
     const plot = Plot.plot({
       width: g.width, height: 230, marginLeft: 60, marginRight: 18, marginTop: 10, marginBottom: 38,
       x: axis.x,
       y: {
         label: null, grid: true, nice: true, tickFormat: short,
-        ...(wide ? { type: "log" as const, ticks: 4 } : { zero: list.every((e) => e.value >= 0) && Math.min(...range(list, (e) => [e.value])) < 0.6 * Math.max(...range(list, (e) => [e.value])) }),
+        ...(wide ? { type: "log" as const, ticks: 4 } : { zero: list.every((e) => e.value >= 0) &&
+          Math.min(...range(list, (e) => [e.value])) < 0.6 * Math.max(...range(list, (e) => [e.value])) }),
       }, color: paint,
       marks: [
         axis.mark,
-        ...lines.map((x) => Plot.line(x.line, { x: "x", y: (p) => by(p.y), stroke: all[x.model.arm].colour, strokeWidth: 1.5, strokeOpacity: 0.8, strokeDasharray: x.model.linear ? "none" : "6 4" })),
-        Plot.line(joined, { x: "x", y: "y", z: (p) => `${p.arm} ${p.rest}`, stroke: (p) => all[p.arm].colour, strokeWidth: 1, strokeOpacity: 0.4 }),
-        ...arms.map((a, k) => Plot.ruleX(list.filter((e) => e.arm === a), { x: "x", y1: (e) => low(e.lo), y2: (e) => by(e.hi), stroke: all[a].colour, strokeWidth: 1.75, dx: beside(k) })),
-        ...arms.flatMap((a, k) => dots(all, list.filter((e) => e.arm === a), (e) => e.arm, { x: "x", y: (e) => by(e.value), r: 4, dx: beside(k) }, (e) => d.arms[e.arm].baseline || e.resolved || !e.verdict)),
-        Plot.tip(list, Plot.pointer(tip({ x: "x", y: (e) => by(e.value), title: (e) => `${m.label} of ${all[e.arm].name}\nat ${d.levels[e.level].name}: ${e.text}${e.verdict ? "\nto direct " + e.verdict : ""}` } as Plot.TipOptions))),
+        ...lines.map((x) => Plot.line(x.line, { x: "x", y: (p) => by(p.y), stroke: all[x.model.arm].colour,
+          strokeWidth: 1.5, strokeOpacity: 0.8, strokeDasharray: x.model.linear ? "none" : "6 4" })),
+        Plot.line(joined, { x: "x", y: "y", z: (p) => `${p.arm} ${p.rest}`, stroke: (p) => all[p.arm].colour,
+          strokeWidth: 1, strokeOpacity: 0.4 }),
+        ...arms.map((a, k) => Plot.ruleX(list.filter((e) => e.arm === a), { x: "x", y1: (e) => low(e.lo),
+          y2: (e) => by(e.hi), stroke: all[a].colour, strokeWidth: 1.75, dx: beside(k) })),
+        ...arms.flatMap((a, k) => dots(all, list.filter((e) => e.arm === a), (e) => e.arm,
+          { x: "x", y: (e) => by(e.value), r: 4, dx: beside(k) }, (e) => d.arms[e.arm].baseline || e.resolved ||
+          !e.verdict)),
+        Plot.tip(list, Plot.pointer(tip({ x: "x", y: (e) => by(e.value),
+          title: (e) => `${m.label} of ${all[e.arm].name}\nat ${d.levels[e.level].name}: ${e.text}` +
+            (e.verdict ? "\nto direct " + e.verdict : "") } as Plot.TipOptions))),
       ],
     });
-    place(g, plot, `${m.label} against ${d.factorName}`, m.label, wide ? `${s.name}${s.name ? ", " : ""}logarithmic${zeros.length > 0 ? `; 0 in ${zeros.join(", ")}` : ""}` : s.name);
+    place(g, plot, `${m.label} against ${d.factorName}`, m.label,
+      wide ? `${s.name}${s.name ? ", " : ""}logarithmic${zeros.length > 0 ? `; 0 in ${zeros.join(", ")}` : ""}`
+      : s.name);
     if (text) hint({ box: g.box.lastElementChild as HTMLElement, width: g.width }, text);
   }
   if (names.length > 0) {
@@ -378,7 +460,8 @@ export const sweep: Draw = (d, f) => {
 };
 
 export function partLegend(f: Figure, parts: Part[], more: LegendItem[] = []): void {
-  legend(f, [...[...new Set(parts.map((p) => p.part))].map((name) => ({ name, mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: fillOf(name), stroke: "var(--ink)", strokeOpacity: 0.35 }) })), ...more]);
+  legend(f, [...[...new Set(parts.map((p) => p.part))].map((name) => ({ name, mark: Plot.rect(middle, { x1: 0, x2: 1,
+    y1: 0, y2: 1, fill: fillOf(name), stroke: "var(--ink)", strokeOpacity: 0.35 }) })), ...more]);
 }
 
 interface Stacked extends Part { from: number; to: number; row: string }
@@ -397,10 +480,12 @@ export function stack(d: Data, parts: Part[]): Stacked[] {
 }
 
 /** bars draws stacked bars: a band of rows for each group, in it a row for each arm. */
-function bars(d: Data, f: Figure, parts: Part[], name: (level: number) => string, unit: string, note: (arm: number, level: number, group: string, sum: string) => string): void {
+function bars(d: Data, f: Figure, parts: Part[], name: (level: number) => string, unit: string, note: (arm: number,
+  level: number, group: string, sum: string) => string): void {
   partLegend(f, parts);
   const levels = [...new Set(parts.map((p) => p.level))];
-  const shownLevels = levels.length <= mostLevels ? levels : [levels[0], levels[Math.floor(levels.length / 2)], levels[levels.length - 1]];
+  const shownLevels = levels.length <= mostLevels ? levels : [levels[0], levels[Math.floor(levels.length / 2)],
+    levels[levels.length - 1]];
   const s = scaleOf(unit, stack(d, parts).map((p) => p.to));
   const most = Math.max(...stack(d, parts).map((p) => p.to)) / s.factor;
   const g = grid(f, levels.length === 1 ? 1 : 2, 400);
@@ -415,15 +500,24 @@ function bars(d: Data, f: Figure, parts: Part[], name: (level: number) => string
       return [{ group: g, row: a, to, text: note(of[0].arm, level, g, `${Number(to.toPrecision(3))} ${s.name}`) }];
     }));
     const plot = Plot.plot({
-      width: g.width, height: 56 + groups.length * (arms.length * 23 + 30), marginLeft: 96, marginRight: 118, marginTop: 22, marginBottom: 34,
-      x: { label: unit === "part" ? "part of the machine's capacity (%)" : s.name, domain: [0, most], nice: true, grid: true, labelAnchor: "center", labelArrow: "none", tickFormat: short, ticks: Math.max(3, Math.floor(g.width / 110)) },
-      y: { domain: arms, label: null, tickSize: 0, padding: 0.22 }, fy: { domain: groups, label: null, axis: null, padding: 0.26 }, color: paint,
+      width: g.width, height: 56 + groups.length * (arms.length * 23 + 30), marginLeft: 96, marginRight: 118,
+      marginTop: 22, marginBottom: 34,
+      x: { label: unit === "part" ? "part of the machine's capacity (%)" : s.name, domain: [0, most], nice: true,
+        grid: true, labelAnchor: "center", labelArrow: "none", tickFormat: short, ticks: Math.max(3,
+        Math.floor(g.width / 110)) },
+      y: { domain: arms, label: null, tickSize: 0, padding: 0.22 }, fy: { domain: groups, label: null, axis: null,
+        padding: 0.26 }, color: paint,
       marks: [
-        Plot.barX(list, { fy: "group", y: "row", x1: (p) => p.from / s.factor, x2: (p) => p.to / s.factor, fill: (p) => fillOf(p.part), stroke: "var(--paper)", strokeWidth: 0.75 }),
+        Plot.barX(list, { fy: "group", y: "row", x1: (p) => p.from / s.factor, x2: (p) => p.to / s.factor,
+          fill: (p) => fillOf(p.part), stroke: "var(--paper)", strokeWidth: 0.75 }),
         Plot.ruleX([0], { stroke: "currentColor" }),
-        Plot.text(groups, { fy: (g: string) => g, text: (g: string) => g, frameAnchor: "top-left", dx: -90, dy: -13, fontWeight: 600, fill: "currentColor" }),
-        Plot.text(ends, { fy: "group", y: "row", x: "to", text: "text", dx: 6, textAnchor: "start", fill: "currentColor" }),
-        Plot.tip(list, Plot.pointer(tip({ fy: "group", y: "row", x: (p: Stacked) => (p.from + p.to) / 2 / s.factor, title: (p: Stacked) => `${p.part} in ${p.row}${where(d, level)}\n${p.text}`, maxRadius: 60 } as Plot.TipOptions))),
+        Plot.text(groups, { fy: (g: string) => g, text: (g: string) => g, frameAnchor: "top-left", dx: -90, dy: -13,
+          fontWeight: 600, fill: "currentColor" }),
+        Plot.text(ends, { fy: "group", y: "row", x: "to", text: "text", dx: 6, textAnchor: "start",
+          fill: "currentColor" }),
+        Plot.tip(list, Plot.pointer(tip({ fy: "group", y: "row", x: (p: Stacked) => (p.from + p.to) / 2 / s.factor,
+          title: (p: Stacked) => `${p.part} in ${p.row}${where(d, level)}\n${p.text}`,
+          maxRadius: 60 } as Plot.TipOptions))),
       ],
     });
     place(g, plot, name(level), levels.length > 1 ? d.levels[level].name : undefined, undefined, true);
@@ -434,7 +528,8 @@ export const cpu: Draw = (d, f) => {
   if (d.cpu.length === 0) return;
   const idle = (arm: number, level: number) => d.cpuSum.find((c) => c.arm === arm && c.level === level)?.idle ?? 0;
   const last = d.cpu[d.cpu.length - 1].group;
-  bars(d, f, d.cpu, (l) => `CPU time by arm${where(d, l)}`, "part", (arm, level, group, sum) => sum + (group === last ? `, idle ${(100 * idle(arm, level)).toFixed(0)} %` : ""));
+  bars(d, f, d.cpu, (l) => `CPU time by arm${where(d, l)}`, "part", (arm, level, group, sum) => sum + (group === last
+    ? `, idle ${(100 * idle(arm, level)).toFixed(0)} %` : ""));
 };
 
 export const memory: Draw = (d, f) => {
@@ -444,14 +539,18 @@ export const memory: Draw = (d, f) => {
 
 const mostTrialPlots = 6;
 
-/** Trials in order of time; in a sweep as a change from the median of their arm and level, so that levels can be seen together. */
+/**
+ * Trials in order of time; in a sweep as a change from the median of their arm and level, so that levels can be seen
+ * together.
+ */
 export const trials: Draw = (d, f) => {
   const all = looks(d);
   const list = d.trials;
   if (list.length === 0) return;
   const varies = (m: Metric) => new Set(list.map((t) => t.values[m.name])).size > 3;
   const some = list.some((t) => d.arms[t.arm].baseline && t.valid);
-  const metrics = d.metrics.filter((m) => !m.lag && m.unit !== "part" && varies(m) && (!some || list.some((t) => d.arms[t.arm].baseline && t.values[m.name])))
+  const metrics = d.metrics.filter((m) => !m.lag && m.unit !== "part" && varies(m) &&
+    (!some || list.some((t) => d.arms[t.arm].baseline && t.values[m.name])))
     .sort((a, b) => d.metrics.indexOf(a) - d.metrics.indexOf(b)).slice(0, mostTrialPlots);
   const relative = d.levels.length > 1;
   const end = Math.max(...list.map((t) => t.at));
@@ -463,7 +562,8 @@ export const trials: Draw = (d, f) => {
     const after = sorted.find((t) => t.at > of[of.length - 1].at);
     return { block: b, from: at(of[0]), to: after ? at(after) : minutes ? end / 60 : end };
   });
-  armLegend(f, all, false, false, list.some((t) => !t.valid) ? [{ name: "left out", mark: Plot.dot(middle, { x: "x", y: "y", symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75, r: 5.5 }) }] : []);
+  armLegend(f, all, false, false, list.some((t) => !t.valid) ? [{ name: "left out", mark: Plot.dot(middle,
+    { x: "x", y: "y", symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75, r: 5.5 }) }] : []);
   const g = grid(f, 2, 380);
   for (const m of metrics) {
     const have = list.filter((t) => t.values[m.name] != null);
@@ -472,24 +572,34 @@ export const trials: Draw = (d, f) => {
       const k = `${t.arm} ${t.level}`;
       if (typical.has(k)) continue;
       const alike = have.filter((u) => u.arm === t.arm && u.level === t.level);
-      const vs = (alike.some((u) => u.valid) ? alike.filter((u) => u.valid) : alike) // where none is valid they are still seen beside each other
+      // where none is valid they are still seen beside each other
+      const vs = (alike.some((u) => u.valid) ? alike.filter((u) => u.valid) : alike)
         .map((u) => u.values[m.name]).sort((a, b) => a - b);
       typical.set(k, vs[Math.floor(vs.length / 2)] ?? NaN);
     }
-    const s = relative ? { factor: 1, name: "% from the median of its arm and level" } : scaleOf(m.unit, have.map((t) => t.values[m.name]));
-    const y = (t: (typeof have)[number]) => (relative ? 100 * (t.values[m.name] / typical.get(`${t.arm} ${t.level}`)! - 1) : t.values[m.name] / s.factor);
-    const title = (t: (typeof have)[number]) => `trial ${t.index}, block ${t.block}: ${all[t.arm].name}${where(d, t.level)}\n${m.label} ${t.texts[m.name]}, at ${t.at.toFixed(1)} s${t.valid ? "" : "\nleft out: " + t.why}`;
+    const s = relative ? { factor: 1, name: "% from the median of its arm and level" } : scaleOf(m.unit,
+      have.map((t) => t.values[m.name]));
+    const y = (t: (typeof have)[number]) => (relative
+      ? 100 * (t.values[m.name] / typical.get(`${t.arm} ${t.level}`)! - 1) : t.values[m.name] / s.factor);
+    const title = (t: (typeof have)[number]) =>
+      `trial ${t.index}, block ${t.block}: ${all[t.arm].name}${where(d, t.level)}\n` +
+      `${m.label} ${t.texts[m.name]}, at ${t.at.toFixed(1)} s${t.valid ? "" : "\nleft out: " + t.why}`;
     const plot = Plot.plot({
       width: g.width, height: 190, marginLeft: 52, marginRight: 12, marginTop: 8, marginBottom: 36,
-      x: { label: minutes ? "minutes since the first trial" : "seconds since the first trial", labelAnchor: "center", labelArrow: "none", insetLeft: 6, insetRight: 6, tickFormat: short },
+      x: { label: minutes ? "minutes since the first trial" : "seconds since the first trial", labelAnchor: "center",
+        labelArrow: "none", insetLeft: 6, insetRight: 6, tickFormat: short },
       y: { label: null, grid: true, nice: true, ticks: 5, tickFormat: short }, color: paint,
       marks: [
-        Plot.rectX(blocks.filter((b) => b.block % 2 === 1), { x1: "from", x2: "to", fill: "currentColor", fillOpacity: 0.05, className: "backdrop" }),
+        Plot.rectX(blocks.filter((b) => b.block % 2 === 1), { x1: "from", x2: "to", fill: "currentColor",
+          fillOpacity: 0.05, className: "backdrop" }),
         relative ? Plot.ruleY([0], { stroke: "currentColor", strokeOpacity: 0.5 }) : null,
         ...dots(all, have.filter((t) => t.valid && Number.isFinite(y(t))), (t) => t.arm, { x: at, y, r: 3.4 }),
-        Plot.dot(have.filter((t) => !t.valid), { x: at, y, symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75, r: 5.5 }),
+        Plot.dot(have.filter((t) => !t.valid), { x: at, y, symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75,
+          r: 5.5 }),
         // One without a value stands on the frame: it has a time and a reason, and no height.
-        Plot.dot(list.filter((t) => !t.valid && t.values[m.name] == null), { x: at, frameAnchor: "bottom", symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75, r: 5.5, title: (t: (typeof list)[number]) => `trial ${t.index}, block ${t.block}: ${all[t.arm].name}${where(d, t.level)}\nleft out: ${t.why}` }),
+        Plot.dot(list.filter((t) => !t.valid && t.values[m.name] == null), { x: at, frameAnchor: "bottom",
+          symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75, r: 5.5, title: (t: (typeof list)[number]) =>
+          `trial ${t.index}, block ${t.block}: ${all[t.arm].name}${where(d, t.level)}\nleft out: ${t.why}` }),
         Plot.tip(have.filter((t) => Number.isFinite(y(t))), Plot.pointer(tip({ x: at, y, title } as Plot.TipOptions))),
       ],
     });

@@ -1,4 +1,5 @@
-// The data that Go writes into the page; internal/report/html_data.go says what each field means. Seconds, bytes, parts of one.
+// The data that Go writes into the page; internal/report/html_data.go says what each field means. Seconds, bytes, parts
+// of one.
 
 export interface Arm { name: string; baseline: boolean; twin: boolean }
 export interface Level { name: string; rest: string; numbers: Record<string, number> }
@@ -13,7 +14,8 @@ export interface Point {
 }
 export interface Curve { arm: number; level: number; points: Point[] }
 export interface Model {
-  metric: number; arm: number; fixed: number; slopes: Record<string, number>; range: Record<string, [number, number]>; linear: boolean; caption: string;
+  metric: number; arm: number; fixed: number; slopes: Record<string, number>; range: Record<string, [number, number]>;
+    linear: boolean; caption: string;
 }
 export interface Part { arm: number; level: number; group: string; part: string; value: number; text: string }
 export interface CPUSum { arm: number; level: number; idle: number; capacity: number; trials: number }
@@ -21,14 +23,18 @@ export interface Trial {
   index: number; block: number; arm: number; level: number; at: number; valid: boolean; why: string;
   values: Record<string, number>; texts: Record<string, string>;
 }
-export interface Limit { arm: number; level: number; limit: number | null; used: number; lo: number | null; hi: number | null; text: string; throttled: string }
-export interface Stair { arm: number; level: number; kind: string; step: string; value: number; lo: number | null; hi: number | null; text: string }
+export interface Limit { arm: number; level: number; limit: number | null; used: number; lo: number | null;
+  hi: number | null; text: string; throttled: string }
+export interface Stair { arm: number; level: number; kind: string; step: string; value: number; lo: number | null;
+  hi: number | null; text: string }
 export interface Placed extends Part { unit: string }
 export interface CoursePart { of: string; kind: string; values: (number | null)[] }
-export interface Course { arm: number; level: number; name: string; unit: string; trial: number; of: number; seconds: number[]; parts: CoursePart[] }
+export interface Course { arm: number; level: number; name: string; unit: string; trial: number; of: number;
+  seconds: number[]; parts: CoursePart[] }
 export interface Data {
   placed: Placed[]; courses: Course[];
-  arms: Arm[]; levels: Level[]; metrics: Metric[]; estimates: Estimate[]; curves: Curve[]; factor: string; models: Model[];
-  cpu: Part[]; factorName: string; limits: Limit[]; limitParts: Part[]; ran: Part[]; stairs: Stair[]; usable: number | null;
+  arms: Arm[]; levels: Level[]; metrics: Metric[]; estimates: Estimate[]; curves: Curve[]; factor: string;
+  models: Model[]; cpu: Part[]; factorName: string; limits: Limit[]; limitParts: Part[]; ran: Part[]; stairs: Stair[];
+  usable: number | null;
   cpuSum: CPUSum[]; memory: Part[]; trials: Trial[];
 }

@@ -1,5 +1,5 @@
-// Charts answer to the keyboard as they do to the pointer: Tab goes to a chart, the arrows go from mark to mark and show its exact
-// values, Escape lets go. What is shown is said to screen readers as well.
+// Charts answer to the keyboard as they do to the pointer: Tab goes to a chart, the arrows go from mark to mark and
+// show its exact values, Escape lets go. What is shown is said to screen readers as well.
 
 
 export function keyboard(svg: SVGSVGElement, label: string): void {
@@ -10,13 +10,16 @@ export function keyboard(svg: SVGSVGElement, label: string): void {
   let at = -1;
 
   const places = (): DOMRect[] => {
-    const all = [...svg.querySelectorAll<SVGGraphicsElement>("[aria-label='dot'] path, [aria-label='dot'] circle, [aria-label='rect'] rect, [aria-label='bar'] rect")]
+    const marks = "[aria-label='dot'] path, [aria-label='dot'] circle, [aria-label='rect'] rect, " +
+      "[aria-label='bar'] rect";
+    const all = [...svg.querySelectorAll<SVGGraphicsElement>(marks)]
       .filter((e) => !e.closest("[aria-label='tip'], .backdrop"))
       .map((e) => e.getBoundingClientRect())
       .filter((r) => r.width > 0 || r.height > 0);
     const row = (r: DOMRect) => Math.round((r.top + r.height / 2) / 4);
     const column = (r: DOMRect) => r.left + r.width / 2;
-    return svg.dataset.order === "rows" ? all.sort((a, b) => row(a) - row(b) || column(a) - column(b)) : all.sort((a, b) => column(a) - column(b) || row(a) - row(b));
+    return svg.dataset.order === "rows" ? all.sort((a, b) => row(a) - row(b) || column(a) - column(b))
+      : all.sort((a, b) => column(a) - column(b) || row(a) - row(b));
   };
   const send = (type: string, r?: DOMRect) => {
     const where = r ? { clientX: r.left + r.width / 2, clientY: r.top + r.height / 2 } : {};
@@ -28,7 +31,8 @@ export function keyboard(svg: SVGSVGElement, label: string): void {
     at = Math.max(0, Math.min(at, all.length - 1));
     send("pointermove", all[at]);
     requestAnimationFrame(() => {
-      const text = [...svg.querySelectorAll("[aria-label='tip'] text > tspan")].map((t) => t.textContent?.replace(/\u200b/g, "")).join(", ");
+      const text = [...svg.querySelectorAll("[aria-label='tip'] text > tspan")].map((t) =>
+        t.textContent?.replace(/\u200b/g, "")).join(", ");
       const live = document.getElementById("live");
       if (live && text) live.textContent = text;
     });

@@ -8,7 +8,8 @@ import * as pictured from "./pictured";
 import { hatches } from "./style";
 
 const figures: Record<string, (d: Data, f: charts.Figure) => void> = {
-  differences: charts.differences, values: charts.values, latency: charts.latency, "latency-difference": charts.latencyDifference,
+  differences: charts.differences, values: charts.values, latency: charts.latency,
+  "latency-difference": charts.latencyDifference,
   limits: answers.limits, waits: answers.waits, stairs: answers.stairs, ran: answers.ran,
   ladder: pictured.ladder, placed: pictured.placed, courses: pictured.courses,
   events, sweep: charts.sweep, cpu: charts.cpu, memory: charts.memory, trials: charts.trials,
@@ -30,7 +31,8 @@ function draw(data: Data): void {
     }
     // A figure in which this run has nothing to show says nothing.
     figure.hidden = box.childElementCount === 0 || (!box.querySelector(".plot") && !box.textContent);
-    for (const svg of box.querySelectorAll<SVGSVGElement>("svg[data-chart]")) keyboard(svg, svg.dataset.chart ?? "chart");
+    for (const svg of box.querySelectorAll<SVGSVGElement>("svg[data-chart]")) keyboard(svg, svg.dataset.chart ??
+      "chart");
   }
 }
 

@@ -20,16 +20,23 @@ export function looks(d: Data): Look[] {
 // Parts of a bar have a colour and a hatch each.
 export const fills: Record<string, [colour: string, hatch: string]> = {
   "application processes": ["var(--c1)", "solid"], "load generator": ["var(--c4)", "dots"],
-  "subject's eBPF programs": ["var(--c2)", "solid"], "other eBPF programs": ["var(--c5)", "grid"], "subject's processes": ["var(--c6)", "rising"],
-  "kernel threads": ["var(--m1)", "solid"], "interrupts on idle CPUs": ["var(--m2)", "falling"], "root group": ["var(--m3)", "dots"],
-  "other control groups": ["var(--m1)", "rising"], "tare itself": ["var(--c3)", "solid"], steal: ["var(--m2)", "grid"], unexplained: ["var(--m3)", "blank"],
-  "application, without eBPF": ["var(--c1)", "solid"], "eBPF in task context": ["var(--c2)", "solid"], "eBPF in softirq": ["var(--c6)", "falling"],
+  "subject's eBPF programs": ["var(--c2)", "solid"], "other eBPF programs": ["var(--c5)", "grid"],
+  "subject's processes": ["var(--c6)", "rising"],
+  "kernel threads": ["var(--m1)", "solid"], "interrupts on idle CPUs": ["var(--m2)", "falling"],
+  "root group": ["var(--m3)", "dots"],
+  "other control groups": ["var(--m1)", "rising"], "tare itself": ["var(--c3)", "solid"], steal: ["var(--m2)", "grid"],
+  unexplained: ["var(--m3)", "blank"],
+  "application, without eBPF": ["var(--c1)", "solid"], "eBPF in task context": ["var(--c2)", "solid"],
+  "eBPF in softirq": ["var(--c6)", "falling"],
   "eBPF, context not known": ["var(--c2)", "rising"], "not split: the samples do not say": ["var(--m3)", "blank"],
-  "tasks of the groups with a limit": ["var(--c2)", "solid"], "softirq above those tasks": ["var(--c6)", "falling"], "other groups, which pay for it": ["var(--m1)", "rising"],
-  "the clients' groups": ["var(--c2)", "solid"], "the servers' groups": ["var(--c4)", "dots"], elsewhere: ["var(--m3)", "blank"],
-  anon: ["var(--c1)", "solid"], shmem: ["var(--c4)", "dots"], kernel: ["var(--c2)", "rising"], soft: ["var(--m3)", "blank"],
-  "page cache": ["var(--m3)", "blank"], "mapped file": ["var(--c5)", "falling"],
-  pod: ["var(--c1)", "solid"], overhead: ["var(--c2)", "rising"], outside: ["var(--c6)", "falling"], load: ["var(--c4)", "dots"],
+  "tasks of the groups with a limit": ["var(--c2)", "solid"], "softirq above those tasks": ["var(--c6)", "falling"],
+  "other groups, which pay for it": ["var(--m1)", "rising"],
+  "the clients' groups": ["var(--c2)", "solid"], "the servers' groups": ["var(--c4)", "dots"],
+  elsewhere: ["var(--m3)", "blank"],
+  anon: ["var(--c1)", "solid"], shmem: ["var(--c4)", "dots"], kernel: ["var(--c2)", "rising"],
+  soft: ["var(--m3)", "blank"], "page cache": ["var(--m3)", "blank"], "mapped file": ["var(--c5)", "falling"],
+  pod: ["var(--c1)", "solid"], overhead: ["var(--c2)", "rising"], outside: ["var(--c6)", "falling"],
+  load: ["var(--c4)", "dots"],
 };
 
 const svgNS = "http://www.w3.org/2000/svg";
@@ -41,11 +48,13 @@ export function hatches(): void {
   svg.setAttribute("height", "0");
   svg.setAttribute("aria-hidden", "true");
   svg.style.position = "absolute";
-  const lines: Record<string, string> = { rising: "M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2", falling: "M-1,5 l2,2 M0,0 l6,6 M5,-1 l2,2", grid: "M0,3 h6 M3,0 v6", dots: "M2,3 h2" };
+  const lines: Record<string, string> = { rising: "M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2",
+    falling: "M-1,5 l2,2 M0,0 l6,6 M5,-1 l2,2", grid: "M0,3 h6 M3,0 v6", dots: "M2,3 h2" };
   for (const [name, [colour, hatch]] of Object.entries(fills)) {
     const p = document.createElementNS(svgNS, "pattern");
     p.id = patternID(name);
-    for (const [k, v] of Object.entries({ width: "6", height: "6", patternUnits: "userSpaceOnUse" })) p.setAttribute(k, v);
+    for (const [k, v] of Object.entries({ width: "6", height: "6", patternUnits: "userSpaceOnUse" })) p.setAttribute(k,
+      v);
     const rect = document.createElementNS(svgNS, "rect");
     rect.setAttribute("width", "6");
     rect.setAttribute("height", "6");

@@ -105,7 +105,7 @@ func (o *Options) complete() error {
 	if o.Connections == 0 {
 		o.Connections = defaults.Int("connections")
 	}
-	cpus := affinity()
+	cpus := pace.CPUs()
 	if o.Threads == 0 {
 		if o.Threads = 2; o.Rate > 0 && o.Rate <= oneThread {
 			o.Threads = 1
@@ -154,15 +154,6 @@ func (o *Options) complete() error {
 	_, err := pace.ParseArrivals(string(o.Arrivals))
 	o.Threads = min(o.Threads, o.Connections)
 	return err
-}
-
-// affinity is the number of CPUs that this process may run on.
-func affinity() int {
-	var set unix.CPUSet
-	if unix.SchedGetaffinity(0, &set) != nil {
-		return runtime.NumCPU()
-	}
-	return max(set.Count(), 1)
 }
 
 // target is one server with the request for it, ready to be written.
@@ -474,7 +465,7 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 		Errors:      map[string]int64{},
 		Histograms:  map[string]string{},
 		CPUSeconds:  cpu,
-		CPUs:        float64(min(len(g.workers), affinity())),
+		CPUs:        float64(min(len(g.workers), pace.CPUs())),
 	}
 	if g.o.Rate > 0 {
 		r.Mode, r.Arrivals = load.Open, string(g.o.Arrivals)

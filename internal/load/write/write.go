@@ -32,7 +32,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
 	"tare/internal/load"
@@ -74,7 +73,7 @@ type Options struct {
 // complete fills in defaults and checks what settings by themselves cannot. Its errors are of wrong use.
 func (o *Options) complete() error {
 	if o.Workers == 0 {
-		o.Workers = affinity()
+		o.Workers = pace.CPUs()
 	}
 	if o.Spin == 0 {
 		o.Spin = pace.DefaultSpin
@@ -91,15 +90,6 @@ func (o *Options) check() error {
 			max(o.Workers, 1))
 	}
 	return nil
-}
-
-// affinity is the number of CPUs that this process may run on.
-func affinity() int {
-	var set unix.CPUSet
-	if unix.SchedGetaffinity(0, &set) != nil {
-		return runtime.NumCPU()
-	}
-	return max(set.Count(), 1)
 }
 
 // Ready is what a load says of itself before the start.
@@ -255,7 +245,7 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 		Generator: Name, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,
 		Connections: len(l.workers), // writes at once, at most
 		Errors:      map[string]int64{}, Counts: map[string]float64{},
-		CPUSeconds: cpu, CPUs: float64(min(len(l.workers), affinity())),
+		CPUSeconds: cpu, CPUs: float64(min(len(l.workers), pace.CPUs())),
 	}
 	if l.o.Rate > 0 {
 		r.Mode, r.Arrivals = load.Open, string(l.o.Arrivals)

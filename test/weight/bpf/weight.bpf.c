@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * A known weight that is not Tare's: a cgroup program that bpftool loads and attaches, and that spends its time on nothing. Tests put it
- * under connections whose number they know, and compare what Tare says of it with what they know.
+ * A known weight that is not Tare's: a cgroup program that bpftool loads and attaches, and that spends its time on
+ * nothing. Tests put it under connections whose number they know, and compare what Tare says of it with what they know.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

@@ -8,9 +8,9 @@
  *
  * Everything else is read by id, which needs no program of ours and costs less.
  *
- * Structs of the kernel are followed by offsets that the loader writes into `shared.offsets`, found in the kernel's own BTF. That is what a
- * CO-RE relocation would do too, but for the price of looking up a few names instead of indexing all types (see btf.go). An offset
- * of NONE means that this kernel has no such field.
+ * Structs of the kernel are followed by offsets that the loader writes into `shared.offsets`, found in the kernel's own
+ * BTF. That is what a CO-RE relocation would do too, but for the price of looking up a few names instead of indexing
+ * all types (see btf.go). An offset of NONE means that this kernel has no such field.
  */
 
 /* The types that bpf_helpers.h wants, declared here: the headers that have them differ from machine to machine. */
@@ -58,8 +58,8 @@ enum kind {
 };
 
 /*
- * A file is known by its operations. Their addresses are learnt from descriptors of the reader's own, one of each kind, so that
- * neither names nor kernel symbols are trusted.
+ * A file is known by its operations. Their addresses are learnt from descriptors of the reader's own, one of each kind,
+ * so that neither names nor kernel symbols are trusted.
  */
 struct samples {
 	__u32 tgid; /* 0: report; else learn from the descriptors of this process */
@@ -79,7 +79,8 @@ struct state shared SEC(".data.shared");
 struct map_charge {
 	__u32 map_id;
 	__u32 known;     /* 0: the way to the group could not be followed */
-	__u64 cgroup_id; /* in the hierarchy of the memory controller; 0: charged to none, which is how maps of the root group look */
+	/* in the hierarchy of the memory controller; 0: charged to none, which is how maps of the root group look */
+	__u64 cgroup_id;
 };
 
 struct held {
@@ -89,11 +90,16 @@ struct held {
 	char comm[16];
 };
 
-/* These make bpf2go write the records down in Go; no program refers to the section that they are in, so it is never loaded. */
+/*
+ * These make bpf2go write the records down in Go; no program refers to the section that they are in, so it is never
+ * loaded.
+ */
 struct map_charge *unused_map_charge __attribute__((unused));
 struct held *unused_held __attribute__((unused));
 
-/* The contexts, as the kernel's bpf_iter__bpf_map and bpf_iter__task_file lay them out: a stable interface since 5.8. */
+/*
+ * The contexts, as the kernel's bpf_iter__bpf_map and bpf_iter__task_file lay them out: a stable interface since 5.8.
+ */
 struct meta {
 	void *seq;
 };

@@ -3,12 +3,13 @@
 /*
  * Counts execs, all of them and those of watched control groups.
  *
- * The hook is the tracepoint sched_process_exec as a raw tracepoint: it is where the kernel itself says that an exec has succeeded, once for each (a
- * script with its interpreter is one), after everything that could still fail; execve's entry and exit are met by attempts too, and not by every way to
- * execute. A raw tracepoint is called as directly as one with BTF types (tp_btf), and asks for no BTF: no argument is read.
+ * The hook is the tracepoint sched_process_exec as a raw tracepoint: it is where the kernel itself says that an exec
+ * has succeeded, once for each (a script with its interpreter is one), after everything that could still fail; execve's
+ * entry and exit are met by attempts too, and not by every way to execute. A raw tracepoint is called as directly as
+ * one with BTF types (tp_btf), and asks for no BTF: no argument is read.
  *
- * What is counted cannot be dropped: there is no buffer, and the counters of each CPU are its own. A run can only be left out where this program is
- * running on that CPU already, which the kernel counts (recursion misses).
+ * What is counted cannot be dropped: there is no buffer, and the counters of each CPU are its own. A run can only be
+ * left out where this program is running on that CPU already, which the kernel counts (recursion misses).
  */
 
 /* The types that bpf_helpers.h wants, declared here: the headers that have them differ from machine to machine. */
@@ -38,7 +39,10 @@ struct {
 	__type(value, __u64);
 } tare_execs_all SEC(".maps");
 
-/* Those of watched groups, by the id of the group. All entries are there from the start: none can be wanting when memory is short. */
+/*
+ * Those of watched groups, by the id of the group. All entries are there from the start: none can be wanting when
+ * memory is short.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, GROUPS);

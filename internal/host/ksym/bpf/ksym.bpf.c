@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * Names kernel addresses by asking the kernel: bpf_snprintf's "%pS" gives "function+0x12/0x345 [module]". A batch of addresses is one system
- * call and 0.7 us each, where /proc/kallsyms costs the reading of every symbol of the kernel, 120,000 lines, for any question.
+ * Names kernel addresses by asking the kernel: bpf_snprintf's "%pS" gives "function+0x12/0x345 [module]". A batch of
+ * addresses is one system call and 0.7 us each, where /proc/kallsyms costs the reading of every symbol of the kernel,
+ * 120,000 lines, for any question.
  *
  * The program is of type syscall: it runs when it is called, in the context of the caller, and hangs on nothing.
  */

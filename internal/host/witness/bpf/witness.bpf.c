@@ -3,12 +3,14 @@
 /*
  * Looks at one CPU, many times a second: how much of its time was stolen since the last look, and who has held it.
  *
- * The hook is a perf event of the kernel's own clock (cpu-clock), one for each CPU: a timer interrupt, the first thing that runs on a CPU that
- * the hypervisor took away and gave back. A look costs some 100 ns, and a record is written only when something has happened.
+ * The hook is a perf event of the kernel's own clock (cpu-clock), one for each CPU: a timer interrupt, the first thing
+ * that runs on a CPU that the hypervisor took away and gave back. A look costs some 100 ns, and a record is written
+ * only when something has happened.
  *
- * It is not the sampler's event. The kernel runs no program of a perf event while another program of the tracing kind is running on the CPU
- * (bpf_overflow_handler in kernel/events/core.c, bpf_prog_active): a sampler made of such a program would miss just the programs that are
- * weighed. The witness can afford it. A look that is left out makes the next one late, and the steal clock misses nothing.
+ * It is not the sampler's event. The kernel runs no program of a perf event while another program of the tracing kind
+ * is running on the CPU (bpf_overflow_handler in kernel/events/core.c, bpf_prog_active): a sampler made of such a
+ * program would miss just the programs that are weighed. The witness can afford it. A look that is left out makes the
+ * next one late, and the steal clock misses nothing.
  */
 
 /* The types that bpf_helpers.h wants, declared here: the headers that have them differ from machine to machine. */
@@ -80,9 +82,9 @@ struct task_struct {
 const volatile __u32 steal_source = 0;
 const volatile __u32 idle_known = 0; /* the kernel keeps the time that each CPU was idle */
 /*
- * Where the kernel's per-CPU variables are, in bytes from the CPU's run queue, which is one of them. The kernel's BTF tells their places in the
- * section of all per-CPU variables. Its symbol table, by which bpf_per_cpu_ptr finds them, has functions only on many kernels
- * (CONFIG_KALLSYMS_ALL).
+ * Where the kernel's per-CPU variables are, in bytes from the CPU's run queue, which is one of them. The kernel's BTF
+ * tells their places in the section of all per-CPU variables. Its symbol table, by which bpf_per_cpu_ptr finds them,
+ * has functions only on many kernels (CONFIG_KALLSYMS_ALL).
  */
 const volatile __s64 steal_time_at = 0;     /* struct kvm_steal_time steal_time */
 const volatile __s64 kernel_cpustat_at = 0; /* struct kernel_cpustat kernel_cpustat */
@@ -190,7 +192,8 @@ static __always_inline __u64 idle_clock(__u64 rq)
 }
 
 /*
- * The run queue of this CPU, found by way of the task that runs on it. 0 where that is not so: a kernel that has changed.
+ * The run queue of this CPU, found by way of the task that runs on it. 0 where that is not so: a kernel that has
+ * changed.
  */
 static __always_inline __u64 run_queue(struct task_struct *t, __u32 cpu)
 {
@@ -206,8 +209,8 @@ static __always_inline __u64 run_queue(struct task_struct *t, __u32 cpu)
 }
 
 /*
- * Whether the task has held the CPU since the last look, which saw it too: it never slept, and if somebody preempted it then for a short time only.
- * The kernel adds up how long a task had to wait for a CPU.
+ * Whether the task has held the CPU since the last look, which saw it too: it never slept, and if somebody preempted it
+ * then for a short time only. The kernel adds up how long a task had to wait for a CPU.
  */
 static __always_inline __u64 waited(struct task_struct *t)
 {
@@ -217,8 +220,9 @@ static __always_inline __u64 waited(struct task_struct *t)
 }
 
 /*
- * One task held the CPU from its first look to the last: it is told of when another look no longer sees it. That look can be late, for on
- * some virtual machines a CPU that is idle calls no timer of ours. The occupant had left before the CPU became idle.
+ * One task held the CPU from its first look to the last: it is told of when another look no longer sees it. That look
+ * can be late, for on some virtual machines a CPU that is idle calls no timer of ours. The occupant had left before the
+ * CPU became idle.
  */
 static __always_inline void occupant_leaves(struct state *s, __u32 cpu, __u64 now, __u64 idle)
 {
@@ -290,9 +294,10 @@ static __always_inline void interval(struct state *s, __u32 cpu, __u64 now, __u6
 #define GROUPS 16 /* one in the other, at most */
 
 /*
- * Whether the task gives way at once to everybody who wants the CPU, and so holds nobody up: the CPU is as good as idle. That is so at idle
- * priority in no group, or in a group of which the outermost is idle (cpu.idle). In another group its priority counts within the group alone, and
- * the group has its share: so do sessions, where the kernel groups them (CONFIG_SCHED_AUTOGROUP).
+ * Whether the task gives way at once to everybody who wants the CPU, and so holds nobody up: the CPU is as good as
+ * idle. That is so at idle priority in no group, or in a group of which the outermost is idle (cpu.idle). In another
+ * group its priority counts within the group alone, and the group has its share: so do sessions, where the kernel
+ * groups them (CONFIG_SCHED_AUTOGROUP).
  */
 static __always_inline int gives_way(struct task_struct *t)
 {
@@ -389,8 +394,9 @@ int tare_witness(void *ctx)
 }
 
 /*
- * Looks when a CPU leaves idle, if the last look is a period ago. It is attached only where a CPU that is idle calls no timer of ours, as was
- * seen on virtual machines: the looks would then be far apart, and nobody knew where between them a stall was.
+ * Looks when a CPU leaves idle, if the last look is a period ago. It is attached only where a CPU that is idle calls no
+ * timer of ours, as was seen on virtual machines: the looks would then be far apart, and nobody knew where between them
+ * a stall was.
  */
 SEC("raw_tp/sched_switch")
 int tare_wakes(void *ctx)
@@ -410,8 +416,8 @@ int tare_wakes(void *ctx)
 }
 
 /*
- * Run by the loader on every CPU, attached to nothing: it shows the CPU's run queue to the looks, and says whether the hypervisor keeps the
- * steal clock. It counts the version up with each change.
+ * Run by the loader on every CPU, attached to nothing: it shows the CPU's run queue to the looks, and says whether the
+ * hypervisor keeps the steal clock. It counts the version up with each change.
  */
 SEC("raw_tp/sched_switch")
 int tare_clock(void *ctx)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * System calls without a C library, for x86_64 and aarch64. Both programs are made without any library, global variable or string, so that
- * their machine code is all there is of them (package freestanding makes the executables).
+ * System calls without a C library, for x86_64 and aarch64. Both programs are made without any library, global variable
+ * or string, so that their machine code is all there is of them (package freestanding makes the executables).
  */
 
 typedef unsigned char u8;
@@ -35,7 +35,10 @@ static inline s64 sys6(s64 n, s64 a, s64 b, s64 c, s64 d, s64 e, s64 f)
 	register s64 r9 __asm__("r9") = f;
 	s64 ret;
 
-	__asm__ volatile("syscall" : "=a"(ret) : "0"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+	__asm__ volatile("syscall"
+		: "=a"(ret)
+		: "0"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+		: "rcx", "r11", "memory");
 	return ret;
 }
 

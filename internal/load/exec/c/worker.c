@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * Executes a program again and again, and knows exactly how often. One process of it runs on each CPU; the role (exec.go) starts it and reads
- * what it counts in memory that both map.
+ * Executes a program again and again, and knows exactly how often. One process of it runs on each CPU; the role
+ * (exec.go) starts it and reads what it counts in memory that both map.
  *
- * It is C, and without a library, for the cost of an exec begins with the process that makes it: a fork of a Go program copies page tables of many
- * megabytes, and its runtime has threads that would have to be stopped. This one shares its memory with the child until that executes
- * (CLONE_VM | CLONE_VFORK, as posix_spawn does), and its memory is a few pages.
+ * It is C, and without a library, for the cost of an exec begins with the process that makes it: a fork of a Go program
+ * copies page tables of many megabytes, and its runtime has threads that would have to be stopped. This one shares its
+ * memory with the child until that executes (CLONE_VM | CLONE_VFORK, as posix_spawn does), and its memory is a few
+ * pages.
  */
 
 #include "sys.h"
@@ -38,7 +39,10 @@
 #define LONGEST (100 * SECOND) /* the longest time that is told from longer ones, ns */
 #define NAP (20 * SECOND / 1000) /* how long a sleep may last until the stop is looked for */
 
-/* Histograms are those of HdrHistogram with lowest value 1 and highest LONGEST: of 3 significant digits, and of 2 for slices. */
+/*
+ * Histograms are those of HdrHistogram with lowest value 1 and highest LONGEST: of 3 significant digits, and of 2 for
+ * slices.
+ */
 #define FINE_BITS 10
 #define FINE 28672
 #define COARSE_BITS 7
@@ -124,7 +128,8 @@ static u64 cpu_time(void)
 	} u;
 
 	sys2(SYS_getrusage, RUSAGE_CHILDREN, &u);
-	return clock(CLOCK_PROCESS_CPUTIME_ID) + (u64)(u.user_sec + u.system_sec) * SECOND + (u64)(u.user_usec + u.system_usec) * 1000;
+	return clock(CLOCK_PROCESS_CPUTIME_ID) + (u64)(u.user_sec + u.system_sec) * SECOND +
+		(u64)(u.user_usec + u.system_usec) * 1000;
 }
 
 static void count(u64 *counts, int bits, u64 ns)
@@ -161,8 +166,9 @@ static int stopped(struct shared *s)
 }
 
 /*
- * Waits until a time, or until the stop, and returns the time then. As pace.Thread does, it learns how late the kernel wakes it, asks to be woken that
- * much earlier, and spins through what is left: the margin settles where one wake in ten is later.
+ * Waits until a time, or until the stop, and returns the time then. As pace.Thread does, it learns how late the kernel
+ * wakes it, asks to be woken that much earlier, and spins through what is left: the margin settles where one wake in
+ * ten is later.
  */
 static u64 wait_until(struct shared *s, u64 at, u64 *margin)
 {
@@ -280,8 +286,8 @@ static int attempt(struct shared *s, struct order *o, u8 *stack_top, u64 *done, 
 	}
 	waited = sys4(SYS_wait4, pid, &status, 0, 0);
 	/*
-	 * Not before: the kernel lets this process go on when the child has given up its memory, which is in the middle of the exec. What others hang to
-	 * the exec comes after that, and belongs to the time that it takes.
+	 * Not before: the kernel lets this process go on when the child has given up its memory, which is in the middle of the
+	 * exec. What others hang to the exec comes after that, and belongs to the time that it takes.
 	 */
 	*done = now();
 	if (waited != pid)
@@ -290,7 +296,10 @@ static int attempt(struct shared *s, struct order *o, u8 *stack_top, u64 *done, 
 	*kind = KIND_EXEC;
 	if (*code)
 		return 0;
-	/* An exec can fail when there is no way back for the child any more: the kernel kills it. A signal from elsewhere, after the exec, looks the same. */
+	/*
+	 * An exec can fail when there is no way back for the child any more: the kernel kills it. A signal from elsewhere,
+	 * after the exec, looks the same.
+	 */
 	*kind = KIND_KILLED;
 	*code = (u64)status & 0x7f;
 	if (*code)
@@ -314,7 +323,10 @@ static void run(struct shared *s)
 	while (*number)
 		number++;
 	if (s->rate) {
-		/* This worker's k-th start is number part + k * parts of the whole. In whole numbers, remainder included: a gap of 1/3 ms must not drift. */
+		/*
+		 * This worker's k-th start is number part + k * parts of the whole. In whole numbers, remainder included: a gap of
+		 * 1/3 ms must not drift.
+		 */
 		step = s->parts * 1000 * SECOND / s->rate;
 		rest = s->parts * 1000 * SECOND % s->rate;
 		next = s->begin + s->part * 1000 * SECOND / s->rate;
@@ -387,7 +399,10 @@ static void run(struct shared *s)
 	finish(s, STATE_DONE, 0, 0);
 }
 
-/* Signals as a program expects them: what this process inherits from the role (ignored ones, for example) its children would inherit too. */
+/*
+ * Signals as a program expects them: what this process inherits from the role (ignored ones, for example) its children
+ * would inherit too.
+ */
 static void reset_signals(void)
 {
 	u64 none = 0, fallback[4] = {0, 0, 0, 0};
@@ -400,7 +415,8 @@ static void reset_signals(void)
 
 ENTRY void _start(void)
 {
-	struct shared *s = (struct shared *)sys6(SYS_mmap, 0, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, FD_SHARED, 0);
+	struct shared *s = (struct shared *)sys6(SYS_mmap, 0, sizeof(struct shared), PROT_READ | PROT_WRITE,
+		MAP_SHARED | MAP_POPULATE, FD_SHARED, 0);
 	u64 cpus[128];
 	s64 r;
 	u32 i;

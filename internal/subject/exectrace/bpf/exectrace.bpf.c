@@ -3,11 +3,13 @@
 /*
  * exectrace: one program that sees every exec, and puts what there is to say of it into a ring buffer.
  *
- * It hangs on the tracepoint sched_process_exec, by its BTF (tp_btf): the kernel passes there once for every exec that succeeded and for no other,
- * when the new program's memory, name and rights are in place and before its first instruction; the tracepoint has been there since 3.4 with the
- * same arguments; and it is no trampoline, which a locked down kernel would refuse.
+ * It hangs on the tracepoint sched_process_exec, by its BTF (tp_btf): the kernel passes there once for every exec that
+ * succeeded and for no other, when the new program's memory, name and rights are in place and before its first
+ * instruction; the tracepoint has been there since 3.4 with the same arguments; and it is no trampoline, which a locked
+ * down kernel would refuse.
  *
- * Every exec that passes the filter is counted as seen before anything else can happen to it. From there on it is in the ring, or counted as lost.
+ * Every exec that passes the filter is counted as seen before anything else can happen to it. From there on it is in
+ * the ring, or counted as lost.
  */
 #include <linux/bpf.h>
 
@@ -40,7 +42,10 @@ enum flags {
 	NAME_UNREADABLE = 4,
 };
 
-/* One exec, as it lies in the ring. The file name follows, without a zero byte, and then the arguments as the new process has them, each with one. */
+/*
+ * One exec, as it lies in the ring. The file name follows, without a zero byte, and then the arguments as the new
+ * process has them, each with one.
+ */
 struct event {
 	__u64 time;   /* CLOCK_BOOTTIME, nanoseconds */
 	__u64 cgroup; /* id in the v2 hierarchy */
@@ -60,8 +65,8 @@ struct record {
 };
 
 /*
- * Counters of one CPU, on a line of the cache of their own. `lost` comes before `seen`, and is read before it, so that a reader never finds more
- * lost than seen.
+ * Counters of one CPU, on a line of the cache of their own. `lost` comes before `seen`, and is read before it, so that
+ * a reader never finds more lost than seen.
  */
 struct counts {
 	__u64 lost; /* execs that the ring had no room for */
@@ -125,9 +130,9 @@ const volatile __u32 args_bytes = 0; /* that are kept of each exec's arguments *
 const volatile __u64 wake_bytes = 0; /* in the ring that wake a reader who rests */
 
 /*
- * Wakes the reader if it sleeps and has cause to wake. This comes after the record has been committed to the ring, which is a full barrier, and
- * the reader looks at the ring again after it has said that it sleeps: one of the two sees the other, so that no event lies there
- * unnoticed. A wake-up needs a record; this one is empty, and nobody reads it.
+ * Wakes the reader if it sleeps and has cause to wake. This comes after the record has been committed to the ring,
+ * which is a full barrier, and the reader looks at the ring again after it has said that it sleeps: one of the two sees
+ * the other, so that no event lies there unnoticed. A wake-up needs a record; this one is empty, and nobody reads it.
  */
 static __always_inline void wake(void)
 {
@@ -167,7 +172,8 @@ int tare_exectrace(__u64 *ctx)
 	r = bpf_map_lookup_elem(&exec_scratch, &zero);
 	if (!counts || !r)
 		return 0; /* does not happen: both have an element for each CPU */
-	counts->seen++; /* nothing else runs this program on this CPU meanwhile; a run left out for that reason is counted by the kernel */
+	/* nothing else runs this program on this CPU meanwhile; a run left out for that reason is counted by the kernel */
+	counts->seen++;
 
 	r->head.time = bpf_ktime_get_boot_ns();
 	r->head.cgroup = bpf_get_current_cgroup_id();
@@ -211,7 +217,10 @@ int tare_exectrace(__u64 *ctx)
 	return 0;
 }
 
-/* These make bpf2go write the types down in Go; no program refers to the section that they are in, so it is never loaded. */
+/*
+ * These make bpf2go write the types down in Go; no program refers to the section that they are in, so it is never
+ * loaded.
+ */
 struct event *unused_event __attribute__((unused));
 enum flags *unused_flags __attribute__((unused));
 enum reader *unused_reader __attribute__((unused));

@@ -2,15 +2,15 @@
 /*
  * kernelmesh: a service mesh data plane in the kernel, at connection level.
  *
- * A service is an address that no machine has to own. When a process in the cgroup connects to one, the address in its connect() or
- * sendto() is replaced by that of an endpoint, before a route is looked up; from there on the connection is an ordinary one and no
- * packet pays anything. What does not name a service goes on untouched.
+ * A service is an address that no machine has to own. When a process in the cgroup connects to one, the address in its
+ * connect() or sendto() is replaced by that of an endpoint, before a route is looked up; from there on the connection
+ * is an ordinary one and no packet pays anything. What does not name a service goes on untouched.
  *
- * Which endpoint is a store's answer (store_find of internal/subject/mesh/store). STORE is the header of its design, given to the compiler: there is
- * one object for each.
+ * Which endpoint is a store's answer (store_find of internal/subject/mesh/store). STORE is the header of its design,
+ * given to the compiler: there is one object for each.
  *
- * Addresses are kept in one form, 16 bytes, IPv4 as IPv4-mapped IPv6 (::ffff:a.b.c.d), so that an IPv6 socket which talks IPv4 finds
- * the same services as an IPv4 socket.
+ * Addresses are kept in one form, 16 bytes, IPv4 as IPv4-mapped IPv6 (::ffff:a.b.c.d), so that an IPv6 socket which
+ * talks IPv4 finds the same services as an IPv4 socket.
  */
 #include "store.h"
 #include STORE
@@ -23,15 +23,15 @@
 char LICENSE[] SEC("license") = "GPL";
 
 /*
- * The planted weight: extra steps of work in each run of the two connect programs, and of the sockops program. Set at load time; at 0
- * the verifier removes the code.
+ * The planted weight: extra steps of work in each run of the two connect programs, and of the sockops program. Set at
+ * load time; at 0 the verifier removes the code.
  */
 const volatile __u32 tare_steps = 0;
 const volatile __u32 tare_sockops_steps = 0;
 
 /*
- * The source of sockets that are bound to no address, by which rules that ask for a source judge them; all zero where it is not known. Network
- * byte order.
+ * The source of sockets that are bound to no address, by which rules that ask for a source judge them; all zero where
+ * it is not known. Network byte order.
  */
 const volatile __u32 km_source4 = 0;
 const volatile __u32 km_source6[4] = {};
@@ -42,8 +42,8 @@ const volatile __u32 km_ids = 1;
 /*
  * Connections of one cluster. Updated atomically: a connection opens on one CPU and closes on another.
  *
- * The epoch changes when the cluster goes. A connection that another cluster of this number was given is then no longer counted here:
- * what it adds and takes away it does only while the epoch is its own.
+ * The epoch changes when the cluster goes. A connection that another cluster of this number was given is then no longer
+ * counted here: what it adds and takes away it does only while the epoch is its own.
  */
 struct cluster {
 	__u64 open;   /* connections in bits 0-31, the epoch above */
@@ -84,7 +84,10 @@ enum { CHOSEN, OPENED, ESTABLISHED, CLOSED };
 
 #define FLOWS 8
 
-/* One service that an unconnected UDP socket talks to: it stays with one endpoint, as with conntrack, until the configuration changes. */
+/*
+ * One service that an unconnected UDP socket talks to: it stays with one endpoint, as with conntrack, until the
+ * configuration changes.
+ */
 struct flow {
 	struct address service;
 	struct address endpoint;
@@ -136,7 +139,10 @@ struct {
 	__type(value, struct cluster);
 } km_clusters SEC(".maps");
 
-/* All clusters on the first CPU, then all on the second. Not a per-CPU array, which user space cannot map, but has to ask for each element. */
+/*
+ * All clusters on the first CPU, then all on the second. Not a per-CPU array, which user space cannot map, but has to
+ * ask for each element.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -166,7 +172,10 @@ struct {
 	__type(value, struct flows);
 } km_flows SEC(".maps");
 
-/* One step: a xorshift, each depending on the one before. The helper call keeps both compiler and verifier from removing it. */
+/*
+ * One step: a xorshift, each depending on the one before. The helper call keeps both compiler and verifier from
+ * removing it.
+ */
 static long step(__u32 index, void *state)
 {
 	__u64 x = *(__u64 *)state;
@@ -223,7 +232,8 @@ static __always_inline void write6(struct bpf_sock_addr *ctx, const struct addre
 
 static __always_inline bool same(const struct address *a, const struct address *b)
 {
-	return a->ip[3] == b->ip[3] && a->port == b->port && a->ip[2] == b->ip[2] && a->ip[1] == b->ip[1] && a->ip[0] == b->ip[0];
+	return a->ip[3] == b->ip[3] && a->port == b->port && a->ip[2] == b->ip[2] && a->ip[1] == b->ip[1] &&
+		a->ip[0] == b->ip[0];
 }
 
 /* What a run of a program came to. */
@@ -339,8 +349,8 @@ static __always_inline enum outcome ask(struct question *q, struct answer *a)
 }
 
 /*
- * connect(): TCP, and UDP that connects. q->from and q->to are filled in; replaces q->to. What was asked for is kept with the socket, where
- * getpeername, recvmsg and sockops find it.
+ * connect(): TCP, and UDP that connects. q->from and q->to are filled in; replaces q->to. What was asked for is kept
+ * with the socket, where getpeername, recvmsg and sockops find it.
  */
 static __always_inline enum outcome do_connect(struct bpf_sock_addr *ctx, struct question *q)
 {
@@ -437,7 +447,10 @@ static __always_inline enum outcome do_sendmsg(struct bpf_sock_addr *ctx, struct
 	return MATCHED;
 }
 
-/* A datagram has come: if from an endpoint that this socket knows by its service, it comes from the service. Replaces *from. */
+/*
+ * A datagram has come: if from an endpoint that this socket knows by its service, it comes from the service. Replaces
+ * *from.
+ */
 static __always_inline enum outcome do_recvmsg(struct bpf_sock_addr *ctx, struct address *from)
 {
 	struct origin *o = bpf_sk_storage_get(&km_origins, ctx->sk, NULL, 0);
@@ -479,8 +492,8 @@ static __always_inline enum outcome do_getpeername(struct bpf_sock_addr *ctx, st
 }
 
 /*
- * The source of a connection before there is a route: what the socket is bound to. Where it is bound to nothing, or to a port alone, the address is
- * all zero.
+ * The source of a connection before there is a route: what the socket is bound to. Where it is bound to nothing, or to
+ * a port alone, the address is all zero.
  */
 static __always_inline void source4(struct bpf_sock_addr *ctx, __u32 ip, struct address *a)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * Asks a store from user space: the kernel runs the program on demand, on a packet that holds the question, and hands back the packet,
- * which then holds the answer. STORE is the header of a design, given to the compiler.
+ * Asks a store from user space: the kernel runs the program on demand, on a packet that holds the question, and hands
+ * back the packet, which then holds the answer. STORE is the header of a design, given to the compiler.
  */
 #include "store.h"
 #include STORE

@@ -4,9 +4,9 @@
  *
  *	static __always_inline enum verdict store_find(const struct question *q, struct answer *a);
  *
- * which answers one question, and fills in *a for ACCEPT; for any verdict a->cluster. All of *q and *a must have been written before: they
- * are handed to global functions, which need Linux 5.12. Programs run inside one RCU read-side section, so what they have found does
- * not go away under them; whether it is whole is the store's promise.
+ * which answers one question, and fills in *a for ACCEPT; for any verdict a->cluster. All of *q and *a must have been
+ * written before: they are handed to global functions, which need Linux 5.12. Programs run inside one RCU read-side
+ * section, so what they have found does not go away under them; whether it is whole is the store's promise.
  *
  * Addresses are in one form, 16 bytes, IPv4 as IPv4-mapped IPv6 (::ffff:a.b.c.d).
  */

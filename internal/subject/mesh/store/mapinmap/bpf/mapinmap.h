@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Stores naive and pooled: each record is the only element of an array map of its own, which a map of maps holds by the record's key. Record
- * 0 is for user space (naive: which keys are free). How many entries maps have is set at load time.
+ * Stores naive and pooled: each record is the only element of an array map of its own, which a map of maps holds by the
+ * record's key. Record 0 is for user space (naive: which keys are free). How many entries maps have is set at load
+ * time.
  */
 #ifndef TARE_MAPINMAP_H
 #define TARE_MAPINMAP_H

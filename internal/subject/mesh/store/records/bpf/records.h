@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * The record tree, for programs: messages as large as their protobuf-c structs, in which a pointer is the key of another record. Package
- * records writes them, and says more. A design's header gives, before it includes this one:
+ * The record tree, for programs: messages as large as their protobuf-c structs, in which a pointer is the key of
+ * another record. Package records writes them, and says more. A design's header gives, before it includes this one:
  *
  *	REC_SLOTS                    how many elements a repeated field has room for
  *	REC_LISTENERS, REC_CLUSTERS  the maps that trees begin in
  *	REC_MESSAGE(key), REC_STRING(key), REC_REPEATED(key)
  *	                             a record of that class, NULL where there is none, as for key 0
  *
- * The first 24 bytes of a message, protobuf-c's own header, mean nothing to programs; what readers need and Kmesh has no field for
- * is kept there.
+ * The first 24 bytes of a message, protobuf-c's own header, mean nothing to programs; what readers need and Kmesh has
+ * no field for is kept there.
  */
 #ifndef TARE_RECORDS_H
 #define TARE_RECORDS_H
 
 /*
- * What stands where protobuf-c has a pointer of 8 bytes. In the repeated fields that are chosen from by weight, upto is the sum of the
- * weights up to and including this one.
+ * What stands where protobuf-c has a pointer of 8 bytes. In the repeated fields that are chosen from by weight, upto is
+ * the sum of the weights up to and including this one.
  */
 struct rec_slot {
 	__u32 key;
@@ -97,7 +97,8 @@ struct rec_proxy {
 	__u64 base[3];
 	struct rec_slot stat_prefix;
 	__u32 attempts;
-	__u32 which;             /* REC_CLUSTER: cluster is a name; REC_WEIGHTED: it is a struct rec_weighted; 0: there is none */
+	/* REC_CLUSTER: cluster is a name; REC_WEIGHTED: it is a struct rec_weighted; 0: there is none */
+	__u32 which;
 	struct rec_slot cluster;
 };
 
@@ -158,10 +159,12 @@ struct rec_endpoint {
 };
 
 /* Package records has where things are in them. */
-_Static_assert(sizeof(struct rec_listener) == 64 && sizeof(struct rec_cluster) == 64 && sizeof(struct rec_rule) == 64, "of 64 bytes");
+_Static_assert(sizeof(struct rec_listener) == 64 && sizeof(struct rec_cluster) == 64 && sizeof(struct rec_rule) == 64,
+	"of 64 bytes");
 _Static_assert(sizeof(struct rec_address) == 40 && sizeof(struct rec_string) == 192, "as in the keys");
-_Static_assert(sizeof(struct rec_chain) == 56 && sizeof(struct rec_filter) == 48 && sizeof(struct rec_proxy) == 48 && sizeof(struct rec_locality) == 56 &&
-		       sizeof(struct rec_breakers) == 48 && sizeof(struct rec_assignment) == 48, "as their structs in protobuf-c");
+_Static_assert(sizeof(struct rec_chain) == 56 && sizeof(struct rec_filter) == 48 && sizeof(struct rec_proxy) == 48 &&
+	sizeof(struct rec_locality) == 56 && sizeof(struct rec_breakers) == 48 && sizeof(struct rec_assignment) == 48,
+	"as their structs in protobuf-c");
 
 static __always_inline bool rec_mapped(const __u32 *ip)
 {
@@ -184,8 +187,8 @@ static __always_inline bool rec_within(const __u32 *ip, const __u32 *prefix, __u
 }
 
 /*
- * Whether a rule is for a connection. This and rec_pick are global functions, which the verifier looks at once each; inlined they have more ways
- * through them than it takes.
+ * Whether a rule is for a connection. This and rec_pick are global functions, which the verifier looks at once each;
+ * inlined they have more ways through them than it takes.
  */
 __attribute__((noinline)) int rec_matches(const struct rec_rule *r, const struct question *q)
 {
@@ -241,7 +244,9 @@ static __always_inline enum verdict rec_chain_of(const struct rec_listener *l, c
 	return REFUSE;
 }
 
-/* The compiler must not compare one copy of an index and use another, of which verifiers before Linux 6.2 know nothing. */
+/*
+ * The compiler must not compare one copy of an index and use another, of which verifiers before Linux 6.2 know nothing.
+ */
 #define rec_only(i) asm volatile("" : "+r"(i))
 
 static __always_inline __u32 rec_upto(const struct rec_slots *slots, __u64 i)
@@ -257,7 +262,8 @@ static __always_inline __u32 rec_key_of(const struct rec_slots *slots, __u64 i)
 }
 
 /*
- * Chooses by weight: a binary search for the first of n slots whose upto is above point. Its index; REC_SLOTS or more where there is none.
+ * Chooses by weight: a binary search for the first of n slots whose upto is above point. Its index; REC_SLOTS or more
+ * where there is none.
  */
 __attribute__((noinline)) __u32 rec_pick(const struct rec_slots *slots, __u32 n, __u32 point)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Store sized: records in flat hash maps, one for each size class; a key is the class in the upper 8 bits and an index below. How many
- * entries maps have is set at load time.
+ * Store sized: records in flat hash maps, one for each size class; a key is the class in the upper 8 bits and an index
+ * below. How many entries maps have is set at load time.
  */
 #ifndef TARE_SIZED_H
 #define TARE_SIZED_H

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * The program ask, standing still between reading the root and following it, for tests of what a program sees that was overtaken.
+ * The program ask, standing still between reading the root and following it, for tests of what a program sees that was
+ * overtaken.
  */
 #include "store.h"
 

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * The snapshot store: a whole configuration is a tree of lines of 64 bytes in one array, each line an element of the map and a line of the
- * cache. A tree that programs can see is never changed. Each change writes what is new of it into lines that nobody can see, copies the
- * path to the root, and makes it the configuration by one 64-bit store into line 0. Lines that are in no tree any more are written again
- * only after an RCU grace period, so what a program sees from the root that it read once is whole as long as it runs. (Programs that may sleep run
- * outside of RCU's sections: this is not for them. layout.go has the writer's view.)
+ * The snapshot store: a whole configuration is a tree of lines of 64 bytes in one array, each line an element of the
+ * map and a line of the cache. A tree that programs can see is never changed. Each change writes what is new of it into
+ * lines that nobody can see, copies the path to the root, and makes it the configuration by one 64-bit store into line
+ * 0. Lines that are in no tree any more are written again only after an RCU grace period, so what a program sees from
+ * the root that it read once is whole as long as it runs. (Programs that may sleep run outside of RCU's sections: this
+ * is not for them. layout.go has the writer's view.)
  *
- * Every index from a line goes through a lookup, which the verifier and JIT make a comparison and an addition, so nothing that is in the
- * map can lead a program astray.
+ * Every index from a line goes through a lookup, which the verifier and JIT make a comparison and an addition, so
+ * nothing that is in the map can lead a program astray.
  */
 #ifndef TARE_STORE_SNAPSHOT_H
 #define TARE_STORE_SNAPSHOT_H
@@ -29,7 +30,8 @@ struct {
 
 /* Line 0. All but the root stay the same. */
 struct ss_super {
-	__u64 root; /* its first line in bits 0-23, listeners for any IPv4 and any IPv6 address in 24 and 25, generation above */
+	/* its first line in bits 0-23, listeners for any IPv4 and any IPv6 address in 24 and 25, generation above */
+	__u64 root;
 	__u64 seed; /* of the hash */
 	__u32 mask; /* of buckets */
 	__u32 listeners; /* from the root to its directory of listeners; that of clusters begins at 1 */
@@ -53,7 +55,10 @@ struct ss_bucket {
 	__u32 zero;
 };
 
-/* Where a connection goes: nowhere, or to the cluster in a slot, or to one by the table that begins at a line from the listener. */
+/*
+ * Where a connection goes: nowhere, or to the cluster in a slot, or to one by the table that begins at a line from the
+ * listener.
+ */
 struct ss_target {
 	__u32 count; /* 0 refused, 1 slot, SS_DENY denied, else size of the table */
 	__u32 where;
@@ -76,8 +81,9 @@ struct ss_listener {
 #define SS_RULES 32
 
 /*
- * Prefixes as two numbers, upper half first, IPv4 mapped into IPv6, with how many lower bits of each do not matter: 64 and 64 where there is
- * none. It is so that a rule is asked with few branches: verifiers look at all ways through 32 of them.
+ * Prefixes as two numbers, upper half first, IPv4 mapped into IPv6, with how many lower bits of each do not matter: 64
+ * and 64 where there is none. It is so that a rule is asked with few branches: verifiers look at all ways through 32 of
+ * them.
  */
 struct ss_rule {
 	__u64 source[2];
@@ -94,8 +100,8 @@ struct ss_rule {
 #define SS_DESTINATION_6 2
 
 /*
- * Tables are alias tables: a uniform entry, and one comparison, is a choice by weight in constant time. Below threshold (of 2^32) it is
- * the entry's own, else the other.
+ * Tables are alias tables: a uniform entry, and one comparison, is a choice by weight in constant time. Below threshold
+ * (of 2^32) it is the entry's own, else the other.
  */
 struct ss_share {
 	__u32 threshold;
@@ -194,8 +200,9 @@ static __always_inline __u32 ss_search(__u32 directory, __u64 seed, __u32 mask, 
 }
 
 /*
- * The same for any address. Few connections come here. This and ss_rule are global functions, which verifiers look at once each, however
- * many ways lead to them; what follows is looked at once too, as nothing is known of what they return.
+ * The same for any address. Few connections come here. This and ss_rule are global functions, which verifiers look at
+ * once each, however many ways lead to them; what follows is looked at once too, as nothing is known of what they
+ * return.
  */
 __attribute__((noinline)) __u32 ss_search_any(const struct ss_key *key, __u32 directory, __u64 seed, __u32 mask)
 {
@@ -208,7 +215,8 @@ struct ss_address {
 
 static __always_inline struct ss_address ss_read(const struct address *from)
 {
-	return (struct ss_address){ { (__u64)bpf_ntohl(from->ip[0]) << 32 | bpf_ntohl(from->ip[1]), (__u64)bpf_ntohl(from->ip[2]) << 32 | bpf_ntohl(from->ip[3]) } };
+	return (struct ss_address){ { (__u64)bpf_ntohl(from->ip[0]) << 32 | bpf_ntohl(from->ip[1]),
+		(__u64)bpf_ntohl(from->ip[2]) << 32 | bpf_ntohl(from->ip[3]) } };
 }
 
 /* In which bits an address is not in a prefix. */
@@ -246,7 +254,8 @@ __attribute__((noinline)) __u32 ss_rule(const struct question *q, __u32 line, __
 		r = ss_at(line + i);
 		if (!r)
 			return 0;
-		if ((__u16)(source_port - r->source_port) > r->source_ports || (__u16)(destination_port - r->destination_port) > r->destination_ports)
+		if ((__u16)(source_port - r->source_port) > r->source_ports ||
+			(__u16)(destination_port - r->destination_port) > r->destination_ports)
 			continue;
 		if (!((r->families & families) | ss_outside(&destination, r->destination, r->destination_rest) |
 		      ss_outside(&source, r->source, r->source_rest)))

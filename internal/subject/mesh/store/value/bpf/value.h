@@ -2,10 +2,11 @@
 /*
  * The store value: one map value for each cluster and for each listener, written by one system call.
  *
- * Why not one hash value found by name or address, replaced as a whole: a hash may give the memory of a replaced element to the next one
- * while a program still reads it. TestTorn sees mixtures in hashes of both kinds on Linux 6.1, and on 6.18 where elements are allocated at
- * start. So values are in arrays, which never move, and the kernel replaces one under the lock in it (BPF_F_LOCK), which readers hold, too.
- * Slots of arrays are given to other resources later; therefore each value says whose it is, and a reader that finds another's looks again.
+ * Why not one hash value found by name or address, replaced as a whole: a hash may give the memory of a replaced
+ * element to the next one while a program still reads it. TestTorn sees mixtures in hashes of both kinds on Linux 6.1,
+ * and on 6.18 where elements are allocated at start. So values are in arrays, which never move, and the kernel replaces
+ * one under the lock in it (BPF_F_LOCK), which readers hold, too. Slots of arrays are given to other resources later;
+ * therefore each value says whose it is, and a reader that finds another's looks again.
  */
 #ifndef TARE_VALUE_H
 #define TARE_VALUE_H
@@ -24,7 +25,10 @@
 #define VALUE_CLASS(word) ((__u32)(word) >> 28)
 #define VALUE_SLOT(word) ((__u32)(word)&0xfffffff)
 
-/* One of n from an alias table (Walker, Vose): a uniform index, then one comparison, is a choice by weight in constant time. */
+/*
+ * One of n from an alias table (Walker, Vose): a uniform index, then one comparison, is a choice by weight in constant
+ * time.
+ */
 struct value_endpoint {
 	__u32 ip[4];
 	__u16 port;
@@ -98,7 +102,10 @@ VALUE_CLUSTER(large, VALUE_LARGE_ENDPOINTS);
 VALUE_LISTENER(short, VALUE_SHORT_RULES, VALUE_SHORT_CHOICES);
 VALUE_LISTENER(long, VALUE_LONG_RULES, VALUE_LONG_CHOICES);
 
-/* Where a listener is: class (0 short, 1 long) in bits 28-31, slot below. It is a hint: the value says whether it is right. */
+/*
+ * Where a listener is: class (0 short, 1 long) in bits 28-31, slot below. It is a hint: the value says whether it is
+ * right.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -107,7 +114,10 @@ struct {
 	__type(value, __u32);
 } value_keys SEC(".maps");
 
-/* Where a cluster is, by its number: class + 1 in bits 28-31, slot below; 1: nowhere, it has no endpoints; 0: there is none. Number 0 is none: there, how many listeners are for any address. */
+/*
+ * Where a cluster is, by its number: class + 1 in bits 28-31, slot below; 1: nowhere, it has no endpoints; 0: there is
+ * none. Number 0 is none: there, how many listeners are for any address.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -126,19 +136,23 @@ static __always_inline bool value_is4(const struct address *a)
 	return !a->ip[0] && !a->ip[1] && a->ip[2] == bpf_htonl(0xffff);
 }
 
-static __always_inline bool value_matches(const struct value_rule *r, const struct question *q, __u32 families, __u16 from, __u16 to)
+static __always_inline bool value_matches(const struct value_rule *r, const struct question *q, __u32 families,
+	__u16 from, __u16 to)
 {
 	__u32 differ = (__u32)r->families & families;
 
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		differ |= ((q->from.ip[i] ^ r->source[i]) & r->source_mask[i]) | ((q->to.ip[i] ^ r->destination[i]) & r->destination_mask[i]);
-	return !differ && (__u16)(from - r->source_port) <= r->source_ports && (__u16)(to - r->destination_port) <= r->destination_ports;
+		differ |= ((q->from.ip[i] ^ r->source[i]) & r->source_mask[i]) |
+			((q->to.ip[i] ^ r->destination[i]) & r->destination_mask[i]);
+	return !differ && (__u16)(from - r->source_port) <= r->source_ports &&
+		(__u16)(to - r->destination_port) <= r->destination_ports;
 }
 
 /*
- * Finds the first rule that matches, and chooses a cluster by the upper half of the random number. For short listeners it is inlined; for long
- * ones, and value_try, they are global functions, which verifiers look at once each, however many ways lead to them.
+ * Finds the first rule that matches, and chooses a cluster by the upper half of the random number. For short listeners
+ * it is inlined; for long ones, and value_try, they are global functions, which verifiers look at once each, however
+ * many ways lead to them.
  */
 #define VALUE_ROUTE(linkage, class, n_rules, n_choices)                                                             \
 	linkage int value_route_##class(__u32 slot, const struct value_key *key, const struct question *q, __u32 families,\
@@ -287,8 +301,8 @@ __attribute__((noinline)) int value_try(const struct question *q, __u32 families
 }
 
 /*
- * A value is found to be another's only where it moved between the two reads; the next look finds the new place. Where that fails three
- * times the connection is refused: nothing is ever answered from what is not whole.
+ * A value is found to be another's only where it moved between the two reads; the next look finds the new place. Where
+ * that fails three times the connection is refused: nothing is ever answered from what is not whole.
  */
 static __always_inline enum verdict store_find(const struct question *q, struct answer *a)
 {

@@ -1,0 +1,99 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"tare/internal/cluster"
+	"tare/internal/host/cgroup"
+	"tare/internal/ledger"
+	"tare/internal/pace"
+	"tare/internal/placement"
+	"tare/internal/record"
+)
+
+// Machine is what trials need of the machine that they run on.
+type Machine struct {
+	Self       string // path of the tare binary, which starts itself in every role
+	Cgroups    *cgroup.Layout
+	OpenWindow func() (Window, error) // reads every counter: the first edge
+	Share      cluster.Share          // of the machine, that the groups of a trial may have together
+	Shared     bool                   // other nodes of the same run have trials on this machine at the same time
+
+	Nodes     Nodes         // where trials on nodes run; nil: there are none
+	NodeShare cluster.Share // of each
+}
+
+// Window is an open window of the meter.
+type Window interface {
+	// CloseAt reads every counter again, the second edge, at a time by CLOCK_MONOTONIC in nanoseconds. It is closed too
+	// when the context ends before, and the error says so.
+	CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error)
+}
+
+// window reads all counters at two times by CLOCK_MONOTONIC, in nanoseconds.
+func (m Machine) window(ctx context.Context, from, to int64) (*ledger.Ledger, error) {
+	others := m.others()
+	if err := pace.SleepUntil(ctx, from); err != nil {
+		return nil, err
+	}
+	l, err := m.between(ctx, func() int64 { return to })
+	if err != nil {
+		return nil, err
+	}
+	if others = append(others, m.others()...); len(others) > 0 {
+		l.Warn(record.OtherRun, "%s", OtherRun(others))
+	}
+	return l, nil
+}
+
+// between reads all counters now and at the time that end gives when it is asked.
+func (m Machine) between(ctx context.Context, end func() int64) (*ledger.Ledger, error) {
+	w, err := m.OpenWindow()
+	if err != nil {
+		return nil, fmt.Errorf("opening the window: %w", err)
+	}
+	return w.CloseAt(ctx, end())
+}
+
+// others are the processes with runs of tare that are no part of this one.
+func (m Machine) others() []int {
+	if m.Shared {
+		return nil
+	}
+	others := placement.Others(m.Cgroups)
+	if m.Nodes != nil {
+		ours := m.Nodes.PIDs()
+		others = slices.DeleteFunc(others, func(pid int) bool { return slices.Contains(ours, pid) })
+	}
+	return others
+}
+
+// OtherRun says that other processes have runs of tare under way on this machine.
+func OtherRun(pids []int) string {
+	return fmt.Sprintf("another run of tare is under way on this machine (process %d), and the two disturb each other",
+		pids[0])
+}
+
+// runFirst has this process run before others until the function that it returns is called with the ledger of the
+// window, where there is one: a failure is a warning in it.
+func runFirst() (done func(*ledger.Ledger)) {
+	early := pace.RunFirst(true)
+	return func(l *ledger.Ledger) {
+		_ = pace.RunFirst(false) // what could be set can be taken back
+		if early != nil && l != nil {
+			l.Warn("not-first", "%v; a storm of execs may have held up the reading of counters", early)
+		}
+	}
+}
+
+// laps gives a function that puts the time since it was called last among the clocks of a trial, under a name.
+func laps(t *record.Trial) func(clock string) {
+	mark := time.Now()
+	return func(clock string) {
+		now := time.Now()
+		t.Clocks[clock], mark = now.Sub(mark), now
+	}
+}
