@@ -32,7 +32,7 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	for _, d := range []string{"dev", "proc", "sys", guestShare, guestRoot, "modules"} {
 		a.Dir(d, 0o755)
 	}
-	modules, err := k.modules(guestModules)
+	modules, err := k.GuestModules()
 	if err != nil {
 		return nil, err
 	}
@@ -41,8 +41,8 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	boot.mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	boot.mount("sys", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	for _, m := range modules {
-		path := "/modules/" + m.name + ".ko"
-		a.File(path, 0o644, m.data)
+		path := "/modules/" + m.Name + ".ko"
+		a.File(path, 0o644, m.Data)
 		boot.load(path)
 		boot.add("removing "+path, sysUnlink, path) // its pages are free again
 	}

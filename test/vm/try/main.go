@@ -18,13 +18,23 @@ func main() {
 	var o vm.Options
 	cgroups := flag.String("cgroups", string(vm.V2), "layout of the control groups: v1, v2, hybrid or none")
 	console := flag.Bool("console", false, "print the kernel's log and the script's standard error too, on standard error")
+	flag.BoolVar(&o.Containers, "containers", false, "bring runc, QEMU and a kernel, for containers and virtual machines in it")
 	flag.IntVar(&o.CPUs, "cpus", 2, "processors")
 	flag.IntVar(&o.MemoryMiB, "memory", 1024, "memory in MiB")
 	flag.StringVar(&o.Cmdline, "cmdline", "", "added to the kernel's command line")
 	flag.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "time until the machine is killed")
 	flag.Parse()
 	o.CgroupMode = vm.CgroupMode(*cgroups)
-	r, err := vm.Boot(o, strings.Join(flag.Args(), " "))
+	script := strings.Join(flag.Args(), " ")
+	if o.Containers {
+		var err error
+		if o.Files, err = vm.Sandboxes(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		script = vm.LoadModules + script
+	}
+	r, err := vm.Boot(o, script)
 	fmt.Print(r.Output)
 	if *console || err != nil {
 		fmt.Fprint(os.Stderr, r.Console)
