@@ -359,7 +359,7 @@ func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) erro
 	if err != nil {
 		return err
 	}
-	raw, err := p.Ready(ctx)
+	raw, err := p.ReadyWithin(ctx, x.patience())
 	if err != nil {
 		return err
 	}
@@ -375,6 +375,14 @@ func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) erro
 		x.apps[name] = kind.App{Address: ready.Address, Ready: raw}
 	}
 	return nil
+}
+
+// patience is how long an application or a load may take to be ready.
+func (x *trial) patience() time.Duration {
+	if p, patient := x.own.(kind.Patient); patient {
+		return p.Patience()
+	}
+	return role.ReadyTimeout
 }
 
 // startSubject starts the subject: by its hook, or as a process of this binary.
@@ -434,7 +442,7 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 	x.mu.Lock()
 	x.loads[name] = p
 	x.mu.Unlock()
-	raw, err := p.Ready(ctx)
+	raw, err := p.ReadyWithin(ctx, x.patience())
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package microvm
 import (
 	_ "embed"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,9 +23,6 @@ const (
 	guestRoot  = "/container" // the container's root
 	planPath   = "/plan"
 )
-
-// bootWait bounds how long the guest looks for a device that the kernel makes by itself, in ms of the guest's clock.
-const bootWait = 30_000
 
 // firstFS is the guest's first file system, without a container's root.
 func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
@@ -53,12 +51,13 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 }
 
 // openPorts leaves descriptors of the ports where c/init.c looks for them. The device is called after the number that
-// the kernel gave the bus's devices in the order in which it found them; the console is the only one with ports.
-func openPorts() *plan {
+// the kernel gave the bus's devices in the order in which it found them; the console is the only one with ports. The
+// kernel makes them by itself: wait bounds how long the guest looks for them, by its own clock.
+func openPorts(wait time.Duration) *plan {
 	p := &plan{}
 	for r := controlPort; r <= stderrPort; r++ {
 		path := fmt.Sprintf("/dev/vport0p%d", r)
-		p.add("waiting for "+path, opWaitFile, path, bootWait)
+		p.add("waiting for "+path, opWaitFile, path, wait.Milliseconds())
 		p.add("opening "+path, sysOpen, path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0).into = r
 	}
 	return p

@@ -22,11 +22,11 @@ import (
 	"tare/internal/host/cgroup"
 )
 
-// bootPatience is how long a guest may take to boot, and bootTries how often that is tried. On a busy machine an
-// emulated one takes many times its two seconds.
+// BootTimeout is the default of how long a guest may take to boot, and bootTries how often that is tried. On a busy
+// machine an emulated one takes many times its two seconds.
 const (
-	bootPatience = time.Minute
-	bootTries    = 3
+	BootTimeout = time.Minute
+	bootTries   = 3
 )
 
 // ShimCommand is the command as which the binary starts itself again to be a sandbox's shim.
@@ -217,7 +217,7 @@ func (s *shim) boot(ctx context.Context, m *machine, archive []byte, list []bind
 		if l, err = s.start(m, archive, list); err != nil {
 			return nil, err
 		}
-		if err = s.vm.hello(ctx, bootPatience); err == nil || ctx.Err() != nil || s.vm.killed() {
+		if err = s.vm.hello(ctx, s.box.Options.BootTimeout); err == nil || ctx.Err() != nil || s.vm.killed() {
 			return l, err
 		}
 	}
@@ -321,7 +321,7 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	if list, err = binds(s.spec); err != nil {
 		return nil, nil, nil, err
 	}
-	first, err := firstFS(kernel, openPorts())
+	first, err := firstFS(kernel, openPorts(box.Options.BootTimeout))
 	if err != nil {
 		return nil, nil, nil, err
 	}

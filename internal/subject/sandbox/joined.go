@@ -189,6 +189,9 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	return s.job.Write(s.dir)
 }
 
+// overheadComponent is the component of groups in which runtimes start what they move into the pod later, or leave.
+const overheadComponent = "overhead"
+
 // annotations are what the runtime is told beyond its bundle. An overhead group is one of the trial's own, so that what
 // is charged there is told of, and goes with the trial.
 func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
@@ -196,8 +199,9 @@ func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 		return nil, nil
 	}
 	told := map[string]string{microvm.Annotation + "sandbox_cgroup_only": j.part.Options[settingOnly]}
+	maps.Copy(told, booting(j.part.Options))
 	if !j.part.Options.On(settingOnly) {
-		overhead, err := j.trial.ServingGroup("overhead", s.name, nil)
+		overhead, err := j.trial.ServingGroup(overheadComponent, s.name, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -228,6 +232,9 @@ func (s *sandboxed) connect(here netip.Prefix) error {
 	}
 	return link.Configure(s.link, s.group.TreeName(), here)
 }
+
+// Patience is how long a sandbox may take until what is in it is ready.
+func (j *joined) Patience() time.Duration { return j.part.Options.Duration(settingReady) }
 
 // Start is called when all applications are ready: it starts nothing.
 func (j *joined) Start(context.Context) error {
