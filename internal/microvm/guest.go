@@ -57,7 +57,7 @@ func openPorts(wait time.Duration) *plan {
 	p := &plan{}
 	for r := controlPort; r <= stderrPort; r++ {
 		path := fmt.Sprintf("/dev/vport0p%d", r)
-		p.add("waiting for "+path, opWaitFile, path, wait.Milliseconds())
+		p.add("waiting for "+path, opWaitFile, path, int(wait.Milliseconds()))
 		p.add("opening "+path, sysOpen, path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0).into = r
 	}
 	return p

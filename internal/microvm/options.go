@@ -23,6 +23,7 @@ type Options struct {
 	CgroupRoot        string // group below which all others are
 	OverheadParent    string // group, below CgroupRoot, with the overhead groups
 	BootTimeout       time.Duration
+	KernelParams      string // added to the guest kernel's command line
 }
 
 // How the container's root comes into the guest.
@@ -71,6 +72,14 @@ func OptionList() []Option {
 			func(o *Options, v string) error { o.CgroupRoot = v; return groupPath(v) }},
 		{"overhead_parent", "the control group for overhead groups, below the root (default /kata_overhead)",
 			func(o *Options, v string) error { o.OverheadParent = v; return groupPath(v) }},
+		{"kernel_params", "what to add to the guest kernel's command line, as in Kata's configuration (default nothing)",
+			func(o *Options, v string) error {
+				o.KernelParams = v
+				if strings.ContainsAny(v, "\n\x00") || slices.Contains(strings.Fields(v), "--") {
+					return fmt.Errorf("must be one line without --, not %q", v)
+				}
+				return nil
+			}},
 		{"boot_timeout", "how long a guest may take to boot before it is started again, twice at most (default 60s)",
 			func(o *Options, v string) (err error) {
 				if o.BootTimeout, err = time.ParseDuration(v); err != nil || o.BootTimeout < time.Second ||

@@ -341,7 +341,8 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	if r := s.spec.Linux.Resources; r != nil && r.Memory != nil && r.Memory.Limit != nil && *r.Memory.Limit > 0 {
 		memory += int(*r.Memory.Limit >> 20)
 	}
-	m = &machine{id: box.ID, accel: accel, cpus: cpus(box.Options, s.spec), memoryMiB: memory, kernel: kernel.Image}
+	m = &machine{id: box.ID, accel: accel, cpus: cpus(box.Options, s.spec), memoryMiB: memory, kernel: kernel.Image,
+		params: box.Options.KernelParams}
 	return m, archive, list, s.set(func(b *sandbox) {
 		b.Accel, b.AccelReason, b.RootfsBy = accel, reason, by
 		b.KernelVersion, b.KernelImage = kernel.Version, kernel.Image

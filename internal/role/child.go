@@ -17,7 +17,7 @@ import (
 const (
 	// ReadyTimeout is from a process's start to its ready message; loading programs takes seconds on an emulated machine.
 	ReadyTimeout = 30 * time.Second
-	stopTimeout  = 3 * time.Second  // from the end of its input to its exit
+	stopTimeout  = 3 * time.Second // from the end of its input to its exit
 )
 
 // Child is a process that speaks the protocol, as the one that started it sees it. One goroutine reads what it says and
@@ -133,7 +133,9 @@ func (p *Child) Result(ctx context.Context, timeout time.Duration, v any) error 
 func (p *Child) PID() int { return p.cmd.Process.Pid }
 
 // Ready waits for its ready message.
-func (p *Child) Ready(ctx context.Context) (json.RawMessage, error) { return p.ReadyWithin(ctx, ReadyTimeout) }
+func (p *Child) Ready(ctx context.Context) (json.RawMessage, error) {
+	return p.ReadyWithin(ctx, ReadyTimeout)
+}
 
 // ReadyWithin is Ready of a process that may take so long.
 func (p *Child) ReadyWithin(ctx context.Context, timeout time.Duration) (json.RawMessage, error) {
