@@ -41,7 +41,7 @@ func placementSpec(t *testing.T, arms ...string) []byte {
 	}
 	delete(spec, "quick")
 	spec["duration"] = "3s"
-	spec["gates"] = map[string]any{"rate": 0, "errors": 1, "lag": "1h", "drift": 1000, "generator_cpu": 1,
+	spec["gates"] = map[string]any{"rate": 0, "errors": 1, "lag": "60s", "drift": 1000, "generator_cpu": 1,
 		"throttled": "1h", "connections": 0, "invalid": 1}
 	client := spec["loads"].(map[string]any)["client"].(map[string]any)
 	client["rate"], client["connections"] = 20, 4
@@ -53,7 +53,10 @@ func placementSpec(t *testing.T, arms ...string) []byte {
 		}
 		setting := arm.(map[string]any)
 		delete(setting, "optional")
-		setting["ready-timeout"] = "1h"
+		setting["ready-timeout"] = "20m"
+		if name == "runc" {
+			setting["ready-timeout"] = "1m"
+		}
 	}
 	text, err := yaml.Marshal(spec)
 	if err != nil {
