@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/link"
@@ -395,7 +396,7 @@ func (j *joined) reclaim(g *placement.Group) {
 		}
 		file, text = "memory.reclaim", strings.TrimSpace(string(current))
 	}
-	_ = os.WriteFile(filepath.Join(dir, file), []byte(text), 0)
+	_ = cgroup.Write(filepath.Join(dir, file), text)
 }
 
 // Removed says what is left of the sandboxes on this machine, and removes it.
