@@ -358,6 +358,14 @@ func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) erro
 	return nil
 }
 
+// patience is how long an application or a load may take to be ready.
+func (x *trial) patience() time.Duration {
+	if p, patient := x.own.(kind.Patient); patient {
+		return p.Patience()
+	}
+	return role.ReadyTimeout
+}
+
 // startSubject starts the subject: by its hook, or as a process of this binary.
 func (x *trial) startSubject(ctx context.Context) error {
 	if s, ok := x.own.(kind.Starter); ok {
@@ -431,7 +439,7 @@ func (x *trial) startPart(
 	if err != nil {
 		return nil, nil, err
 	}
-	raw, err := p.Ready(ctx)
+	raw, err := p.ReadyWithin(ctx, x.patience())
 	return p, raw, err
 }
 

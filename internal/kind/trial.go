@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"time"
 
 	"tare/internal/host/cgroup"
 	"tare/internal/load"
@@ -34,6 +35,11 @@ type (
 	// it has there, and listens at. It is called before Launch.
 	Hoster interface {
 		Host(app string) (string, error)
+	}
+
+	// Patient is a Launcher in which it may take long until what it launches is ready: up to Patience.
+	Patient interface {
+		Patience() time.Duration
 	}
 
 	// Starter starts the processes of a subject, after the applications and before the loads. Without it, a subject is

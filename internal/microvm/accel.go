@@ -62,7 +62,7 @@ func chooseAccel(ctx context.Context, wanted, qemu string, k Kernel) (accel, rea
 
 // probeKVM boots the kernel under KVM, up to a first process that says so.
 func probeKVM(ctx context.Context, qemu string, k Kernel) error {
-	archive, err := firstFS(k, openPorts())
+	archive, err := firstFS(k, openPorts(probeTime))
 	if err != nil {
 		return err
 	}

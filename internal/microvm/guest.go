@@ -3,6 +3,7 @@ package microvm
 import (
 	_ "embed"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,16 +24,13 @@ const (
 	planPath   = "/plan"
 )
 
-// bootWait bounds how long the guest looks for a device that the kernel makes by itself, in ms of the guest's clock.
-const bootWait = 30_000
-
 // firstFS is the guest's first file system, without a container's root.
 func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	a := &cpio.Archive{}
 	for _, d := range []string{"dev", "proc", "sys", guestShare, guestRoot, "modules"} {
 		a.Dir(d, 0o755)
 	}
-	modules, err := k.modules(guestModules)
+	modules, err := k.GuestModules()
 	if err != nil {
 		return nil, err
 	}
@@ -41,8 +39,8 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	boot.mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	boot.mount("sys", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	for _, m := range modules {
-		path := "/modules/" + m.name + ".ko"
-		a.File(path, 0o644, m.data)
+		path := "/modules/" + m.Name + ".ko"
+		a.File(path, 0o644, m.Data)
 		boot.load(path)
 		boot.add("removing "+path, sysUnlink, path) // its pages are free again
 	}
@@ -53,12 +51,13 @@ func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 }
 
 // openPorts leaves descriptors of the ports where c/init.c looks for them. The device is called after the number that
-// the kernel gave the bus's devices in the order in which it found them; the console is the only one with ports.
-func openPorts() *plan {
+// the kernel gave the bus's devices in the order in which it found them; the console is the only one with ports. The
+// kernel makes them by itself: wait bounds how long the guest looks for them, by its own clock.
+func openPorts(wait time.Duration) *plan {
 	p := &plan{}
 	for r := controlPort; r <= stderrPort; r++ {
 		path := fmt.Sprintf("/dev/vport0p%d", r)
-		p.add("waiting for "+path, opWaitFile, path, bootWait)
+		p.add("waiting for "+path, opWaitFile, path, int(wait.Milliseconds()))
 		p.add("opening "+path, sysOpen, path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0).into = r
 	}
 	return p

@@ -67,18 +67,21 @@ func kernelAt(image string) (Kernel, error) {
 // guestModules are what the guest needs; what they depend on comes with them.
 var guestModules = []string{"virtio_mmio", "virtio_console", "virtiofs", "virtio_net"}
 
-// module is one file of a kernel module.
-type module struct {
-	name string
-	data []byte
+// GuestModules are the modules that a guest with this kernel needs, each after what it needs.
+func (k Kernel) GuestModules() ([]Module, error) { return k.ReadModules(guestModules) }
+
+// Module is one file of a kernel module.
+type Module struct {
+	Name string // of the file, without .ko, with underscores
+	Data []byte
 }
 
 // moduleMax bounds what is read of one module; Debian's largest has 5 MB.
 const moduleMax = 16 << 20
 
-// modules reads the modules of those names and what they depend on, each after what it needs. A module that is built
+// ReadModules reads the modules of those names and what they depend on, each after what it needs. A module that is built
 // into the kernel has no file and is passed over. The names are of files: virtiofs.ko has the alias virtio_fs.
-func (k Kernel) modules(names []string) ([]module, error) {
+func (k Kernel) ReadModules(names []string) ([]Module, error) {
 	paths := map[string]string{}
 	err := filepath.WalkDir(filepath.Join(k.Modules, "kernel"), func(path string, d fs.DirEntry, err error) error {
 		if name, ok := strings.CutSuffix(filepath.Base(path), ".ko"); ok {
@@ -93,7 +96,7 @@ func (k Kernel) modules(names []string) ([]module, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading which modules the kernel holds: %w", err)
 	}
-	var list []module
+	var list []Module
 	seen := map[string]bool{}
 	var add func(name string) error
 	add = func(name string) error {
@@ -123,7 +126,7 @@ func (k Kernel) modules(names []string) ([]module, error) {
 				return err
 			}
 		}
-		list = append(list, module{name, data})
+		list = append(list, Module{name, data})
 		return nil
 	}
 	for _, name := range names {

@@ -47,6 +47,7 @@ type machine struct {
 	cpus      int
 	memoryMiB int
 	kernel    string // path
+	params    string // added to its command line
 	initrd    *os.File
 	console   *os.File
 	qmp       *os.File
@@ -116,6 +117,7 @@ func (m *machine) cmdline() string {
 			words = append(words, "tsc=reliable", fmt.Sprintf("tsc_early_khz=%d", khz))
 		}
 	}
+	words = append(words, strings.Fields(m.params)...)
 	return strings.Join(append(words, "--", "/plan"), " ")
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"tare/internal/fault"
 )
@@ -21,6 +22,8 @@ type Options struct {
 	SandboxCgroupOnly bool
 	CgroupRoot        string // group below which all others are
 	OverheadParent    string // group, below CgroupRoot, with the overhead groups
+	BootTimeout       time.Duration
+	KernelParams      string // added to the guest kernel's command line
 }
 
 // How the container's root comes into the guest.
@@ -69,6 +72,22 @@ func OptionList() []Option {
 			func(o *Options, v string) error { o.CgroupRoot = v; return groupPath(v) }},
 		{"overhead_parent", "the control group for overhead groups, below the root (default /kata_overhead)",
 			func(o *Options, v string) error { o.OverheadParent = v; return groupPath(v) }},
+		{"kernel_params", "what to add to the guest kernel's command line, as in Kata's configuration (default nothing)",
+			func(o *Options, v string) error {
+				o.KernelParams = v
+				if strings.ContainsAny(v, "\n\x00") || slices.Contains(strings.Fields(v), "--") {
+					return fmt.Errorf("must be one line without --, not %q", v)
+				}
+				return nil
+			}},
+		{"boot_timeout", "how long a guest may take to boot before it is started again, twice at most (default 60s)",
+			func(o *Options, v string) (err error) {
+				if o.BootTimeout, err = time.ParseDuration(v); err != nil || o.BootTimeout < time.Second ||
+					o.BootTimeout > time.Hour {
+					return fmt.Errorf("must be a duration from 1s to 1h, not %q", v)
+				}
+				return nil
+			}},
 	}
 }
 
@@ -99,7 +118,7 @@ func groupPath(v string) error {
 func NewOptions(flags map[string]string) (Options, error) {
 	o := Options{
 		Accel: AccelAuto, Rootfs: RootfsAuto, MemoryMiB: 256, SandboxCgroupOnly: true,
-		CgroupRoot: "/", OverheadParent: "/kata_overhead",
+		CgroupRoot: "/", OverheadParent: "/kata_overhead", BootTimeout: BootTimeout,
 	}
 	for _, option := range OptionList() {
 		env := "TARE_MICROVM_" + strings.ToUpper(option.Name)

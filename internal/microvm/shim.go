@@ -22,11 +22,11 @@ import (
 	"tare/internal/host/cgroup"
 )
 
-// bootPatience is how long a guest may take to boot, and bootTries how often that is tried. On a busy machine an
-// emulated one takes many times its two seconds.
+// BootTimeout is the default of how long a guest may take to boot, and bootTries how often that is tried. On a busy
+// machine an emulated one takes many times its two seconds.
 const (
-	bootPatience = time.Minute
-	bootTries    = 3
+	BootTimeout = time.Minute
+	bootTries   = 3
 )
 
 // ShimCommand is the command as which the binary starts itself again to be a sandbox's shim.
@@ -217,7 +217,7 @@ func (s *shim) boot(ctx context.Context, m *machine, archive []byte, list []bind
 		if l, err = s.start(m, archive, list); err != nil {
 			return nil, err
 		}
-		if err = s.vm.hello(ctx, bootPatience); err == nil || ctx.Err() != nil || s.vm.killed() {
+		if err = s.vm.hello(ctx, s.box.Options.BootTimeout); err == nil || ctx.Err() != nil || s.vm.killed() {
 			return l, err
 		}
 	}
@@ -321,7 +321,7 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	if list, err = binds(s.spec); err != nil {
 		return nil, nil, nil, err
 	}
-	first, err := firstFS(kernel, openPorts())
+	first, err := firstFS(kernel, openPorts(box.Options.BootTimeout))
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -341,7 +341,8 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	if r := s.spec.Linux.Resources; r != nil && r.Memory != nil && r.Memory.Limit != nil && *r.Memory.Limit > 0 {
 		memory += int(*r.Memory.Limit >> 20)
 	}
-	m = &machine{id: box.ID, accel: accel, cpus: cpus(box.Options, s.spec), memoryMiB: memory, kernel: kernel.Image}
+	m = &machine{id: box.ID, accel: accel, cpus: cpus(box.Options, s.spec), memoryMiB: memory, kernel: kernel.Image,
+		params: box.Options.KernelParams}
 	return m, archive, list, s.set(func(b *sandbox) {
 		b.Accel, b.AccelReason, b.RootfsBy = accel, reason, by
 		b.KernelVersion, b.KernelImage = kernel.Version, kernel.Image

@@ -194,7 +194,7 @@ func startVirtiofsd(t thread, program, socket, source string, env []string) (*vi
 		_ = d.cmd.Wait()
 		close(d.ended)
 	}()
-	deadline := time.Now().Add(bootPatience)
+	deadline := time.Now().Add(BootTimeout)
 	for {
 		if _, err := os.Lstat(socket); err == nil {
 			return d, nil
@@ -206,7 +206,7 @@ func startVirtiofsd(t thread, program, socket, source string, env []string) (*vi
 		}
 		if time.Now().After(deadline) {
 			d.end()
-			return nil, fault.New(fault.Machine, program, "", "virtiofsd made no socket within %s: %s", bootPatience,
+			return nil, fault.New(fault.Machine, program, "", "virtiofsd made no socket within %s: %s", BootTimeout,
 				d.stderr.Text())
 		}
 	}

@@ -304,7 +304,7 @@ func TestRoot(t *testing.T) {
 // TestProbe: a runtime that works does, and one that refuses the machine is quoted.
 func TestProbe(t *testing.T) {
 	r, self := needsRunc(t)
-	if err := Probe(t.Context(), r, self); err != nil {
+	if err := Probe(t.Context(), r, self, 0, nil); err != nil {
 		t.Error(err)
 	}
 	script := filepath.Join(t.TempDir(), "refuses")
@@ -316,7 +316,7 @@ func TestProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = Probe(t.Context(), refuses, self)
+	err = Probe(t.Context(), refuses, self, 0, nil)
 	if fault.CodeOf(err) != fault.Machine || !strings.HasSuffix(fmt.Sprint(err), `refuses run: no "cgroups" here`) {
 		t.Errorf("%v", err)
 	}

@@ -211,10 +211,12 @@ func (c Container) pidFile() string { return filepath.Join(c.Bundle, "pid") }
 // processor takes seconds.
 const probeTime = 60 * time.Second
 
-// Probe has a runtime run a container that does nothing. Its error, of code fault.Machine, says in the runtime's words
-// why it does not work on this machine.
-func Probe(ctx context.Context, r Runtime, self string) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
+// Probe has a runtime run a container that does nothing, with annotations in its bundle, which may take up to within, or
+// a minute where that is longer. Its error, of code fault.Machine, says in the runtime's words why it does not work on
+// this machine.
+func Probe(ctx context.Context, r Runtime, self string, within time.Duration, annotations map[string]string) (err error) {
+	within = max(within, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	process, err := proc.FS{}.Process(os.Getpid())
 	if err != nil {
@@ -235,7 +237,7 @@ func Probe(ctx context.Context, r Runtime, self string) (err error) {
 		return err
 	}
 	c := Container{Runtime: r, Root: filepath.Join(dir, "state"), Bundle: dir, ID: tree}
-	spec := Spec{Args: []string{Busybox, "true"}, Root: root.Dir, Cgroup: "/" + c.ID}
+	spec := Spec{Args: []string{Busybox, "true"}, Root: root.Dir, Cgroup: "/" + c.ID, Annotations: annotations}
 	if err := spec.Write(c.Bundle); err != nil {
 		return err
 	}
@@ -245,7 +247,7 @@ func Probe(ctx context.Context, r Runtime, self string) (err error) {
 	_, err = r.run(ctx, c.Root, "run", "--bundle", c.Bundle, c.ID)
 	if err != nil && ctx.Err() != nil {
 		err = fault.New(fault.Machine, r.Name, "see what it waits for", "it did not run an empty container within %v",
-			probeTime)
+			within)
 	}
 	return err
 }

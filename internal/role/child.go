@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	readyTimeout = 30 * time.Second // from a process's start to its ready message; loading programs takes seconds on an emulated machine
-	stopTimeout  = 3 * time.Second  // from the end of its input to its exit
+	// ReadyTimeout is from a process's start to its ready message; loading programs takes seconds on an emulated machine.
+	ReadyTimeout = 30 * time.Second
+	stopTimeout  = 3 * time.Second // from the end of its input to its exit
 )
 
 // Child is a process that speaks the protocol, as the one that started it sees it. One goroutine reads what it says and
@@ -171,8 +172,13 @@ func (p *Child) PID() int { return p.cmd.Process.Pid }
 
 // Ready waits for its ready message.
 func (p *Child) Ready(ctx context.Context) (json.RawMessage, error) {
+	return p.ReadyWithin(ctx, ReadyTimeout)
+}
+
+// ReadyWithin is Ready of a process that may take so long.
+func (p *Child) ReadyWithin(ctx context.Context, timeout time.Duration) (json.RawMessage, error) {
 	var raw json.RawMessage
-	err := p.wait(ctx, p.ready, "ready message", readyTimeout, &raw)
+	err := p.wait(ctx, p.ready, "ready message", timeout, &raw)
 	return raw, err
 }
 

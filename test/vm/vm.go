@@ -49,6 +49,7 @@ type Options struct {
 	Cmdline    string // added to the kernel's command line
 	CgroupMode CgroupMode
 	Files      map[string][]byte // put into the machine, by absolute path, executable
+	Containers bool              // runtimes can make containers in the machine: its root can be changed (pivot_root)
 	Timeout    time.Duration     // from the start of QEMU to its end
 
 	Progress func(format string, args ...any) // what to know of a machine that was started again; may be nil
@@ -211,7 +212,7 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 		"-kernel", k.kernel, "-initrd", initramfs,
 		"-chardev", "file,id=console,path="+filepath.Join(dir, "console"), "-device", "isa-serial,chardev=console",
 		"-chardev", "file,id=port,path="+filepath.Join(dir, "port"), "-device", "isa-serial,chardev=port",
-		"-append", fmt.Sprintf("%s tare_cgroups=%s %s", cmdline, o.CgroupMode, o.Cmdline))
+		"-append", fmt.Sprintf("%s tare_cgroups=%s tare_containers=%t %s", cmdline, o.CgroupMode, o.Containers, o.Cmdline))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	// QEMU dies with this process. The kernel ties that to the thread that started it, so the thread must stay.
@@ -435,22 +436,32 @@ func Program(t testing.TB, name string) map[string][]byte {
 	if err != nil {
 		t.Skipf("needs %s", name)
 	}
-	// ldd prints "libelf.so.1 => /lib/x86_64-linux-gnu/libelf.so.1 (0x...)", and the loader without an arrow.
-	list, err := exec.Command("ldd", path).Output()
+	from, err := linked(path)
 	if err != nil {
-		t.Fatalf("finding the libraries of %s: %v", path, err)
+		t.Fatal(err)
 	}
-	from := map[string]string{"/bin/" + name: path}
-	for word := range strings.FieldsSeq(string(list)) {
-		if filepath.IsAbs(word) {
-			from[word] = word
-		}
-	}
+	from["/bin/"+name] = path
 	files, err := readFiles(from)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return files
+}
+
+// linked is the libraries of a program and its loader, by the paths at which the loader looks for them.
+func linked(program string) (map[string]string, error) {
+	// ldd prints "libelf.so.1 => /lib/x86_64-linux-gnu/libelf.so.1 (0x...)", and the loader without an arrow.
+	list, err := exec.Command("ldd", program).Output()
+	if err != nil {
+		return nil, fmt.Errorf("finding the libraries of %s: %w", program, err)
+	}
+	from := map[string]string{}
+	for word := range strings.FieldsSeq(string(list)) {
+		if filepath.IsAbs(word) {
+			from[word] = word
+		}
+	}
+	return from, nil
 }
 
 // readFiles reads files for Options.Files: from holds the path on this machine by the path in the other.

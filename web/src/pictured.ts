@@ -18,7 +18,8 @@ import {
 import { fillOf, looks } from "./style";
 import { scaleOf, short } from "./units";
 
-// What any guest can have shown: metrics that are rungs of a ladder, who is charged, and amounts in the course of a trial.
+// What any guest can have shown: metrics that are rungs of a ladder, who is charged, and amounts in the course of a
+// trial.
 
 const ends = (levels: number[]): number[] => {
   const all = [...new Set(levels)].sort((a, b) => a - b);
@@ -104,7 +105,8 @@ export const ladder: Draw = (d, f) => {
                 x: "value",
                 y: rung,
                 title: (e) =>
-                  `${rung(e)}, ${all[e.arm].name}${where(d, level)}\n${e.text}${e.verdict ? "\nto direct " + e.verdict : ""}`,
+                  `${rung(e)}, ${all[e.arm].name}${where(d, level)}\n${e.text}` +
+                  (e.verdict ? `\nto direct ${e.verdict}` : ""),
               } as Plot.TipOptions),
             ),
           ),
@@ -198,7 +200,8 @@ interface Layer {
   text: string;
 }
 
-/** layers stacks the parts of a course, those of one component side by side. What is not known at a moment counts as nothing there. */
+/** layers stacks the parts of a course, those of one component side by side. What is not known at a moment counts as
+ * nothing there. */
 function layers(c: Course, scale: number, name: string): Layer[] {
   const order = [...new Set(c.parts.map((p) => p.of))];
   const parts = order.flatMap((of) => c.parts.filter((p) => p.of === of));
@@ -220,7 +223,8 @@ function layers(c: Course, scale: number, name: string): Layer[] {
   );
 }
 
-/** Stacked areas: a row of plots for each series and level, a plot for each arm, with the kinds in the legend and the components at the edge. */
+/** Stacked areas: a row of plots for each series and level, a plot for each arm, with the kinds in the legend and the
+ * components at the edge. */
 export const courses: Draw = (d, f) => {
   if (d.courses.length === 0) return;
   const kinds = [...new Set(d.courses.flatMap((c) => c.parts.map((p) => p.kind)))];

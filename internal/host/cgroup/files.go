@@ -8,16 +8,26 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
-// Write writes a value into a file of a group, such as cgroup.procs. The file must be there.
+// Write writes a value into a file of a group, such as cgroup.procs. The file must be there. It makes the system calls
+// itself: the kernel answers a write to memory.reclaim with EAGAIN where it could not take back all, and as such files
+// can be polled, package os would wait for ever until it can be written.
 func Write(file, value string) error {
-	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	fd, err := unix.Open(file, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return &fs.PathError{Op: "open", Path: file, Err: err}
 	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
+	_, err = unix.Write(fd, []byte(value))
+	for errors.Is(err, unix.EINTR) {
+		_, err = unix.Write(fd, []byte(value))
+	}
+	if err != nil {
+		err = &fs.PathError{Op: "write", Path: file, Err: err}
+	}
+	return errors.Join(err, unix.Close(fd))
 }
 
 // Below lists a group's directory and those below it, each after the one that it is in. It is empty where there is no

@@ -52,9 +52,12 @@ type Process struct {
 	Threads   int    `json:"threads"`
 	// MemoryCgroup and CPUCgroup are the groups that are charged for it: of its first thread, which owns its memory, and
 	// where CPU time is counted.
-	MemoryCgroup string   `json:"memory_cgroup"`
-	CPUCgroup    string   `json:"cpu_cgroup"`
-	CPUSeconds   *float64 `json:"cpu_seconds"` // in the window; null where it was not read
+	MemoryCgroup string `json:"memory_cgroup"`
+	CPUCgroup    string `json:"cpu_cgroup"`
+	// ThreadCgroups is how many threads of a virtual machine are charged to other groups for their CPU time, by group:
+	// version 1 of control groups can move single threads.
+	ThreadCgroups map[string]int `json:"thread_cgroups,omitempty"`
+	CPUSeconds    *float64       `json:"cpu_seconds"` // in the window; null where it was not read
 	// CPUElsewhere is the part of CPUSeconds of threads that are charged to other groups than CPUCgroup, by group: a
 	// runtime of virtual machines can move those that run the machine's CPUs.
 	CPUElsewhere map[string]float64 `json:"cpu_elsewhere_seconds,omitempty"`
@@ -219,6 +222,20 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 	}
 	charged := r.Charged(groups)
 	p.MemoryCgroup, p.CPUCgroup = charged.Memory, charged.CPU
+	if p.Component == VMM {
+		for _, t := range threads {
+			tid, err := strconv.Atoi(t.Name())
+			if err != nil {
+				continue
+			}
+			if group, err := r.Path(tid); err == nil && group != p.CPUCgroup { // else it has ended
+				if p.ThreadCgroups == nil {
+					p.ThreadCgroups = map[string]int{}
+				}
+				p.ThreadCgroups[group]++
+			}
+		}
+	}
 	// One that has ended is in no group any more: the kernel says the root.
 	if now, err := fs.Process(pid); err != nil || !now.Alive() {
 		return p, fmt.Errorf("process %d: %w", pid, proc.ErrGone)

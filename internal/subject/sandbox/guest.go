@@ -12,8 +12,10 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/kind"
+	"tare/internal/microvm"
 	"tare/internal/oci"
 	"tare/internal/param"
+	"tare/internal/role"
 )
 
 // name is what specs call the subject.
@@ -27,6 +29,7 @@ const (
 	settingNetwork  = "network"
 	settingPlatform = "platform"
 	settingOptional = "optional"
+	settingReady    = "ready-timeout"
 )
 
 // none is the runtime that is none.
@@ -51,6 +54,9 @@ var settings = []param.Setting{
 			"pair of virtual interfaces, or this machine's"},
 	{Name: settingPlatform, Type: param.TypeWord, Default: "systrap", Words: []string{"systrap", "ptrace", "kvm"},
 		Doc: "of `runsc`: how it gets hold of system calls"},
+	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
+		Doc: "how long a sandbox may take from its launch until what is in it is ready; a virtual machine may take as long to " +
+			"boot, and a minute at least"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work on this machine"},
 }
@@ -109,11 +115,11 @@ func (guest) Installed(o param.Values) error {
 	}
 	tried.Lock()
 	defer tried.Unlock()
-	key := fmt.Sprint(r.Argv)
+	key := fmt.Sprint(r.Argv, booting(o))
 	if err, known := tried.errs[key]; known {
 		return err
 	}
-	err = oci.Probe(context.Background(), r, self)
+	err = oci.Probe(context.Background(), r, self, o.Duration(settingReady), booting(o))
 	if err != nil {
 		err = fault.Wrap(err, fault.Machine, o[settingRuntime], "name another runtime", "does not work on this machine")
 	}
@@ -122,6 +128,16 @@ func (guest) Installed(o param.Values) error {
 	}
 	tried.errs[key] = err
 	return err
+}
+
+// booting is what Tare's own runtime is told of how long its guest may take to boot, where that is longer than it would
+// wait of itself.
+func booting(o param.Values) map[string]string {
+	within := o.Duration(settingReady)
+	if o[settingRuntime] != oci.MicroVM || within <= microvm.BootTimeout {
+		return nil
+	}
+	return map[string]string{microvm.Annotation + "boot_timeout": within.String()}
 }
 
 func (guest) Optional(o param.Values) bool { return o.On(settingOptional) }

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/link"
@@ -191,6 +192,9 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	return s.job.Write(s.dir)
 }
 
+// overheadComponent is the component of groups in which runtimes start what they move into the pod later, or leave.
+const overheadComponent = "overhead"
+
 // annotations are what the runtime is told beyond its bundle. An overhead group is one of the trial's own, so that what
 // is charged there is told of, and goes with the trial.
 func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
@@ -198,6 +202,7 @@ func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 		return nil, nil
 	}
 	told := map[string]string{microvm.Annotation + "sandbox_cgroup_only": j.part.Options[settingOnly]}
+	maps.Copy(told, booting(j.part.Options))
 	if !j.part.Options.On(settingOnly) {
 		overhead, err := j.trial.ServingGroup(overheadComponent, s.name, nil)
 		if err != nil {
@@ -230,6 +235,9 @@ func (s *sandboxed) connect(here netip.Prefix) error {
 	}
 	return link.Configure(s.link, s.group.TreeName(), here)
 }
+
+// Patience is how long a sandbox may take until what is in it is ready.
+func (j *joined) Patience() time.Duration { return j.part.Options.Duration(settingReady) }
 
 // Start is called when all applications are ready: it starts nothing.
 func (j *joined) Start(context.Context) error {
@@ -405,7 +413,7 @@ func (j *joined) reclaim(g *placement.Group) {
 		}
 		file, text = "memory.reclaim", strings.TrimSpace(string(current))
 	}
-	_ = os.WriteFile(filepath.Join(dir, file), []byte(text), 0)
+	_ = cgroup.Write(filepath.Join(dir, file), text)
 }
 
 // Removed says what is left of the sandboxes on this machine, and removes it.

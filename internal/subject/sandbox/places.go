@@ -24,9 +24,6 @@ const (
 	placeLoad     = "load"     // what makes the load, where it is not in a sandbox itself
 )
 
-// overheadComponent is the component of the subject's groups that are overhead groups.
-const overheadComponent = "overhead"
-
 // places say what each place is charged by the ledger of the window, and which processes and threads belong to it.
 func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 	if l == nil || len(e.Sandboxes) == 0 {

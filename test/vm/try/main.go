@@ -7,6 +7,7 @@ package main
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"time"
@@ -18,13 +19,44 @@ func main() {
 	var o vm.Options
 	cgroups := flag.String("cgroups", string(vm.V2), "layout of the control groups: v1, v2, hybrid or none")
 	console := flag.Bool("console", false, "print the kernel's log and the script's standard error too, on standard error")
+	flag.BoolVar(&o.Containers, "containers", false, "bring runc, QEMU and a kernel, for containers and virtual machines in it")
+	files := map[string]string{}
+	flag.Func("file", "bring a file: /where/it/is/in/the/machine=here (again for each)", func(v string) error {
+		at, from, ok := strings.Cut(v, "=")
+		if !ok {
+			return fmt.Errorf("not of the form at=from")
+		}
+		files[at] = from
+		return nil
+	})
 	flag.IntVar(&o.CPUs, "cpus", 2, "processors")
 	flag.IntVar(&o.MemoryMiB, "memory", 1024, "memory in MiB")
 	flag.StringVar(&o.Cmdline, "cmdline", "", "added to the kernel's command line")
 	flag.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "time until the machine is killed")
 	flag.Parse()
 	o.CgroupMode = vm.CgroupMode(*cgroups)
-	r, err := vm.Boot(o, strings.Join(flag.Args(), " "))
+	script := strings.Join(flag.Args(), " ")
+	brought := map[string][]byte{}
+	for at, from := range files {
+		var err error
+		if brought[at], err = os.ReadFile(from); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	if o.Containers {
+		var err error
+		if o.Files, err = vm.Sandboxes(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		script = vm.LoadModules + script
+	}
+	if o.Files == nil {
+		o.Files = map[string][]byte{}
+	}
+	maps.Copy(o.Files, brought)
+	r, err := vm.Boot(o, script)
 	fmt.Print(r.Output)
 	if *console || err != nil {
 		fmt.Fprint(os.Stderr, r.Console)

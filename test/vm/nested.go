@@ -1,0 +1,97 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+
+	"tare/internal/microvm"
+)
+
+// hostModules are modules of the kernel that sandboxes need of the machine that they are on: for the network of each.
+var hostModules = []string{"veth", "tun", "sch_ingress", "cls_u32", "act_mirred"}
+
+// Where the machine finds the modules that LoadModules loads.
+const modulesDir = "/modules"
+
+// LoadModules is the part of a script that loads the modules that Sandboxes brings.
+const LoadModules = "for m in " + modulesDir + "/*.ko; do insmod $m || exit; done\n"
+
+// firmware is what QEMU loads to boot a machine of type microvm.
+var firmware = []string{"bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin", "kvmvapic.bin"}
+
+// Sandboxes are the files of all that the machine needs to make containers and virtual machines: runc, QEMU and
+// virtiofsd, a kernel for the latter where tare microvm looks for it, and modules. An error matches ErrMissing where
+// something is not installed here.
+func Sandboxes() (map[string][]byte, error) {
+	kit, err := prepare()
+	if err != nil {
+		return nil, err
+	}
+	from := map[string]string{}
+	for _, name := range []string{"runc", "qemu-system-x86_64", "/usr/lib/qemu/virtiofsd"} {
+		program, err := exec.LookPath(name)
+		if err != nil {
+			return nil, missing(name)
+		}
+		libraries, err := linked(program)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(from, libraries)
+		from[program] = program
+	}
+	for _, name := range firmware {
+		at := "/usr/share/qemu/" + name
+		if from[at], err = firstOf(at, "/usr/share/seabios/"+name); err != nil {
+			return nil, err
+		}
+	}
+	const module = "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so" // Debian's QEMU has its emulator apart
+	if _, err := os.Stat(module); err == nil {
+		from[module] = module
+	}
+	kernel, err := microvm.FindKernel(kit.kernel)
+	if err != nil {
+		return nil, err
+	}
+	from["/boot/vmlinuz-"+kernel.Version] = kernel.Image
+	files, err := readFiles(from)
+	if err != nil {
+		return nil, err
+	}
+	return files, addModules(files, kernel)
+}
+
+// addModules adds the modules of the machine, in the order of their names, and those of its guests.
+func addModules(files map[string][]byte, k microvm.Kernel) error {
+	ours, err1 := k.ReadModules(hostModules)
+	theirs, err2 := k.GuestModules()
+	builtin, err3 := os.ReadFile(filepath.Join(k.Modules, "modules.builtin"))
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
+	for i, m := range ours {
+		files[fmt.Sprintf("%s/%02d-%s.ko", modulesDir, i, m.Name)] = m.Data
+	}
+	dir := path.Join("/lib/modules", k.Version)
+	files[dir+"/modules.builtin"] = builtin
+	for _, m := range theirs {
+		files[path.Join(dir, "kernel", m.Name+".ko")] = m.Data
+	}
+	return nil
+}
+
+// firstOf is the first of some files that there is.
+func firstOf(files ...string) (string, error) {
+	for _, f := range files {
+		if _, err := os.Stat(f); err == nil {
+			return f, nil
+		}
+	}
+	return "", missing(files[0])
+}
