@@ -1,23 +1,14 @@
 package engine
 
 import (
-	"fmt"
-	"maps"
 	"path"
-	"slices"
-	"strings"
 
-	"tare/internal/host/cgroup"
 	"tare/internal/host/oom"
-	"tare/internal/host/sandbox"
 	"tare/internal/kind"
-	"tare/internal/quantity"
 )
 
-// This file is of processes that the kernel kills because a limit leaves them no memory.
-
-// watchMemory begins to note them, where something of the trial has such a limit. A machine that cannot is left with
-// the kernel's counters, which name nobody.
+// watchMemory begins to note processes that the kernel kills because a limit leaves them no memory, where something of
+// the trial has such a limit. A machine that cannot is left with the kernel's counters, which name nobody.
 func (x *trial) watchMemory() {
 	for _, sec := range x.spec.Sections() {
 		for _, p := range sec.Parts {
@@ -32,48 +23,10 @@ func (x *trial) watchMemory() {
 
 // outOfMemory says which processes of the trial the kernel has killed because memory was short; empty: none.
 func (x *trial) outOfMemory() string {
-	h, ok := x.machine.Cgroups.Controller("memory")
-	if !ok || x.tree == nil {
+	if x.tree == nil {
 		return ""
 	}
-	top, _ := h.Dir(x.tree.Path())
-	groups := map[uint64]string{} // paths, by id
-	kills := map[string]uint64{}  // by part, as the groups that are still there count
-	for _, dir := range cgroup.Below(top) {
-		group := x.tree.Path() + strings.TrimPrefix(dir, top)
-		if id, err := cgroup.ID(dir); err == nil {
-			groups[id] = group
-		}
-		if n := cgroup.OOMKills(dir); n.OK && n.N > 0 {
-			kills[x.partOf(group)] += n.N
-		}
-	}
-	var victims []oom.Victim
-	if x.killed != nil {
-		victims, _ = x.killed.Victims() // with an error it is those that could be read
-	}
-	var said []string
-	for _, v := range victims {
-		group, there := groups[v.Group]
-		part, own := strings.CutPrefix(v.GroupName, x.tree.Name()+"-")
-		switch {
-		case there:
-			part = x.partOf(group)
-		case own: // a container's own group, which has gone with it
-			group, part = v.GroupName, x.partNamed(part)
-		default:
-			continue // it is somebody else's
-		}
-		kills[part] -= min(kills[part], 1)
-		said = append(said, fmt.Sprintf("the kernel killed %s of %s in the control group %s%s", processName(v), part, group,
-			limitOf(h, group)))
-	}
-	for _, part := range slices.Sorted(maps.Keys(kills)) {
-		if n := kills[part]; n > 0 {
-			said = append(said, fmt.Sprintf("the kernel killed processes of %s (%d)", part, n))
-		}
-	}
-	return strings.Join(said, "; ")
+	return x.killed.Say(x.machine.Cgroups, x.tree.Path(), x.partOf, x.partNamed)
 }
 
 // partOf is whose a group is, in words.
@@ -101,39 +54,4 @@ func (x *trial) partNamed(name string) string {
 		return "the load " + name
 	}
 	return "the application " + name
-}
-
-// limitOf is the memory that a group may have, or the nearest above it that has a limit, in words.
-func limitOf(h *cgroup.Hierarchy, group string) string {
-	for g := group; len(g) > 1; g = path.Dir(g) {
-		dir, ok := h.Dir(g)
-		if !ok {
-			return ""
-		}
-		if limit := cgroup.MemoryLimit(dir); limit.OK {
-			text := ", which may have " + quantity.Value(float64(limit.N), quantity.Bytes)
-			if g != group {
-				text += " with all in " + g
-			}
-			return text
-		}
-	}
-	return ""
-}
-
-// processName is what is known of a victim.
-func processName(v oom.Victim) string {
-	name := fmt.Sprintf("process %d", v.PID)
-	if v.Comm == "" {
-		return name
-	}
-	name += " (" + v.Comm
-	if v.Program != "" && !strings.HasPrefix(v.Program, v.Comm) {
-		name += ", program " + v.Program
-	}
-	name += ")"
-	if c, err := sandbox.ComponentOf(v.Comm, []string{v.Program}); err == nil && c != "" {
-		name += ", the " + sandbox.ComponentName(c) + " of its sandbox,"
-	}
-	return name
 }
