@@ -2,7 +2,7 @@
 // without one, and counts how often each promise held:
 //
 //	go run ./test/bench/noise [-neighbour] [-n 20] [-for 1h] [-only quickstart,planted] [-state FILE]
-//	go run ./test/bench/noise -table
+//	go run ./test/bench/noise -table [-any]
 //
 // Each repetition adds a line to the state file, docs/noise.jsonl, so that a campaign that ends, by its time or a
 // signal, goes on where it was. -table prints the table of docs/noise.md from that file: a column for the machine as it
@@ -49,7 +49,7 @@ func main() {
 			return err
 		}
 		if *table {
-			return printTable(os.Stdout, found)
+			return printTable(os.Stdout, found, c.any)
 		}
 		if c.kinds, err = chooseKinds(*only); err != nil {
 			return err

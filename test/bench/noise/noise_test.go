@@ -53,7 +53,7 @@ func TestResume(t *testing.T) {
 		t.Fatalf("%d outcomes, %v", len(found), err)
 	}
 	var b strings.Builder
-	if err := printTable(&b, found); err != nil {
+	if err := printTable(&b, found, false); err != nil {
 		t.Fatal(err)
 	}
 	const want = "| the CPU budget of an idle machine closes within 2 % | **1 of 2**; remainder -1.45 (-3 to 0.1) %; stolen 0 % | " +

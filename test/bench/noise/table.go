@@ -11,13 +11,17 @@ import (
 var columns = []string{"quiet", "neighbour", "steal"}
 
 // printTable prints what was found, as Markdown: a row for each promise, and how often it held in each condition.
-// Outcomes of several binaries are not mixed: those of the latest count.
-func printTable(w io.Writer, found []outcome) error {
+// Outcomes of several binaries are not mixed unless anyOf says so: those of the latest count.
+func printTable(w io.Writer, found []outcome, anyOf bool) error {
 	if len(found) == 0 {
 		return fmt.Errorf("nothing was found yet")
 	}
 	latest := slices.MaxFunc(found, func(a, b outcome) int { return a.At.Compare(b.At) }).Tare
-	found = slices.DeleteFunc(slices.Clone(found), func(o outcome) bool { return o.Tare != latest })
+	if anyOf {
+		latest += " and all before it"
+	} else {
+		found = slices.DeleteFunc(slices.Clone(found), func(o outcome) bool { return o.Tare != latest })
+	}
 	fmt.Fprintf(w, "%s\n\n| promise | %s |\n|---|%s\n", latest, strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
 	for _, k := range kinds {
 		row := []string{k.promise}
