@@ -19,8 +19,8 @@ type Course struct {
 	record.Series
 }
 
-// whatShows are the trials that did not fail, each in its first attempt that did not: a gate voids metrics, and not what
-// control groups are charged. They are valid to byPlace.
+// whatShows are the trials that did not fail, each in its first attempt that did not: a gate voids metrics, and not
+// what control groups are charged. They are valid to byPlace.
 func whatShows(trials []record.Trial) []record.Trial {
 	type planned struct {
 		index int

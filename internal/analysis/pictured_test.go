@@ -156,9 +156,7 @@ func TestLadderAnswers(t *testing.T) {
 // TestSentences: an answer of many clauses has several sentences, and each further one is of the arm, too.
 func TestSentences(t *testing.T) {
 	p := &prose{s: &Summary{}, arm: "x", at: factors{}}
-	for _, text := range []string{"holds a", "holds b", "holds c"} {
-		p.clauses = append(p.clauses, text)
-	}
+	p.clauses = append(p.clauses, "holds a", "holds b", "holds c")
 	p.pause(false)
 	p.pause(true)
 	p.clauses = append(p.clauses, "leaves d")

@@ -454,9 +454,9 @@ func (w *Window) addText(programs []bpf.Program) {
 func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.m.prepare()) }
 
 // CloseAt is Close with the second edge at a time by CLOCK_MONOTONIC, in nanoseconds. On a machine with thousands of
-// control groups it takes tenths of a second to find new ones and to read all; begun at that time, the window would go
-// on after what it is to measure has ended. What can be done before is, for which the first edge says how long it takes.
-// When the context ends the window is closed at once, and the error is its cause.
+// control groups it takes tenths of a second to find new ones and to read all; begun at that time, the window would
+// go on after what it is to measure has ended. What can be done before is, for which the first edge says how long it
+// takes. When the context ends the window is closed at once, and the error is its cause.
 func (w *Window) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	at -= int64(w.opening)
 	ended := pace.SleepUntil(ctx, at-2*int64(w.m.preparing)) // it may take longer than the last time

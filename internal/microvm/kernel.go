@@ -79,8 +79,8 @@ type Module struct {
 // moduleMax bounds what is read of one module; Debian's largest has 5 MB.
 const moduleMax = 16 << 20
 
-// ReadModules reads the modules of those names and what they depend on, each after what it needs. A module that is built
-// into the kernel has no file and is passed over. The names are of files: virtiofs.ko has the alias virtio_fs.
+// ReadModules reads the modules of those names and what they depend on, each after what it needs. A module that is
+// built into the kernel has no file and is passed over. The names are of files: virtiofs.ko has the alias virtio_fs.
 func (k Kernel) ReadModules(names []string) ([]Module, error) {
 	paths := map[string]string{}
 	err := filepath.WalkDir(filepath.Join(k.Modules, "kernel"), func(path string, d fs.DirEntry, err error) error {

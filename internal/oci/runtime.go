@@ -211,9 +211,9 @@ func (c Container) pidFile() string { return filepath.Join(c.Bundle, "pid") }
 // processor takes seconds.
 const probeTime = 60 * time.Second
 
-// Probe has a runtime run a container that does nothing, with annotations in its bundle, which may take up to within, or
-// a minute where that is longer. Its error, of code fault.Machine, says in the runtime's words why it does not work on
-// this machine.
+// Probe has a runtime run a container that does nothing, with annotations in its bundle, which may take up to within,
+// or a minute where that is longer. Its error, of code fault.Machine, says in the runtime's words why it does not
+// work on this machine.
 func Probe(ctx context.Context, r Runtime, self string, within time.Duration, annotations map[string]string) (err error) {
 	within = max(within, probeTime)
 	ctx, cancel := context.WithTimeout(ctx, within)

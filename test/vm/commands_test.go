@@ -181,7 +181,7 @@ wait`)
 // processor is enough: two that are emulated have stood still in it, each waiting for the other.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
-	r := Run(t, Options{CPUs: 1, Timeout: 5 * time.Minute}, `
+	r := Run(t, Options{CPUs: 1, Measures: true, Timeout: 5 * time.Minute}, `
 { tare list quickstart; echo "gates: {rate: 0.5, errors: 0.1, generator_cpu: 1, lag: 2s, invalid: 0.9}"; } >/tmp/quickstart.yaml
 tare run /tmp/quickstart.yaml --quick --blocks 2 --set rate=50 --out /tmp/run >&2
 code=$?

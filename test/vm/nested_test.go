@@ -65,8 +65,8 @@ func placementSpec(t *testing.T, arms ...string) []byte {
 	return text
 }
 
-// plainKernel is the kernel as it is once it has unpacked itself, which QEMU starts as well (PVH): that takes a fifth of
-// the guest's boot. The kernel as it is where there is no lz4.
+// plainKernel is the kernel as it is once it has unpacked itself, which QEMU starts as well (PVH): that takes a fifth
+// of the guest's boot. The kernel as it is where there is no lz4.
 func plainKernel(t *testing.T, packed []byte) []byte {
 	t.Helper()
 	const magic = "\x02\x21\x4c\x18" // of the old form of LZ4 (scripts/Makefile.lib of the kernel: lz4 -l)
@@ -84,9 +84,9 @@ func plainKernel(t *testing.T, packed []byte) []byte {
 }
 
 // TestPlacementV2 runs sandbox-placement where there is only version 2 of control groups, with runc, and with virtual
-// machines in the virtual machine: each takes minutes to boot, on a processor that is emulated by an emulated one. So it
-// is asked for: TARE_NESTED is how many blocks to run; of TARE_NESTED_ARMS, the arms. TARE_NESTED_OUT is where the run
-// directory is then kept.
+// machines in the virtual machine: each takes minutes to boot, on a processor that is emulated by an emulated one. So
+// it is asked for: TARE_NESTED is how many blocks to run; of TARE_NESTED_ARMS, the arms. TARE_NESTED_OUT is where the
+// run directory is then kept.
 func TestPlacementV2(t *testing.T) {
 	blocks, err := strconv.Atoi(os.Getenv("TARE_NESTED"))
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 	"tare/internal/measured"
 )
 
-// A runtime that starts a virtual machine in an overhead group moves it into the pod's when it runs. What that moves is
-// a matter of the version of control groups: of version 1, threads, and not one byte, for memory is charged to the group
-// of the thread group's leader; of version 2, the whole process, and no page that was charged before. (mem_cgroup of
-// mm->owner, mm/memcontrol.c; "Memory Ownership" in Documentation/admin-guide/cgroup-v2.rst.)
+// A runtime that starts a virtual machine in an overhead group moves it into the pod's when it runs. What that moves
+// is a matter of the version of control groups: of version 1, threads, and not one byte, for memory is charged to the
+// group of the thread group's leader; of version 2, the whole process, and no page that was charged before.
+// (mem_cgroup of mm->owner, mm/memcontrol.c; "Memory Ownership" in Documentation/admin-guide/cgroup-v2.rst.)
 
 // inPod reports whether a group is that of the pod, or in it.
 func (s Sandbox) inPod(group string) bool { return measured.Within(group, s.Cgroup) }
@@ -28,8 +28,8 @@ func apartBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 	return overhead(e, m, func(s Sandbox) bool { return slices.ContainsFunc(s.Processes, s.apart) }, nil)
 }
 
-// stayedBytes is what overhead groups hold of virtual machines that are in pods: their anonymous and shared memory, less
-// that of the processes which are still in them.
+// stayedBytes is what overhead groups hold of virtual machines that are in pods: their anonymous and shared memory,
+// less that of the processes which are still in them.
 func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 	return overhead(e, m,
 		func(s Sandbox) bool {

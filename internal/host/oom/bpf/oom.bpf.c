@@ -3,10 +3,11 @@
 /*
  * Notes which processes the kernel kills because memory is short.
  *
- * The hook is the tracepoint mark_victim (mm/oom_kill.c) as a raw tracepoint: it is where the kernel says whom it kills,
- * once for each thread group, before the signal is sent. Nothing else tells: memory.events and memory.oom_control count,
- * and the kernel's log is a text for people. The tracepoint's argument is the task since Linux 6.8 and its pid before;
- * then more than the pid is known only where the victim is the task that asked for memory, as it mostly is.
+ * The hook is the tracepoint mark_victim (mm/oom_kill.c) as a raw tracepoint: it is where the kernel says whom it
+ * kills, once for each thread group, before the signal is sent. Nothing else tells: memory.events and
+ * memory.oom_control count, and the kernel's log is a text for people. The tracepoint's argument is the task since
+ * Linux 6.8 and its pid before; then more than the pid is known only where the victim is the task that asked for
+ * memory, as it mostly is.
  */
 
 /* The types that bpf_helpers.h wants, declared here: the headers that have them differ from machine to machine. */
