@@ -146,6 +146,7 @@ type Tree struct {
 	mu      sync.Mutex
 	groups  map[string]*Group
 	missing []string
+	started []int // processes, by Start
 	closed  bool
 }
 

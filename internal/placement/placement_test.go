@@ -378,6 +378,29 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// A process that is on its way into its group when the tree is closed has ended when Close returns.
+func TestCloseOnTheWay(t *testing.T) {
+	l := machine(t)
+	for range 30 {
+		tree := newTree(t, l)
+		g, err := tree.Group("app", Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("sleep", "600")
+		if err := g.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		if err := tree.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if mark := markOf(cmd.Process.Pid); mark != "" {
+			t.Fatalf("process %d of %s still runs", cmd.Process.Pid, mark)
+		}
+		_ = cmd.Wait()
+	}
+}
+
 // A binary that does not serve EnterCommand, such as a test without a TestMain for it, must not start itself again
 // without end.
 func TestStartOnTheWay(t *testing.T) {

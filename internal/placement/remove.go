@@ -51,6 +51,9 @@ func (t *Tree) Close() error {
 		}
 		return nil
 	})
+	if err == nil { // one that was on its way is in no group, and may not have ended yet
+		err = EndAll(t.started, func(pid int) bool { return markOf(pid) == t.name }, time.Until(deadline))
+	}
 	if err = errors.Join(err, removeAll(dirs, deadline)); err == nil {
 		t.release()
 	}

@@ -88,6 +88,7 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 	if err := <-r.done; err != nil {
 		return fmt.Errorf("starting a process in %s: %w", g.name, err)
 	}
+	t.started = append(t.started, cmd.Process.Pid)
 	return nil
 }
 
