@@ -24,6 +24,7 @@ import (
 type kind struct {
 	name    string
 	promise string
+	quiet   func(*repetition) (float64, error) // run before the neighbour begins: what the quiet machine gives; nil where nothing is compared
 	run     func(*repetition) ([]outcome, error)
 	figures []figure // of the table, beside how often it held
 }
@@ -43,19 +44,21 @@ const (
 )
 
 var kinds = []kind{
-	{"quickstart", "`tare run quickstart` ends with 0, and eBPF time per connection is resolved", quickstart, []figure{
+	{"quickstart", "`tare run quickstart` ends with 0, and eBPF time per connection is resolved", nil, quickstart, []figure{
 		{"value", "eBPF time per connection", 1e6, "us"}, {"blocks", "blocks", 1, ""}, {"retries", "trials run again", 1, ""},
 		{"different", "twins called different, a run", 1, ""}, {"compared", "of comparisons, a run", 1, ""}}},
-	{"planted50", "a planted delay of 50 us is in the interval of the p50 difference", planted, plantedFigures},
-	{"planted200", "a planted delay of 200 us is in the interval of the p50 difference", planted, plantedFigures},
-	{"aa", "no metric of the A/A twins is called different", twins, []figure{
+	{"paired", "the same, and within 10 % of what the machine gave just before, without a neighbour", quietQuickstart, paired, []figure{
+		{"ratio", "of the quiet value", 100, "%"}, {"value", "beside it", 1e6, "us"}, {"quiet", "quiet", 1e6, "us"}}},
+	{"planted50", "a planted delay of 50 us is in the interval of the p50 difference", nil, planted, plantedFigures},
+	{"planted200", "a planted delay of 200 us is in the interval of the p50 difference", nil, planted, plantedFigures},
+	{"aa", "no metric of the A/A twins is called different", nil, twins, []figure{
 		{"different", "called different, a run", 1, ""}, {"compared", "compared, a run", 1, ""}}},
-	{"calibrate", "`tare calibrate --quick` does not end with 5", calibrate("", func(code int) bool { return code == 0 || code == 4 }), calibrateFigures},
-	{"clock5", "with a clock 5 % fast it ends with 5", calibrate("clock5", failed), calibrateFigures},
-	{"dropsamples", "with the samples of one CPU dropped it ends with 5", calibrate("dropsamples", failed), calibrateFigures},
-	{"mapstwice", "with maps counted twice it ends with 5", calibrate("mapstwice", failed), calibrateFigures},
-	{"budget", "the CPU budget of an idle machine closes within 2 %", budget(0), budgetFigures},
-	{"budget-loaded", "the CPU budget of a busy machine closes within 2 %", budget(1), budgetFigures},
+	{"calibrate", "`tare calibrate --quick` does not end with 5", nil, calibrate("", func(code int) bool { return code == 0 || code == 4 }), calibrateFigures},
+	{"clock5", "with a clock 5 % fast it ends with 5", nil, calibrate("clock5", failed), calibrateFigures},
+	{"dropsamples", "with the samples of one CPU dropped it ends with 5", nil, calibrate("dropsamples", failed), calibrateFigures},
+	{"mapstwice", "with maps counted twice it ends with 5", nil, calibrate("mapstwice", failed), calibrateFigures},
+	{"budget", "the CPU budget of an idle machine closes within 2 %", nil, budget(0), budgetFigures},
+	{"budget-loaded", "the CPU budget of a busy machine closes within 2 %", nil, budget(1), budgetFigures},
 }
 
 var (
@@ -73,7 +76,8 @@ type repetition struct {
 	out  string // where a run goes
 	seed uint64
 	kind string
-	exit int // of tare, so far
+	base float64 // what kind.quiet found
+	exit int     // of tare, so far
 }
 
 // outcome starts that of one kind.
@@ -163,6 +167,35 @@ func quickstart(r *repetition) ([]outcome, error) {
 	o.Held = o.Exit == 0 && d != nil && d.Resolved
 	o.twins(s)
 	return []outcome{o}, nil
+}
+
+// quietQuickstart is the eBPF time per connection, in seconds, that paired compares with.
+func quietQuickstart(r *repetition) (float64, error) {
+	outcomes, err := quickstart(r)
+	if err != nil {
+		return 0, err
+	}
+	value, ok := outcomes[0].Values["value"]
+	if !ok || value <= 0 {
+		return 0, fmt.Errorf("the quiet run has no eBPF time per connection: %s", outcomes[0].Withheld)
+	}
+	return value, nil
+}
+
+// paired compares quickstart with itself on the machine as it was just before, which hardly differs by more than the
+// neighbour: what the hypervisor gives the machine changes the time of a program by half within an hour.
+func paired(r *repetition) ([]outcome, error) {
+	outcomes, err := quickstart(r)
+	if err != nil {
+		return nil, err
+	}
+	o := &outcomes[0]
+	o.Values["quiet"] = r.base
+	if value, ok := o.Values["value"]; ok {
+		o.Values["ratio"] = value / r.base
+	}
+	o.Held = o.Held && math.Abs(o.Values["ratio"]-1) <= 0.1
+	return outcomes, nil
 }
 
 // median is the metric that an answer about the median speaks of: of latency while the machine was running where it

@@ -223,6 +223,15 @@ func (c *campaign) repeat(ctx context.Context, k kind, seed uint64) (outcomes []
 	if err := os.RemoveAll(out); err != nil {
 		return nil, err
 	}
+	r := &repetition{ctx: ctx, tare: c.tare, out: out, seed: seed, kind: k.name}
+	if k.quiet != nil {
+		if r.base, err = k.quiet(r); err != nil {
+			return nil, err
+		}
+		if err := os.RemoveAll(out); err != nil {
+			return nil, err
+		}
+	}
 	var p *neighbour.Process
 	if c.neighbour {
 		if p, err = neighbour.Launch(c.command, neighbour.Options{For: time.Hour, Seed: seed}); err != nil {
@@ -235,7 +244,7 @@ func (c *campaign) repeat(ctx context.Context, k kind, seed uint64) (outcomes []
 		return nil, err
 	}
 	began := time.Now()
-	if outcomes, err = k.run(&repetition{ctx: ctx, tare: c.tare, out: out, seed: seed, kind: k.name}); err != nil {
+	if outcomes, err = k.run(r); err != nil {
 		return nil, err
 	}
 	after, err := proc.FS{}.Stat()
