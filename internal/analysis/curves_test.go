@@ -12,6 +12,7 @@ import (
 
 // TestCurves: where curves and estimates are of the same quantile they are the same, and resolved alike.
 func TestCurves(t *testing.T) {
+	t.Parallel()
 	truth := plain
 	truth.Rates = []string{"500", "4000"}
 	run, trials := analysistest.Quickstart(truth)
@@ -56,6 +57,7 @@ func TestCurves(t *testing.T) {
 // TestCurvesAreJudgedAsEstimates: what leaves the difference of a quantile unresolved leaves the point of the curve
 // so, with the same reason: the generator's lag, and lost blocks.
 func TestCurvesAreJudgedAsEstimates(t *testing.T) {
+	t.Parallel()
 	lagging := plain
 	lagging.ExtraLag = 20e-6
 	many := plain

@@ -96,6 +96,7 @@ func TestOldReasonsVoidEverything(t *testing.T) {
 // TestOneLevelSilencesNoOther: what is lost at one level is named, and the other levels are answered, in the generic
 // words and in an experiment's own.
 func TestOneLevelSilencesNoOther(t *testing.T) {
+	t.Parallel()
 	swept := plain
 	swept.Rates = []string{"500", "1000", "4000"}
 	run, trials := analysistest.Quickstart(swept)
@@ -161,6 +162,7 @@ func TestStormSilencesNoOther(t *testing.T) {
 
 // TestWithheld: the limit on lost trials is of each metric of each arm by itself.
 func TestWithheld(t *testing.T) {
+	t.Parallel()
 	truth := plain
 	truth.Blocks = 12
 	run, trials := analysistest.Quickstart(truth)
@@ -217,6 +219,7 @@ func TestDidNotKeepUp(t *testing.T) {
 
 // TestAttempts: for each metric the first attempt counts in which it stands, and a trial counts once.
 func TestAttempts(t *testing.T) {
+	t.Parallel()
 	run, trials := analysistest.Quickstart(plain)
 	run.Headline = headlines
 	whole := summarize(t, run, trials)

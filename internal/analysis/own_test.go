@@ -13,6 +13,7 @@ import (
 // TestOwnUseIsNoDifference: what a subject uses itself is not picked as a difference to a baseline that has no subject;
 // the answer to a run is the same with these metrics and without.
 func TestOwnUseIsNoDifference(t *testing.T) {
+	t.Parallel()
 	answer := func(names ...string) string {
 		run, trials := analysistest.Quickstart(analysistest.Truth{
 			Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6,

@@ -10,6 +10,7 @@ import (
 )
 
 func TestEnough(t *testing.T) {
+	t.Parallel()
 	enough := func(truth analysistest.Truth, target float64, metrics ...string) (bool, string) {
 		t.Helper()
 		run, trials := analysistest.Quickstart(truth)
@@ -49,6 +50,7 @@ func TestEnough(t *testing.T) {
 
 // TestEnoughLooksAtNoDifference: whether a difference is resolved changes nothing.
 func TestEnoughLooksAtNoDifference(t *testing.T) {
+	t.Parallel()
 	for _, adds := range []float64{0, 1e-6, 9e-6, 90e-6} {
 		truth := plain
 		truth.Blocks, truth.BPF, truth.Latency = 12, 0, adds
@@ -62,6 +64,7 @@ func TestEnoughLooksAtNoDifference(t *testing.T) {
 
 // TestEnoughAndGates: what more blocks cannot tell is not waited for, and what they can is.
 func TestEnoughAndGates(t *testing.T) {
+	t.Parallel()
 	truth := plain
 	truth.Blocks = 12
 	run, trials := analysistest.Quickstart(truth)

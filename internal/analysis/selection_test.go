@@ -25,6 +25,7 @@ func spoilLate(t *record.Trial) {
 
 // What an arm lost is told, and keeps its differences from being resolved where it could have made them vanish.
 func TestLosses(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name     string
 		lose     int // of candidate, of 18 trials
@@ -100,6 +101,7 @@ func TestLosses(t *testing.T) {
 // What is said of losses in two places is the same: a metric that is missing was lost to what the losses of its arm
 // say.
 func TestLossesAgree(t *testing.T) {
+	t.Parallel()
 	voids := func(gate string, cause ledger.Cause) record.Validity {
 		return record.Validity{Reasons: []record.Reason{{Gate: gate, Cause: cause, Voids: []string{"latency_p50_seconds"}}}}
 	}
@@ -143,6 +145,7 @@ func TestLossesAgree(t *testing.T) {
 // A block that the arm and both twins lost to others than the trial chose nobody: it counts as one that was not run.
 // One that an arm lost alone, or for another reason, does not.
 func TestWholeBlocks(t *testing.T) {
+	t.Parallel()
 	late := func(cause ledger.Cause) record.Validity {
 		return record.Validity{Reasons: []record.Reason{{Gate: "lag", Cause: cause, Voids: []string{"latency_p50_seconds"}}}}
 	}
@@ -241,6 +244,7 @@ func TestTwinWithoutInterval(t *testing.T) {
 
 // An arm that is noisier than the twins cannot be seen as well as they can.
 func TestVisibleIsOfTheArm(t *testing.T) {
+	t.Parallel()
 	run, trials := analysistest.Quickstart(eighteen)
 	for i := range trials {
 		trials[i].Metrics["own"] = 100 + float64(i%3)
@@ -258,6 +262,7 @@ func TestVisibleIsOfTheArm(t *testing.T) {
 
 // Blocks that resemble their neighbours are worth fewer, and the interval says so.
 func TestDependentBlocks(t *testing.T) {
+	t.Parallel()
 	truth := eighteen
 	truth.Blocks = 30
 	width := func(period int) (float64, *analysis.Difference) {
@@ -283,6 +288,7 @@ func TestDependentBlocks(t *testing.T) {
 
 // A trial that is too slow for a quantile is lost, and said to be.
 func TestWithheldQuantile(t *testing.T) {
+	t.Parallel()
 	run, trials := analysistest.Quickstart(eighteen)
 	i := slices.IndexFunc(trials, func(t record.Trial) bool { return t.Arm == "candidate" && t.Block == 3 })
 	h := hdrhistogram.New(1, 60_000_000_000, 3)
@@ -334,6 +340,7 @@ func TestClusteredShares(t *testing.T) {
 
 // A model is fitted block by block.
 func TestModelByBlock(t *testing.T) {
+	t.Parallel()
 	swept := plain
 	swept.Rates = []string{"500", "1000", "2000", "4000"}
 	run, trials := analysistest.Quickstart(swept)

@@ -78,6 +78,7 @@ func TestSummarizeFindsWhatIsThere(t *testing.T) {
 }
 
 func TestAnswers(t *testing.T) {
+	t.Parallel()
 	fewer := plain
 	fewer.Blocks = 4
 	noisy := plain
@@ -138,6 +139,7 @@ func TestAnswers(t *testing.T) {
 }
 
 func TestLagGate(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name          string
 		lag, extra    float64
@@ -302,6 +304,7 @@ func TestOddRuns(t *testing.T) {
 }
 
 func TestModels(t *testing.T) {
+	t.Parallel()
 	swept := plain
 	swept.Rates = []string{"2000", "500", "1000", "4000"}
 	s := summarize2(t, swept)

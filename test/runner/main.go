@@ -57,6 +57,10 @@ func outside(p string) bool {
 }
 
 func main() {
+	if len(os.Args) > 3 && os.Args[1] == turnCommand {
+		fmt.Fprintln(os.Stderr, takeTurn(os.Args[2], os.Args[3:]))
+		os.Exit(1)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	chosen, err := choose(os.Args[1:])
@@ -208,10 +212,20 @@ func packages(in func(importPath string) bool, flags ...string) func(context.Con
 
 // gotest runs tests, of which packages are the arguments (flags first), and adds them to the tally as they end.
 func gotest(ctx context.Context, t *tally, packages []string) error {
-	// Many tests measure the machine or count what is left on it, so no two packages run at once (-p 1), and no result
-	// is taken from an earlier run (-count=1). Vet is a step of its own. The time limit is for a test that hangs; no
-	// test passes or fails by it otherwise.
-	args := append([]string{"test", "-json", "-p", "1", "-count=1", "-vet=off", "-timeout", "30m"}, packages...)
+	// Many tests measure the machine or count what is left on it, so no two packages run at once, and no result is taken
+	// from an earlier run (-count=1). Up to two packages are linked while one runs, on what CPU time it leaves: linking
+	// them all takes a minute. Vet is a step of its own. The time limit is for a test that hangs; no test passes or
+	// fails by it otherwise.
+	turns, err := openTurns()
+	if err != nil {
+		return err
+	}
+	defer turns.Close()
+	inTurn, err := turns.flag()
+	if err != nil {
+		return err
+	}
+	args := slices.Concat([]string{"test", "-json", "-p", "3", inTurn, "-toolexec=nice", "-count=1", "-vet=off", "-timeout", "30m"}, packages)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	// At an interrupt go test ends its tests, reports what they came to, and exits; only then is it killed.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }

@@ -64,6 +64,7 @@ func (t *tally) close(took time.Duration) {
 
 // event is one line of `go test -json`: see `go doc test2json`, and `go help buildjson` for the output of the build.
 type event struct {
+	Time       time.Time
 	Action     string
 	Package    string
 	ImportPath string // of a build event
@@ -75,6 +76,7 @@ type event struct {
 // run is what has been seen of one package.
 type run struct {
 	tests  map[string]*result
+	began  time.Time       // of the first test: before, the package may have waited for its turn
 	output strings.Builder // what belongs to no test
 }
 
@@ -140,6 +142,9 @@ func (t *tally) event(p *run, e event) {
 		return
 	}
 	r := p.tests[e.Test]
+	if p.began.IsZero() {
+		p.began = e.Time
+	}
 	if r == nil {
 		r = &result{}
 		p.tests[e.Test] = r
@@ -183,8 +188,12 @@ func (t *tally) count(p *run, end event) {
 		fmt.Fprint(t.w, p.output.String())
 		t.fail(name, cmp.Or(lastLine(p.output.String()), "could not be built"))
 	}
+	seconds := end.Elapsed
+	if !p.began.IsZero() {
+		seconds = end.Time.Sub(p.began).Seconds()
+	}
 	fmt.Fprintf(t.w, "   %-4s %-32s %6.1f s  %d passed, %d failed, %d skipped\n",
-		end.Action, name, end.Elapsed, t.passed-passed, len(t.failed)-failed, len(t.skipped)-skipped)
+		end.Action, name, seconds, t.passed-passed, len(t.failed)-failed, len(t.skipped)-skipped)
 }
 
 // explained says whether a test has subtests that account for its verdict.
