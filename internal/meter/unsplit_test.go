@@ -15,14 +15,15 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/ledger"
 )
 
 // runVariable makes this test binary a process that runs a program for the length of time in it.
 const runVariable = "TARE_TEST_RUN_PROGRAM" // see TestMain
 
-// runProgram loads a program of some microseconds, prints its id, and runs it for d of the program's time when a
-// byte comes in.
+// runProgram loads a program of some microseconds, prints its id, and runs it for d of CPU time when a byte comes in.
 func runProgram(d time.Duration) error {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_test_run", Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
@@ -48,12 +49,17 @@ func runProgram(d time.Duration) error {
 	if _, err := in.ReadByte(); err != nil {
 		return err
 	}
-	for ran := time.Duration(0); ran < d; {
-		start := time.Now()
+	began, err := cpuTime()
+	for ran := time.Duration(0); err == nil && ran < d; {
 		if _, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: 200}); err != nil {
 			return fmt.Errorf("running the program: %w", err)
 		}
-		ran += time.Since(start)
+		var now time.Duration
+		now, err = cpuTime()
+		ran = now - began
+	}
+	if err != nil {
+		return err
 	}
 	fmt.Println("done")
 	_, err = in.ReadByte() // the program lives until the window is closed
@@ -63,7 +69,16 @@ func runProgram(d time.Duration) error {
 	return err
 }
 
-// runs weighs a program that another process runs for d of its time, and gives its row.
+// cpuTime is how long this process has run. By the clock, others may have had most of the time.
+func cpuTime() (time.Duration, error) {
+	var at unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &at); err != nil {
+		return 0, fmt.Errorf("reading this process's CPU time: %w", err)
+	}
+	return time.Duration(at.Nano()), nil
+}
+
+// runs weighs a program that another process runs for d of its CPU time, and gives its row.
 func runs(t *testing.T, o Options, d time.Duration) (*ledger.Ledger, ledger.Program) {
 	t.Helper()
 	m := meter(t, o)
