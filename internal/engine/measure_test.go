@@ -105,7 +105,13 @@ func TestMetrics(t *testing.T) {
 		{"no map bytes", func(m *measured.Measured) { m.Ledger.Maps[3].Bytes = nil }, map[string]float64{"map_bytes": absent}},
 		{"map not seen", func(m *measured.Measured) { m.Subject.Maps[1].ID = 78 }, map[string]float64{"map_bytes": absent}},
 		{"no memory controller", func(m *measured.Measured) { m.Ledger.Cgroups[7].Memory = nil }, map[string]float64{"memory_hard_bytes": absent, "memory_soft_bytes": absent}},
-		{"no new connections", func(m *measured.Measured) { r := m.Loads["client"]; r.Opened = 0; m.Loads["client"] = r }, map[string]float64{"bpf_seconds_per_connection": absent, "bpf_seconds_per_request": 0.003 / 999}},
+		{"some connections missed", func(m *measured.Measured) { r := m.Loads["client"]; r.Opened = 1900; m.Loads["client"] = r },
+			map[string]float64{"bpf_seconds_per_connection": 0.003 / 950, "bpf_seconds_per_request": absent, "cpu_seconds_per_request": absent}},
+		{"no new connections", func(m *measured.Measured) {
+			r := m.Loads["client"]
+			r.Opened, m.Setup.Loads["client"].Options["keepalive"] = 0, "true"
+			m.Loads["client"] = r
+		}, map[string]float64{"bpf_seconds_per_connection": absent, "bpf_seconds_per_request": 0.003 / 999}},
 		{"no CPU counter", func(m *measured.Measured) { m.Ledger.Cgroups[3].CPUSeconds = nil }, map[string]float64{"cpu_seconds_per_connection": absent}},
 		{"nothing", func(m *measured.Measured) { *m = measured.Measured{Setup: m.Setup, Ledger: &ledger.Ledger{}} }, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": absent, "error_ratio": absent}},
 		{"broken histogram", func(m *measured.Measured) { m.Loads["client"].Histograms[load.Latency] = "!" }, map[string]float64{"latency_p50_seconds": absent}},
