@@ -81,13 +81,13 @@ var Settings = []param.Setting{
 	{Name: "ready-port", Type: param.TypeText,
 		Doc: "it is ready when this TCP port accepts connections: a port of 127.0.0.1, or `host:port`"},
 	{Name: "ready-line", Type: param.TypeText,
-		Doc: "and when it has written a line, on either output, that matches this regular expression"},
+		Doc: "it is ready when it has written a line, on either output, that matches this regular expression"},
 	{Name: "ready-http", Type: param.TypeText,
-		Doc: "and when this URL is answered with a status of 200 to 399"},
-	{Name: "ready-file", Type: param.TypeText, Doc: "and when this file or socket exists"},
+		Doc: "it is ready when this URL is answered with a status of 200 to 399"},
+	{Name: "ready-file", Type: param.TypeText, Doc: "it is ready when this file or socket exists"},
 	{Name: "ready-after", Type: param.TypeDuration, Max: 600,
-		Doc: "and when so much time has passed since. With none of the five, it is ready when it listens on a TCP " +
-			"port, or has run for half a second"},
+		Doc: "it is ready when so much time has passed. Where several of these five are set, all must hold, and the " +
+			"time counts from then. Where none is, it is ready when it listens on a TCP port, or has run for half a second"},
 	{Name: "ready-timeout", Type: param.TypeDuration, Default: readyTimeout.String(), Min: 0.01, Max: 3600,
 		Doc: "time from its start in which it must be ready"},
 	{Name: "stop-signal", Type: param.TypeWord, Default: "TERM", Words: stopSignals,

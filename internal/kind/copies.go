@@ -15,7 +15,7 @@ const maxCopies = 256
 // CopySettings are what applications and loads have beside the settings of their kind.
 var CopySettings = []param.Setting{{Name: CountSetting, Type: param.TypeCount, Default: "1", Max: maxCopies,
 	Doc: "how many copies run side by side, each a process in a control group of its own; rate, connections and limits " +
-		"are of all of them together, and each has an even part; 0: the part does not run, at a level that says so"}}
+		"are of all of them together, and each has an even part; 0, in a level of a factor: the part does not run"}}
 
 // LimitSettings are those of the limits that every part can have.
 var LimitSettings = []param.Setting{
@@ -23,8 +23,8 @@ var LimitSettings = []param.Setting{
 		Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
 	{Name: "memory", Type: param.TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
 	{Name: "pin", Type: param.TypeCount, Min: 1, Max: 4096,
-		Doc: "the one CPU that its process runs on: the first of the machine is 1, and on a machine with fewer it goes " +
-			"round again"},
+		Doc: "the one CPU that its process runs on: the first of the machine is 1, and on a machine with fewer it " +
+			"wraps around"},
 }
 
 // LimitKeys are these settings by their keys below a part: limits.cpus.

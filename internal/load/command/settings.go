@@ -26,8 +26,8 @@ var shared = []string{"command", "env", "dir", "stop-signal", "stop-time"}
 // Settings are what specs set of the load.
 var Settings = append(fromCommand(shared),
 	param.Setting{Name: settingTool, Type: param.TypeWord, Words: append(tool.Names(), noTool),
-		Doc: "whose output it prints, and is read; found by the command's program when left out; `none`: nobody's, and " +
-			"it is only measured from outside"},
+		Doc: "the tool whose output is read; when left out, the one that the command's program is called; `none`: its " +
+			"output is not read, and it is only measured from outside"},
 	param.Setting{Name: settingDrain, Type: param.TypeDuration, Default: "10s", Max: 3600,
 		Doc: "time after it should have ended in which what it prints is waited for; then it is told to end. One " +
 			"without a known output is told at the end of the window"},
