@@ -171,7 +171,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	if err := requireFeatures(s); err != nil {
 		return err
 	}
-	absent, err := s.LeaveOutAbsent()
+	absent, err := s.LeaveOutAbsent(ctx)
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func newSubject() *cobra.Command {
 			return fault.New(fault.Usage, "", near.DidYouMean(args[0], names), "there is no subject %q", args[0])
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return listSubjects(cmd.OutOrStdout())
+			return listSubjects(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
 	c.AddCommand(newKernelmesh(), newStoreSubject(), newExectrace())
@@ -52,7 +52,7 @@ func newSubject() *cobra.Command {
 }
 
 // listSubjects lists what an arm of a spec can weigh.
-func listSubjects(w io.Writer) error {
+func listSubjects(ctx context.Context, w io.Writer) error {
 	for _, g := range kind.All(kind.Subject) {
 		if _, varies := g.(kind.Variant); varies {
 			continue // it is the baseline, and nothing that is weighed
@@ -60,7 +60,7 @@ func listSubjects(w io.Writer) error {
 		about := g.About()
 		state := ""
 		if i, ok := g.(kind.Installed); ok {
-			if missing := i.Installed(param.Defaults(about.Settings)); missing != nil {
+			if missing := i.Installed(ctx, param.Defaults(about.Settings)); missing != nil {
 				state = " (" + missing.Error() + ")"
 			}
 		}

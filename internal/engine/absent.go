@@ -12,7 +12,7 @@ import (
 
 // LeaveOutAbsent takes those arms out of the spec whose program is not installed here and which may be missing, and
 // says why, by arm. One that may not be missing is an error of code Machine.
-func (s *Spec) LeaveOutAbsent() (map[string]string, error) {
+func (s *Spec) LeaveOutAbsent(ctx context.Context) (map[string]string, error) {
 	absent := map[string]string{}
 	for _, l := range s.Levels() {
 		for _, sec := range s.At(l).Sections() {
@@ -22,8 +22,10 @@ func (s *Spec) LeaveOutAbsent() (map[string]string, error) {
 				if !ok || absent[name] != "" {
 					continue
 				}
-				missing := program.Installed(p.Options)
+				missing := program.Installed(ctx, p.Options)
 				switch {
+				case ctx.Err() != nil:
+					return nil, context.Cause(ctx)
 				case missing == nil:
 				case sec.Name == "arms" && program.Optional(p.Options):
 					absent[name] = fmt.Sprintf("%s; %s", missing, fault.MendOf(missing))

@@ -312,7 +312,7 @@ func TestCommandSpec(t *testing.T) {
 		})
 	}
 	s := mustParse(t, commandSpec(`kind: command, command: tare-no-such-program`, client))
-	_, err := s.LeaveOutAbsent()
+	_, err := s.LeaveOutAbsent(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "not installed") ||
 		!strings.Contains(err.Error(), "applications.server") {
 		t.Errorf("a program that is not there: %v", err)

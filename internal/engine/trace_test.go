@@ -70,7 +70,7 @@ func TestTracersThatAreAbsent(t *testing.T) {
 		return mustParse(t, strings.Replace(traceSpec, "gates:", fmt.Sprintf(other, more)+"gates:", 1)+rest)
 	}
 	s := with(", optional: true", "factors:\n  gone.drain: [1s, 2s]\n  execs.rate: [100, 200]\nquick:\n  arms: [gone, mine]\n  factors: {gone.drain: [1s]}\n")
-	absent, err := s.LeaveOutAbsent()
+	absent, err := s.LeaveOutAbsent(t.Context())
 	if err != nil || len(absent) != 1 || !strings.Contains(absent["gone"], "no-such-tracer-anywhere: not installed; install it") {
 		t.Fatalf("absent are %v, %v", absent, err)
 	}
@@ -83,11 +83,11 @@ func TestTracersThatAreAbsent(t *testing.T) {
 	}
 	mustParse(t, string(resolved))
 
-	_, err = with("", "").LeaveOutAbsent()
+	_, err = with("", "").LeaveOutAbsent(t.Context())
 	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "arms.gone") || !strings.Contains(fault.MendOf(err), "optional: true") {
 		t.Errorf("one that may not be missing: %v, mend %q", err, fault.MendOf(err))
 	}
-	if absent, err := mustParse(t, traceSpec).LeaveOutAbsent(); err != nil || absent != nil {
+	if absent, err := mustParse(t, traceSpec).LeaveOutAbsent(t.Context()); err != nil || absent != nil {
 		t.Errorf("with all there: %v, %v", absent, err)
 	}
 	if v := with(", version: 'echo v7'", "").SubjectVersions(t.Context(), "own"); v["exectrace"] != "own" || v["no-such-tracer-anywhere"] != "v7" {

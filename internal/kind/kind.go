@@ -177,7 +177,7 @@ type Variant interface {
 // Installed is a subject whose program somebody else must have installed. Installed's error, a *fault.Error of code
 // Machine, says what is missing; Optional, whether a run may go on without the arm.
 type Installed interface {
-	Installed(param.Values) error
+	Installed(context.Context, param.Values) error
 	Optional(param.Values) bool
 }
 

@@ -325,6 +325,47 @@ func TestProbe(t *testing.T) {
 	}
 }
 
+// TestProbeHangs: a runtime none of whose commands ends holds up neither an interrupt nor the tidying up, and what it
+// started ends with it.
+func TestProbeHangs(t *testing.T) {
+	_, self := needsRunc(t)
+	defer func(was time.Duration) { commandTime = was }(commandTime)
+	commandTime = 300 * time.Millisecond
+	dir := t.TempDir()
+	script, pids := filepath.Join(dir, "hangs"), filepath.Join(dir, "pids")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nsleep 1000 &\necho $! >>"+pids+"\nwait\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	hangs, err := Find(script, self, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(200*time.Millisecond, cancel)
+	if err := Probe(ctx, hangs, self, 0, nil); err == nil {
+		t.Error("it works")
+	}
+	text, err := os.ReadFile(pids)
+	if err != nil || len(text) == 0 {
+		t.Fatalf("nothing was started: %v", err)
+	}
+	for pid := range strings.FieldsSeq(string(text)) {
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			status, err := os.ReadFile("/proc/" + pid + "/stat")
+			if err != nil || strings.Contains(string(status), ") Z ") {
+				break
+			}
+			if time.Now().After(end) {
+				t.Errorf("process %s goes on", pid)
+				break
+			}
+		}
+	}
+	if left := groupsOf(t, "tare-probe-*"); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+}
+
 // TestFind: what is not installed is an error of the machine that says how to get it.
 func TestFind(t *testing.T) {
 	_, err := Find("no-such-runtime", "/bin/true", Options{})

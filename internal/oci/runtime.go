@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"tare/internal/fault"
@@ -87,14 +88,32 @@ func (r Runtime) command(root string, args ...string) []string {
 	return append(argv, args...)
 }
 
-// run runs a command of the runtime. Its error, of code fault.Machine, has the runtime's own message.
+// commandTime is how long a command of a runtime may take where its caller sets no time of its own. They take
+// milliseconds; one that hangs must not hold up the end of a run.
+var commandTime = 20 * time.Second // tests have less
+
+// run runs a command of the runtime, for as long as the context lives, and commandTime where that has no end. Its
+// error, of code fault.Machine, has the runtime's own message.
 func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, error) {
+	within := time.Duration(0)
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		within = commandTime
+		ctx, cancel = context.WithTimeout(ctx, within)
+		defer cancel()
+	}
 	argv := r.command(root, args...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	// One that is ended takes what it started with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second // for children that hold its streams open
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+		if within > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return nil, r.failed(args[0], fmt.Sprintf("it did not end within %v", within))
+		}
 		return nil, r.failed(args[0], firstOf(said.String(), out.String(), err.Error()))
 	}
 	return out.Bytes(), nil

@@ -414,7 +414,7 @@ func (r *reaper) runTo(out uintptr, argv []string) (unix.WaitStatus, error) {
 
 // Abandon deletes the container of a job whose shim has gone, and is no error where there is none any more.
 func (j Job) Abandon(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, deleteTime)
+	ctx, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
 	if _, err := j.Container.State(ctx); err != nil {
 		return nil // the runtime knows of none

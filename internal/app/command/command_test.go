@@ -41,11 +41,11 @@ func TestInstalled(t *testing.T) {
 	for line, missing := range map[string]bool{
 		"cat": false, "tare-no-such-program -x": true, "{dir}/made-by-nobody": false, "sh -c 'tare-no-such-program'": false,
 	} {
-		if err := (guest{}).Installed(param.Values{"command": line}); (err != nil) != missing {
+		if err := (guest{}).Installed(t.Context(), param.Values{"command": line}); (err != nil) != missing {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
-	if err := (guest{}).Installed(param.Values{observe: "pid:1"}); err != nil {
+	if err := (guest{}).Installed(t.Context(), param.Values{observe: "pid:1"}); err != nil {
 		t.Errorf("what is observed is not looked for: %v", err)
 	}
 }

@@ -3,6 +3,7 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"strings"
 
@@ -34,7 +35,7 @@ func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 }
 
 // Installed says whether the program is there. One whose name is only known in the trial shows when it is started.
-func (guest) Installed(v param.Values) error {
+func (guest) Installed(_ context.Context, v param.Values) error {
 	if _, observes := v[observe]; observes {
 		return nil
 	}

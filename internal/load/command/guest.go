@@ -5,6 +5,7 @@
 package command
 
 import (
+	"context"
 	"strings"
 
 	"tare/internal/kind"
@@ -46,7 +47,7 @@ func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
 }
 
 // Installed says whether the program is there. One whose name is only known in the trial shows when it is started.
-func (guest) Installed(v param.Values) error {
+func (guest) Installed(_ context.Context, v param.Values) error {
 	o, err := optionsOf(v)
 	if err != nil || strings.Contains(o.command.Argv[0]+o.command.Dir, "{") {
 		return err

@@ -64,7 +64,7 @@ func (guest) RunsInside(param.Values) bool { return true }
 func (guest) Saturates(param.Values) bool { return true }
 
 // Installed says whether fio is there.
-func (guest) Installed(param.Values) error { return command.Installed(name) }
+func (guest) Installed(context.Context, param.Values) error { return command.Installed(name) }
 
 // Optional is false: without its load a trial measures something else.
 func (guest) Optional(param.Values) bool { return false }

@@ -128,12 +128,12 @@ func (guest) CheckSetup(s *kind.Setup, path string, part *kind.Part) error {
 }
 
 // Installed says whether the program is there. What is to be observed is looked for when a trial begins.
-func (guest) Installed(o param.Values) error {
+func (guest) Installed(ctx context.Context, o param.Values) error {
 	switch {
 	case o[settingObserve] != "":
 		return nil
 	case counts(o):
-		return counted.Installed(o)
+		return counted.Installed(ctx, o)
 	}
 	c, err := command.OptionsOf(o)
 	if err != nil || strings.Contains(c.Argv[0], "{") {

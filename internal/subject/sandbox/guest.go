@@ -98,7 +98,7 @@ var tried struct {
 }
 
 // Installed has the runtime run an empty container: a runtime that refuses this machine says so itself.
-func (guest) Installed(o param.Values) error {
+func (guest) Installed(ctx context.Context, o param.Values) error {
 	if o[settingRuntime] == none {
 		return nil
 	}
@@ -119,9 +119,12 @@ func (guest) Installed(o param.Values) error {
 	if err, known := tried.errs[key]; known {
 		return err
 	}
-	err = oci.Probe(context.Background(), r, self, o.Duration(settingReady), booting(o))
+	err = oci.Probe(ctx, r, self, o.Duration(settingReady), booting(o))
 	if err != nil {
 		err = fault.Wrap(err, fault.Machine, o[settingRuntime], "name another runtime", "does not work on this machine")
+	}
+	if ctx.Err() != nil {
+		return err // which says nothing of the runtime
 	}
 	if tried.errs == nil {
 		tried.errs = map[string]error{}

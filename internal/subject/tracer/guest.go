@@ -82,7 +82,7 @@ func (g asSubject) CheckSetup(s *kind.Setup, _ string, _ *kind.Part) error {
 	return nil
 }
 
-func (g asSubject) Installed(o param.Values) error {
+func (g asSubject) Installed(_ context.Context, o param.Values) error {
 	t, err := g.make(o)
 	if err != nil {
 		return err
