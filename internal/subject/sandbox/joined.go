@@ -46,6 +46,8 @@ type joined struct {
 	charged   *course // written by what watches, and read when that has ended
 	resident  *course
 	evidence  Evidence
+
+	ownBefore, own int64 // anonymous memory of this process before the trial, and what it grew by until the window's end
 }
 
 // sandboxed is one application or load in a sandbox.
@@ -272,13 +274,17 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 		}
 		begun := j.find()
 		before, threads := cpuTimes(begun), j.threads(begun)
+		if pace.Sleep(ctx, time.Duration(to-pace.Now())-weighing) != nil {
+			return
+		}
+		if now, err := (proc.FS{}).MedianMemory(); err == nil {
+			j.evidence.MachineInWindow, j.evidence.AvailableInWindow = &now, &now.Available
+			j.own = ownAnon() - j.ownBefore
+		}
 		if pace.Sleep(ctx, time.Duration(to-pace.Now())) != nil {
 			return
 		}
 		found := j.find()
-		if now, err := (proc.FS{}).Available(); err == nil {
-			j.evidence.AvailableInWindow = &now
-		}
 		all := j.describe(found, cpuSince(found, before), threads) // now, for what works inside ends soon
 		<-followed
 		j.resident.moment(to - from)
@@ -296,6 +302,7 @@ func (j *joined) After(ctx context.Context) error {
 		}
 	}
 	j.evidence.Places = j.evidence.places(j.trial.Record().Ledger)
+	j.evidence.Balance = j.evidence.balance(j.trial.Record().Ledger, j.tree, j.own)
 	for _, s := range j.inOrder() {
 		if s.dir == "" {
 			continue
