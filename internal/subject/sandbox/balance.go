@@ -1,13 +1,16 @@
 package sandbox
 
 import (
+	"fmt"
+	"maps"
 	"os"
 	"path"
+	"slices"
+	"strings"
 	"time"
 
+	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
-	"tare/internal/ledger"
-	"tare/internal/measured"
 )
 
 // Balance is what became of the machine's memory from before the trial until the end of its window, in bytes:
@@ -35,57 +38,144 @@ type Balance struct {
 	// Reclaimable is the part of Charged that the kernel can free at need and MemAvailable therefore still has: the
 	// machine's difference, where control groups do not tell it apart (version 1), else 0.
 	Reclaimable int64 `json:"reclaimable"`
-	// Kernel is the kernel's memory that no group of the trial is charged for: the machine's difference of memory that
-	// it cannot free (proc.Memory.Kernel), less what the trial's groups are charged. Where they are charged more it is
-	// 0: what else they are charged, such as buffers of pipes, the machine's counters do not name.
+	// Kernel is the machine's difference of the kernel's memory that cannot be freed (proc.Memory.Kernel), less what the
+	// trial's groups are charged for: memory that is charged to none. It is negative where they are charged for objects
+	// in slabs that the machine had before. What they are charged for and the machine's counters do not name, such as
+	// buffers of pipes, is taken out of both this and the remainder.
 	Kernel    int64 `json:"kernel_uncharged"`
 	Remainder int64 `json:"remainder"` // attributed to nothing
 }
 
-// balance puts it together when the ledger of the window is there; tree is the name of the trial's groups and own what
-// this process grew by. nil where a part is not known, or where a process of a sandbox is charged to a group that is
-// none of the trial's: what neighbours hold cannot be told from it then.
-func (e *Evidence) balance(l *ledger.Ledger, tree string, own int64) *Balance {
-	if l == nil || e.MachineInWindow == nil || len(e.Sandboxes) == 0 {
-		return nil
+// held is what control groups are charged, in bytes.
+type held struct {
+	users  int64 // anonymous and shared memory
+	kernel int64 // that cannot be freed, and that can be where told is false
+	told   bool  // whether the kernel tells reclaimable slab apart
+}
+
+func (h held) hard() int64 { return h.users + h.kernel }
+
+// add adds a group; false where something is not known of it.
+func (h *held) add(m cgroup.Memory) bool {
+	h.users += int64(m.Anon.N + m.Shmem.N)
+	h.kernel += int64(m.Kernel.N) - int64(m.SlabReclaimable.N)
+	h.told = m.SlabReclaimable.OK
+	return m.Anon.OK && m.Shmem.OK && m.Kernel.OK
+}
+
+// weighed is what the trial's groups are charged, and the sandboxes' among them, at the time of a reading of the machine.
+type weighed struct {
+	machine        proc.Memory
+	all, sandboxes held
+	own            int64 // anonymous memory of this process
+}
+
+// groups are the paths of the group of all of a trial, and of the sandboxes' in it: pods, and the subject's.
+func (j *joined) groups() (all string, sandboxes []string, err error) {
+	pods, tree, err := j.pods()
+	if err != nil || len(pods) == 0 {
+		return "", nil, err
 	}
-	var all *ledger.Cgroup
-	for i := range l.Cgroups {
-		if path.Base(l.Cgroups[i].Path) == tree {
-			all = &l.Cgroups[i]
+	sandboxes = slices.Collect(maps.Keys(pods))
+	if !j.plain() {
+		g, err := j.trial.SubjectGroup("", nil)
+		if err != nil {
+			return "", nil, err
+		}
+		sandboxes = append(sandboxes, g.Path())
+	}
+	for all = sandboxes[0]; path.Base(all) != tree && all != "/"; {
+		all = path.Dir(all)
+	}
+	return all, sandboxes, nil
+}
+
+// weigh reads the memory of the machine and of the trial's groups. known is false where groups do not tell theirs.
+func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known bool, err error) {
+	r, err := cgroup.NewReaderOfSome(l)
+	if err != nil {
+		return w, false, err
+	}
+	defer r.Close()
+	known = true
+	for _, p := range append([]string{all}, sandboxes...) { // reading that of all brings those in it up to date
+		if r.Add(p) == nil {
+			return w, false, nil
 		}
 	}
-	sandboxes, known := charged(l, e, true, true, hard)
-	if all == nil || !known || all.Memory == nil || all.Memory.Hard == nil || all.Memory.Anon == nil ||
-		all.Memory.Shmem == nil {
-		return nil
+	if w.machine, err = (proc.FS{}).MedianMemory(); err != nil {
+		return w, false, err
 	}
+	if err := r.ReadMemory(); err != nil {
+		return w, false, err
+	}
+	w.own = ownAnon()
+	for _, g := range r.Groups() {
+		into := &w.sandboxes
+		if g.Path == all {
+			into = &w.all
+		}
+		known = into.add(g.Memory) && known
+	}
+	return w, known, nil
+}
+
+// balance has the balance of now in the evidence. An error fails the trial.
+func (j *joined) balance() {
+	all, sandboxes, err := j.groups()
+	if err == nil && len(sandboxes) == 0 {
+		return
+	}
+	var w weighed
+	known := false
+	if err == nil {
+		w, known, err = weigh(j.trial.Cgroups(), all, sandboxes)
+	}
+	if err != nil {
+		j.trial.Fail(fmt.Errorf("weighing the sandboxes: %w", err))
+		return
+	}
+	if known {
+		j.evidence.MachineInWindow, j.evidence.AvailableInWindow = &w.machine, &w.machine.Available
+		j.evidence.Balance = balanced(j.evidence.MachineBefore, j.ownBefore, w)
+	}
+}
+
+// balanced puts the lines together, from the machine's memory before the trial, this process's own then, and what both
+// were at the end.
+func balanced(before proc.Memory, own int64, w weighed) *Balance {
+	grown := func(of func(proc.Memory) uint64) int64 { return int64(of(w.machine)) - int64(of(before)) }
+	own = w.own - own
+	b := &Balance{
+		Lost:    -grown(func(m proc.Memory) uint64 { return m.Available }),
+		Kept:    grown(func(m proc.Memory) uint64 { return m.Kept }),
+		Beside:  w.all.hard() - w.sandboxes.hard() + own,
+		Charged: w.sandboxes.hard(),
+	}
+	if !w.all.told {
+		b.Reclaimable = min(max(0, grown(func(m proc.Memory) uint64 { return m.Reclaimable })), w.all.kernel)
+	}
+	b.Neighbours = grown(func(m proc.Memory) uint64 { return m.Anon + m.Shmem }) - w.all.users - own
+	b.Taken = b.Lost - b.Kept - b.Beside - b.Neighbours
+	b.Kernel = grown(proc.Memory.Kernel) - (w.all.kernel - b.Reclaimable)
+	b.Remainder = b.Taken - b.Charged + b.Reclaimable - b.Kernel
+	if unnamed := min(-b.Kernel, b.Remainder); unnamed > 0 {
+		b.Kernel, b.Remainder = b.Kernel+unnamed, b.Remainder-unnamed
+	}
+	return b
+}
+
+// chargedElsewhere reports whether a process of a sandbox is charged to a group that is none of the trial's: what it has
+// cannot be told from what neighbours have then.
+func (e *Evidence) chargedElsewhere(tree string) bool {
 	for _, s := range e.Sandboxes {
 		for _, p := range s.Processes {
-			if !measured.Within(p.MemoryCgroup, all.Path) {
-				return nil
+			if !slices.Contains(strings.Split(p.MemoryCgroup, "/"), tree) {
+				return true
 			}
 		}
 	}
-	before, now := e.MachineBefore, *e.MachineInWindow
-	grown := func(of func(proc.Memory) uint64) int64 { return int64(of(now)) - int64(of(before)) }
-	total, users := *all.Memory.Hard, int64(*all.Memory.Anon)+int64(*all.Memory.Shmem)
-	kernel := total - users // that the trial's groups are charged
-	reclaimable := int64(0)
-	if all.Memory.SlabReclaimable == nil {
-		reclaimable = min(max(0, grown(func(m proc.Memory) uint64 { return m.Reclaimable })), kernel)
-	}
-	b := &Balance{
-		Lost:       -grown(func(m proc.Memory) uint64 { return m.Available }),
-		Kept:       grown(func(m proc.Memory) uint64 { return m.Kept }),
-		Beside:     total - int64(sandboxes) + own,
-		Neighbours: grown(func(m proc.Memory) uint64 { return m.Anon + m.Shmem }) - users - own,
-		Charged:    int64(sandboxes), Reclaimable: reclaimable,
-		Kernel: max(0, grown(proc.Memory.Kernel)-(kernel-reclaimable)),
-	}
-	b.Taken = b.Lost - b.Kept - b.Beside - b.Neighbours
-	b.Remainder = b.Taken - b.Charged + b.Reclaimable - b.Kernel
-	return b
+	return false
 }
 
 // ownAnon is the anonymous memory of this process, in bytes.
@@ -100,7 +190,7 @@ const (
 	settleSteps = 20
 	settled     = 1 << 20 // bytes that may still come back in a step
 
-	weighing = 20 * time.Millisecond // before the end of the window the machine's memory is read
+	weighing = 30 * time.Millisecond // before the end of the window the machine's memory is read
 )
 
 // settledMemory is the machine's memory once it gets back no more, or after a second.

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/host/cgroup"
-	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/link"
 	"tare/internal/microvm"
@@ -47,7 +46,7 @@ type joined struct {
 	resident  *course
 	evidence  Evidence
 
-	ownBefore, own int64 // anonymous memory of this process before the trial, and what it grew by until the window's end
+	ownBefore int64 // anonymous memory of this process before the trial
 }
 
 // sandboxed is one application or load in a sandbox.
@@ -277,10 +276,7 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 		if pace.Sleep(ctx, time.Duration(to-pace.Now())-weighing) != nil {
 			return
 		}
-		if now, err := (proc.FS{}).MedianMemory(); err == nil {
-			j.evidence.MachineInWindow, j.evidence.AvailableInWindow = &now, &now.Available
-			j.own = ownAnon() - j.ownBefore
-		}
+		j.balance()
 		if pace.Sleep(ctx, time.Duration(to-pace.Now())) != nil {
 			return
 		}
@@ -302,7 +298,9 @@ func (j *joined) After(ctx context.Context) error {
 		}
 	}
 	j.evidence.Places = j.evidence.places(j.trial.Record().Ledger)
-	j.evidence.Balance = j.evidence.balance(j.trial.Record().Ledger, j.tree, j.own)
+	if j.evidence.chargedElsewhere(j.tree) {
+		j.evidence.Balance = nil
+	}
 	for _, s := range j.inOrder() {
 		if s.dir == "" {
 			continue
