@@ -186,7 +186,7 @@ func ownAnon() int64 {
 
 // The kernel gives back what a trial had a while after its end.
 const (
-	settleStep  = 40 * time.Millisecond
+	settleStep  = 25 * time.Millisecond
 	settleSteps = 20
 	settled     = 1 << 20 // bytes that may still come back in a step
 

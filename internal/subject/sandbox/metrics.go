@@ -158,8 +158,14 @@ func balanceMetrics() []measured.Metric {
 			return float64(of(e.Balance)), true
 		})
 	}
+	// Of what others took nothing is better or worse, and no cost of the sandboxes'.
+	other := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
+		m := line(name, family, clause, how, of)
+		m.Cost, m.Better = false, metric.Neither
+		return m
+	}
 	const beside = "sandbox_beside"
-	unattributed := inMemory("sandbox_unattributed_part", beside, "",
+	unattributed := inMemory("sandbox_unattributed_share", beside, "",
 		"`sandbox_unattributed_bytes` as a part of `sandbox_taken_bytes`.",
 		func(e *Evidence, _ *measured.Measured) (float64, bool) {
 			if e.Balance == nil || e.Balance.Taken <= 0 {
@@ -167,32 +173,32 @@ func balanceMetrics() []measured.Metric {
 			}
 			return float64(e.Balance.Remainder) / float64(e.Balance.Taken), true
 		})
-	unattributed.Cost = false
+	unattributed.Cost, unattributed.Better = false, metric.Neither
 	return []measured.Metric{
-		line("sandbox_taken_bytes", memoryFamily, "takes {} of the memory that the machine has to give",
+		line("sandbox_taken_bytes", "sandbox_taken", "takes {} of what the machine has to give",
 			"`sandbox_lost_bytes` less `sandbox_kept_bytes`, `sandbox_beside_bytes` and `sandbox_neighbours_bytes`: what the "+
 				"machine has less to give because of the sandboxes.", func(b *Balance) int64 { return b.Taken }),
 		line("sandbox_lost_bytes", memoryFamily, "takes {} of MemAvailable",
 			"MemAvailable before anything of the trial was started, less at the end of the window: whatever else came and "+
 				"went on the machine is in it.", func(b *Balance) int64 { return b.Lost }),
-		line("sandbox_kept_bytes", beside, "",
+		other("sandbox_kept_bytes", beside, "",
 			"By how much the free pages grew that CPUs keep at hand, which MemAvailable leaves out: the machine's difference, "+
 				"by /proc/zoneinfo. Negative where the sandboxes were given pages that had been freed before the trial.",
 			func(b *Balance) int64 { return b.Kept }),
-		line("sandbox_beside_bytes", beside, "",
+		other("sandbox_beside_bytes", beside, "",
 			"Hard memory of the trial's other groups, such as those of its loads, and what Tare itself grew by.",
 			func(b *Balance) int64 { return b.Beside }),
-		line("sandbox_neighbours_bytes", beside, "",
+		other("sandbox_neighbours_bytes", beside, "",
 			"What anonymous and shared memory of the rest of the machine grew by: the machine's difference, less what the "+
 				"groups of the trial and Tare have of it.", func(b *Balance) int64 { return b.Neighbours }),
 		line("sandbox_kernel_uncharged_bytes", memoryFamily, "",
 			"Kernel memory that cannot be freed and that no group of the trial is charged for: the machine's difference of "+
 				"slab, kernel stacks, page tables and memory by CPU, less what these groups are charged.",
 			func(b *Balance) int64 { return b.Kernel }),
-		line("sandbox_kernel_reclaimable_bytes", memoryFamily, "",
+		other("sandbox_kernel_reclaimable_bytes", memoryFamily, "",
 			"The part of `sandbox_hard_bytes` that the kernel can free at need, where control groups do not tell it apart "+
 				"(version 1): the machine's difference.", func(b *Balance) int64 { return b.Reclaimable }),
-		line("sandbox_unattributed_bytes", beside, "",
+		other("sandbox_unattributed_bytes", "sandbox_unattributed", "of which nothing accounts for {}",
 			"`sandbox_taken_bytes` less `sandbox_hard_bytes` and `sandbox_kernel_uncharged_bytes`, and with "+
 				"`sandbox_kernel_reclaimable_bytes`: what the machine lost and nothing accounts for.",
 			func(b *Balance) int64 { return b.Remainder }),
@@ -389,5 +395,6 @@ func (guest) Speaks(s *kind.Setup) []string {
 		return []string{"sandbox_pod_cpus", "sandbox_outside_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes",
 			"sandbox_apart_bytes", "sandbox_stayed_bytes"}
 	}
-	return []string{"sandbox_start_seconds", "sandbox_stop_seconds", "sandbox_hard_bytes", "sandbox_thread_count"}
+	return []string{"sandbox_start_seconds", "sandbox_stop_seconds", "sandbox_hard_bytes", "sandbox_taken_bytes",
+		"sandbox_unattributed_bytes", "sandbox_thread_count"}
 }
