@@ -165,15 +165,16 @@ func balanceMetrics() []measured.Metric {
 		return m
 	}
 	const beside = "sandbox_beside"
-	unattributed := inMemory("sandbox_unattributed_share", beside, "",
-		"`sandbox_unattributed_bytes` as a part of `sandbox_taken_bytes`.",
-		func(e *Evidence, _ *measured.Measured) (float64, bool) {
+	share := func(name, how string, of func(*Balance) int64) measured.Metric {
+		m := inMemory(name, beside, "", how, func(e *Evidence, _ *measured.Measured) (float64, bool) {
 			if e.Balance == nil || e.Balance.Taken <= 0 {
 				return 0, false
 			}
-			return float64(e.Balance.Remainder) / float64(e.Balance.Taken), true
+			return float64(of(e.Balance)) / float64(e.Balance.Taken), true
 		})
-	unattributed.Cost, unattributed.Better = false, metric.Neither
+		m.Cost, m.Better = false, metric.Neither
+		return m
+	}
 	return []measured.Metric{
 		line("sandbox_taken_bytes", "sandbox_taken", "takes {} of what the machine has to give",
 			"`sandbox_lost_bytes` less `sandbox_kept_bytes`, `sandbox_beside_bytes` and `sandbox_neighbours_bytes`: what the "+
@@ -198,11 +199,16 @@ func balanceMetrics() []measured.Metric {
 		other("sandbox_kernel_reclaimable_bytes", memoryFamily, "",
 			"The part of `sandbox_hard_bytes` that the kernel can free at need, where control groups do not tell it apart "+
 				"(version 1): the machine's difference.", func(b *Balance) int64 { return b.Reclaimable }),
-		other("sandbox_unattributed_bytes", "sandbox_unattributed", "of which nothing accounts for {}",
+		other("sandbox_unattributed_bytes", "sandbox_unattributed", "leaves {} of that unattributed",
 			"`sandbox_taken_bytes` less `sandbox_hard_bytes` and `sandbox_kernel_uncharged_bytes`, and with "+
 				"`sandbox_kernel_reclaimable_bytes`: what the machine lost and nothing accounts for.",
 			func(b *Balance) int64 { return b.Remainder }),
-		unattributed,
+		share("sandbox_unattributed_share", "`sandbox_unattributed_bytes` as a part of `sandbox_taken_bytes`.",
+			func(b *Balance) int64 { return b.Remainder }),
+		share("sandbox_uncharged_share",
+			"What of `sandbox_taken_bytes` the sandboxes' control groups are not charged for, as a part of it: uncharged "+
+				"kernel memory and the remainder. Negative where they are charged for more than was taken.",
+			func(b *Balance) int64 { return b.Kernel + b.Remainder }),
 	}
 }
 
