@@ -41,7 +41,7 @@ const (
 
 var settings = []param.Setting{
 	{Name: settingSize, Type: param.TypeBytes, Default: "1073741824", Min: 1 << 20, Max: 1 << 40,
-		Phrase: map[string]string{"10485760": "in a file of 10 MiB", "67108864": "in a file of 64 MiB",
+		Phrase: map[string]string{"10485760": "in a file of 10 MiB", "33554432": "in a file of 32 MiB",
 			"268435456": "in a file of 256 MiB", "1073741824": "in a file of 1 GiB",
 			"10737418240": "in a file of 10 GiB", "": "in a file of {} bytes"},
 		Doc: "of the file; at most an eighth of what the disk has free and a quarter of the memory of the machine, and the " +
