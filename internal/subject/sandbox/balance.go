@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -63,7 +64,7 @@ func (h *held) add(m cgroup.Memory) bool {
 	return m.Anon.OK && m.Shmem.OK && m.Kernel.OK
 }
 
-// weighed is what the trial's groups are charged, and the sandboxes' among them, at the time of a reading of the machine.
+// weighed is what the trial's groups are charged, and the sandboxes' among them, when the machine was read.
 type weighed struct {
 	machine        proc.Memory
 	all, sandboxes held
@@ -90,7 +91,8 @@ func (j *joined) groups() (all string, sandboxes []string, err error) {
 	return all, sandboxes, nil
 }
 
-// weigh reads the memory of the machine and of the trial's groups. known is false where groups do not tell theirs.
+// weigh reads the memory of the machine and of the trial's groups. known is false where groups do not tell theirs; the
+// machine's is there all the same.
 func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known bool, err error) {
 	r, err := cgroup.NewReaderOfSome(l)
 	if err != nil {
@@ -99,9 +101,7 @@ func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known b
 	defer r.Close()
 	known = true
 	for _, p := range append([]string{all}, sandboxes...) { // reading that of all brings those in it up to date
-		if r.Add(p) == nil {
-			return w, false, nil
-		}
+		known = r.Add(p) != nil && known
 	}
 	if w.machine, err = (proc.FS{}).MedianMemory(); err != nil {
 		return w, false, err
@@ -120,8 +120,8 @@ func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known b
 	return w, known, nil
 }
 
-// balance has the balance of now in the evidence. An error fails the trial.
-func (j *joined) balance() {
+// balance has the balance of now in the evidence. An error fails a trial that has not ended.
+func (j *joined) balance(ctx context.Context) {
 	all, sandboxes, err := j.groups()
 	if err == nil && len(sandboxes) == 0 {
 		return
@@ -132,11 +132,13 @@ func (j *joined) balance() {
 		w, known, err = weigh(j.trial.Cgroups(), all, sandboxes)
 	}
 	if err != nil {
-		j.trial.Fail(fmt.Errorf("weighing the sandboxes: %w", err))
+		if ctx.Err() == nil {
+			j.trial.Fail(fmt.Errorf("weighing the sandboxes: %w", err))
+		}
 		return
 	}
+	j.evidence.MachineInWindow, j.evidence.AvailableInWindow = &w.machine, &w.machine.Available
 	if known {
-		j.evidence.MachineInWindow, j.evidence.AvailableInWindow = &w.machine, &w.machine.Available
 		j.evidence.Balance = balanced(j.evidence.MachineBefore, j.ownBefore, w)
 	}
 }
@@ -165,8 +167,8 @@ func balanced(before proc.Memory, own int64, w weighed) *Balance {
 	return b
 }
 
-// chargedElsewhere reports whether a process of a sandbox is charged to a group that is none of the trial's: what it has
-// cannot be told from what neighbours have then.
+// chargedElsewhere reports whether a process of a sandbox is charged to a group that is none of the trial's: what it
+// has cannot be told from what neighbours have then.
 func (e *Evidence) chargedElsewhere(tree string) bool {
 	for _, s := range e.Sandboxes {
 		for _, p := range s.Processes {

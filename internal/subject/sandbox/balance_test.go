@@ -251,8 +251,8 @@ func balanceOf(t *testing.T, l *cgroup.Layout, kind, group string) *Balance {
 	return balanced(before, own, w)
 }
 
-// TestBalancedAdds: what groups are charged for and the machine's counters do not name is not a remainder, and what they
-// are charged for that the machine had before is no loss.
+// TestBalancedAdds: what groups are charged for and the machine's counters do not name is not a remainder, and what
+// they are charged for that the machine had before is no loss.
 func TestBalancedAdds(t *testing.T) {
 	before := proc.Memory{Available: 1000, Kept: 50, Slab: 10}
 	w := weighed{

@@ -276,7 +276,7 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 		if pace.Sleep(ctx, time.Duration(to-pace.Now())-weighing) != nil {
 			return
 		}
-		j.balance()
+		j.balance(ctx)
 		if pace.Sleep(ctx, time.Duration(to-pace.Now())) != nil {
 			return
 		}

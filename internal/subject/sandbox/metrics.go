@@ -179,9 +179,15 @@ func balanceMetrics() []measured.Metric {
 		line("sandbox_taken_bytes", "sandbox_taken", "takes {} of what the machine has to give",
 			"`sandbox_lost_bytes` less `sandbox_kept_bytes`, `sandbox_beside_bytes` and `sandbox_neighbours_bytes`: what the "+
 				"machine has less to give because of the sandboxes.", func(b *Balance) int64 { return b.Taken }),
-		line("sandbox_lost_bytes", memoryFamily, "takes {} of MemAvailable",
+		inMemory("sandbox_lost_bytes", memoryFamily, "takes {} of MemAvailable",
 			"MemAvailable before anything of the trial was started, less at the end of the window: whatever else came and "+
-				"went on the machine is in it.", func(b *Balance) int64 { return b.Lost }),
+				"went on the machine is in it.",
+			func(e *Evidence, _ *measured.Measured) (float64, bool) {
+				if e.AvailableInWindow == nil {
+					return 0, false
+				}
+				return float64(e.AvailableBefore) - float64(*e.AvailableInWindow), true
+			}),
 		other("sandbox_kept_bytes", beside, "",
 			"By how much the free pages grew that CPUs keep at hand, which MemAvailable leaves out: the machine's difference, "+
 				"by /proc/zoneinfo. Negative where the sandboxes were given pages that had been freed before the trial.",
