@@ -156,7 +156,8 @@ var smallests = map[string]smallest{
 	},
 	"sandbox-idle": {
 		arms: []string{"runc"}, levels: map[string][]any{"idle.count": {2}},
-		tells: []string{"sandbox_ready_seconds", "sandbox_lost_bytes", "sandbox_hard_bytes", "sandbox_pss_bytes",
+		tells: []string{"sandbox_ready_seconds", "sandbox_lost_bytes", "sandbox_taken_bytes", "sandbox_unattributed_share",
+			"sandbox_uncharged_share", "sandbox_hard_bytes", "sandbox_pss_bytes",
 			"sandbox_thread_count"},
 		check: containersSeen,
 	},

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -28,15 +27,6 @@ type Machine struct {
 	Lockdown    string // none, integrity or confidentiality; "integrity (configured)" where only the configuration could be read
 	Virtual     string // none, container, the machine's product name, or vm
 	IRQTime     *bool  // whether interrupts are taken out of tasks' CPU time; nil where that cannot be known
-}
-
-// Available is how much memory in bytes the machine has to give (MemAvailable of proc_meminfo(5)).
-func (f FS) Available() (uint64, error) {
-	n, ok := parseKB([]byte(f.text("proc/meminfo")), "MemAvailable")
-	if !ok {
-		return 0, errors.New("/proc/meminfo does not say how much memory is available")
-	}
-	return n, nil
 }
 
 // Machine reads all of it.

@@ -227,7 +227,8 @@ func TestKernelThreads(t *testing.T) {
 }
 
 func FuzzParsers(f *testing.F) {
-	for _, file := range []string{"proc/stat", "proc/7/stat", "proc/8/stat", "proc/meminfo", "proc/cpuinfo", "proc/7/smaps_rollup"} {
+	for _, file := range []string{"proc/stat", "proc/7/stat", "proc/8/stat", "proc/meminfo", "proc/zoneinfo",
+		"proc/cpuinfo", "proc/7/smaps_rollup"} {
 		b, err := os.ReadFile(fixture.path(file))
 		if err != nil {
 			f.Fatal(err)
@@ -240,6 +241,7 @@ func FuzzParsers(f *testing.F) {
 		}
 		_, _ = parseProcess(b)
 		parseKB(b, "Pss")
+		keptPages(b)
 		parseRollup(b)
 		parseConfig(strings.NewReader(string(b)))
 		cpuField(string(b), "flags")

@@ -303,6 +303,17 @@ func (f FS) PageTables(pid int) (uint64, error) {
 	return n, nil
 }
 
+// Anon is the anonymous memory of a process that is resident, in bytes (RssAnon of proc_pid_status(5), Linux 4.5). A
+// process without memory of its own has 0.
+func (f FS) Anon(pid int) (uint64, error) {
+	b, err := f.read(pid, "status")
+	if err != nil {
+		return 0, err
+	}
+	n, _ := parseKB(b, "RssAnon")
+	return n, nil
+}
+
 // parseKB finds a line "name:   123 kB" and gives it in bytes.
 func parseKB(b []byte, name string) (uint64, bool) {
 	for line := range bytes.Lines(b) {

@@ -159,7 +159,7 @@ func TestCommandLine(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		line := strings.NewReplacer("{dir}", dir, "{seconds}", "1").Replace(commandLine(o, size))
+		line := strings.ReplaceAll(commandLine(o, size, 300*time.Millisecond), "{dir}", dir)
 		cmd := exec.CommandContext(t.Context(), program, strings.Fields(line)[1:]...)
 		late := time.AfterFunc(2*time.Minute, func() { _ = cmd.Cancel() })
 		out, err := cmd.Output()

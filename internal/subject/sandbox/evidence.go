@@ -25,6 +25,11 @@ type Evidence struct {
 	// at the end of the window.
 	AvailableBefore   uint64  `json:"available_before_bytes"`
 	AvailableInWindow *uint64 `json:"available_in_window_bytes"`
+	// MachineBefore and MachineInWindow are all that the kernel says of the machine's memory at these two times, and
+	// Balance what became of it between them; nil where one of its parts is not known.
+	MachineBefore   proc.Memory  `json:"machine_before"`
+	MachineInWindow *proc.Memory `json:"machine_in_window"`
+	Balance         *Balance     `json:"balance"`
 
 	// ReadySeconds is from the launch of the first application until all were ready.
 	ReadySeconds float64 `json:"ready_seconds"`
@@ -262,27 +267,4 @@ func residentOf(fs proc.FS, pid int) (Resident, error) {
 		return Resident{}, fmt.Errorf("process %d: resident memory by kind of page needs Linux 5.9", pid)
 	}
 	return Resident{RSS: r.RSS, PSS: r.PSS, Anon: *r.Anon, File: *r.File, Shmem: *r.Shmem}, nil
-}
-
-// The kernel gives back what a trial had a while after its end.
-const (
-	settleStep  = 50 * time.Millisecond
-	settleSteps = 20
-	settled     = 1 << 20 // bytes that it may still rise by in a step
-)
-
-// settledAvailable is MemAvailable once it rises no more, or after a second.
-func settledAvailable() (uint64, error) {
-	last, err := proc.FS{}.Available()
-	for step, calm := 0, 0; err == nil && step < settleSteps && calm < 3; step++ {
-		time.Sleep(settleStep)
-		var now uint64
-		if now, err = (proc.FS{}).Available(); now > last+settled {
-			calm = 0
-		} else {
-			calm++
-		}
-		last = now
-	}
-	return last, err
 }

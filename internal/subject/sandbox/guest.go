@@ -177,9 +177,11 @@ func (guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	j := &joined{trial: t, part: part, sandboxes: map[string]*sandboxed{}, links: map[string]int{}}
 	j.evidence.Runtime = part.Options[settingRuntime]
 	var err error
-	if j.evidence.AvailableBefore, err = settledAvailable(); err != nil {
+	if j.evidence.MachineBefore, err = settledMemory(); err != nil {
 		return nil, err
 	}
+	j.evidence.AvailableBefore = j.evidence.MachineBefore.Available
+	j.ownBefore = ownAnon()
 	if j.plain() {
 		return j, nil
 	}

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/host/cgroup"
-	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/link"
 	"tare/internal/microvm"
@@ -46,6 +45,8 @@ type joined struct {
 	charged   *course // written by what watches, and read when that has ended
 	resident  *course
 	evidence  Evidence
+
+	ownBefore int64 // anonymous memory of this process before the trial
 }
 
 // sandboxed is one application or load in a sandbox.
@@ -272,13 +273,14 @@ func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
 		}
 		begun := j.find()
 		before, threads := cpuTimes(begun), j.threads(begun)
+		if pace.Sleep(ctx, time.Duration(to-pace.Now())-weighing) != nil {
+			return
+		}
+		j.balance(ctx)
 		if pace.Sleep(ctx, time.Duration(to-pace.Now())) != nil {
 			return
 		}
 		found := j.find()
-		if now, err := (proc.FS{}).Available(); err == nil {
-			j.evidence.AvailableInWindow = &now
-		}
 		all := j.describe(found, cpuSince(found, before), threads) // now, for what works inside ends soon
 		<-followed
 		j.resident.moment(to - from)
@@ -296,6 +298,9 @@ func (j *joined) After(ctx context.Context) error {
 		}
 	}
 	j.evidence.Places = j.evidence.places(j.trial.Record().Ledger)
+	if j.evidence.chargedElsewhere(j.tree) {
+		j.evidence.Balance = nil
+	}
 	for _, s := range j.inOrder() {
 		if s.dir == "" {
 			continue

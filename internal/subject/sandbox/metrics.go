@@ -25,7 +25,7 @@ func seen(of func(*Evidence, *measured.Measured) (float64, bool)) func(*measured
 
 // Metrics are what trials with this subject tell of it.
 func (guest) Metrics() []measured.Metric {
-	all := slices.Concat(startAndStop, memoryMetrics(), countMetrics)
+	all := slices.Concat(startAndStop, balanceMetrics(), memoryMetrics(), countMetrics)
 	for _, c := range Components {
 		all = append(all, componentMetrics(c)...)
 	}
@@ -119,14 +119,6 @@ func workingSet(m *ledger.Memory) *int64 {
 	return &n
 }
 
-// lost is how much less memory is available than before the trial.
-func lost(e *Evidence) (float64, bool) {
-	if e.AvailableInWindow == nil {
-		return 0, false
-	}
-	return float64(e.AvailableBefore) - float64(*e.AvailableInWindow), true
-}
-
 // attributed is the hard memory of all groups of the sandboxes.
 func attributed(e *Evidence, m *measured.Measured) (float64, bool) {
 	return charged(m.Ledger, e, true, true, hard)
@@ -156,6 +148,76 @@ func inMemory(name, family, clause, how string, value func(*Evidence, *measured.
 
 const ofAll = " Of all sandboxes of the trial together, with what runs in them, at the end of the window."
 
+// balanceMetrics are the lines of the balance of the machine's memory.
+func balanceMetrics() []measured.Metric {
+	line := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
+		return inMemory(name, family, clause, how, func(e *Evidence, _ *measured.Measured) (float64, bool) {
+			if e.Balance == nil {
+				return 0, false
+			}
+			return float64(of(e.Balance)), true
+		})
+	}
+	// Of what others took nothing is better or worse, and no cost of the sandboxes'.
+	other := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
+		m := line(name, family, clause, how, of)
+		m.Cost, m.Better = false, metric.Neither
+		return m
+	}
+	const beside = "sandbox_beside"
+	share := func(name, how string, of func(*Balance) int64) measured.Metric {
+		m := inMemory(name, beside, "", how, func(e *Evidence, _ *measured.Measured) (float64, bool) {
+			if e.Balance == nil || e.Balance.Taken <= 0 {
+				return 0, false
+			}
+			return float64(of(e.Balance)) / float64(e.Balance.Taken), true
+		})
+		m.Cost, m.Better = false, metric.Neither
+		return m
+	}
+	return []measured.Metric{
+		line("sandbox_taken_bytes", "sandbox_taken", "takes {} of what the machine has to give",
+			"`sandbox_lost_bytes` less `sandbox_kept_bytes`, `sandbox_beside_bytes` and `sandbox_neighbours_bytes`: what the "+
+				"machine has less to give because of the sandboxes.", func(b *Balance) int64 { return b.Taken }),
+		inMemory("sandbox_lost_bytes", memoryFamily, "takes {} of MemAvailable",
+			"MemAvailable before anything of the trial was started, less at the end of the window: whatever else came and "+
+				"went on the machine is in it.",
+			func(e *Evidence, _ *measured.Measured) (float64, bool) {
+				if e.AvailableInWindow == nil {
+					return 0, false
+				}
+				return float64(e.AvailableBefore) - float64(*e.AvailableInWindow), true
+			}),
+		other("sandbox_kept_bytes", beside, "",
+			"By how much the free pages grew that CPUs keep at hand, which MemAvailable leaves out: the machine's difference, "+
+				"by /proc/zoneinfo. Negative where the sandboxes were given pages that had been freed before the trial.",
+			func(b *Balance) int64 { return b.Kept }),
+		other("sandbox_beside_bytes", beside, "",
+			"Hard memory of the trial's other groups, such as those of its loads, and what Tare itself grew by.",
+			func(b *Balance) int64 { return b.Beside }),
+		other("sandbox_neighbours_bytes", beside, "",
+			"What anonymous and shared memory of the rest of the machine grew by: the machine's difference, less what the "+
+				"groups of the trial and Tare have of it.", func(b *Balance) int64 { return b.Neighbours }),
+		line("sandbox_kernel_uncharged_bytes", memoryFamily, "",
+			"Kernel memory that cannot be freed and that no group of the trial is charged for: the machine's difference of "+
+				"slab, kernel stacks, page tables and memory by CPU, less what these groups are charged.",
+			func(b *Balance) int64 { return b.Kernel }),
+		other("sandbox_kernel_reclaimable_bytes", memoryFamily, "",
+			"The part of `sandbox_hard_bytes` that the kernel can free at need, where control groups do not tell it apart "+
+				"(version 1): the machine's difference.", func(b *Balance) int64 { return b.Reclaimable }),
+		other("sandbox_unattributed_bytes", "sandbox_unattributed", "leaves {} of that unattributed",
+			"`sandbox_taken_bytes` less `sandbox_hard_bytes` and `sandbox_kernel_uncharged_bytes`, and with "+
+				"`sandbox_kernel_reclaimable_bytes`: what the machine lost and nothing accounts for.",
+			func(b *Balance) int64 { return b.Remainder }),
+		share("sandbox_unattributed_share", "`sandbox_unattributed_bytes` as a part of `sandbox_taken_bytes`.",
+			func(b *Balance) int64 { return b.Remainder }),
+		share("sandbox_uncharged_share",
+			"What of `sandbox_taken_bytes` the sandboxes' control groups are not charged for, as a part of it: uncharged "+
+				"kernel memory and the remainder. Negative where they are charged for more than was taken.",
+			func(b *Balance) int64 { return b.Kernel + b.Remainder }),
+	}
+}
+
 func memoryMetrics() []measured.Metric {
 	in := func(reading func(*measured.Measured) *ledger.Ledger, inPod, outside bool, part func(*ledger.Memory) *int64,
 	) func(*Evidence, *measured.Measured) (float64, bool) {
@@ -177,18 +239,6 @@ func memoryMetrics() []measured.Metric {
 		}
 	}
 	return []measured.Metric{
-		inMemory("sandbox_lost_bytes", memoryFamily, "takes {} of what the machine has available",
-			"MemAvailable before anything of the trial was started, less at the end of the window: whatever else came and "+
-				"went on the machine is in it.",
-			func(e *Evidence, _ *measured.Measured) (float64, bool) { return lost(e) }),
-		inMemory("sandbox_unattributed_bytes", memoryFamily, "",
-			"`sandbox_lost_bytes` less `sandbox_hard_bytes`: what the machine lost and no control group of the sandboxes is "+
-				"charged for.",
-			func(e *Evidence, m *measured.Measured) (float64, bool) {
-				l, ok1 := lost(e)
-				a, ok2 := attributed(e, m)
-				return l - a, ok1 && ok2
-			}),
 		inMemory("sandbox_hard_bytes", memoryFamily, "holds {} of hard memory",
 			"Anon + shmem + kernel - reclaimable slab of the control groups of sandboxes, pods and what is outside of them."+
 				ofAll, attributed),
@@ -357,5 +407,6 @@ func (guest) Speaks(s *kind.Setup) []string {
 		return []string{"sandbox_pod_cpus", "sandbox_outside_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes",
 			"sandbox_apart_bytes", "sandbox_stayed_bytes"}
 	}
-	return []string{"sandbox_start_seconds", "sandbox_stop_seconds", "sandbox_hard_bytes", "sandbox_thread_count"}
+	return []string{"sandbox_start_seconds", "sandbox_stop_seconds", "sandbox_hard_bytes", "sandbox_taken_bytes",
+		"sandbox_unattributed_bytes", "sandbox_thread_count"}
 }
