@@ -99,9 +99,8 @@ func writeJSON(path string, v any) error {
 }
 
 const (
-	linkTime   = 10 * time.Second // for the link to appear in the shim's namespace
-	endTime    = 1500 * time.Millisecond
-	deleteTime = 20 * time.Second
+	linkTime = 10 * time.Second // for the link to appear in the shim's namespace
+	endTime  = 1500 * time.Millisecond
 )
 
 // shim is one under way.
