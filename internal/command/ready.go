@@ -49,8 +49,11 @@ func (r *Running) conditions() []condition {
 			func(ctx context.Context) (bool, error) { return accepts(ctx, c.Port) }})
 	}
 	if c.Listen {
-		all = append(all, condition{"it listened on no TCP port", 4 * pause, func(context.Context) (bool, error) {
-			return len(r.Listening()) > 0, nil
+		all = append(all, condition{r.silent(), 4 * pause, func(ctx context.Context) (bool, error) {
+			if len(r.Listening()) > 0 || c.Offered == "" {
+				return len(r.Listening()) > 0, nil
+			}
+			return accepts(ctx, c.Offered)
 		}})
 	}
 	if c.HTTP != "" {
@@ -72,6 +75,14 @@ func (r *Running) conditions() []condition {
 		}})
 	}
 	return all
+}
+
+// silent says that Ready.Listen did not come to hold.
+func (r *Running) silent() string {
+	if at := r.command.Ready.Offered; at != "" {
+		return "it listened on no TCP port that is seen from here, and accepted no connections at " + at
+	}
+	return "it listened on no TCP port"
 }
 
 // file is the path of Ready.File.

@@ -53,7 +53,7 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 	if s.served && c.Ready == (command.Ready{}) {
 		// Half a second after its start it could still be about to listen.
 		if c.Ready.Port = c.Address; c.Address == "" {
-			c.Ready.Listen = true
+			c.Ready.Listen, c.Ready.Offered = true, offered
 		}
 	}
 	if ctx.Err() != nil {
@@ -68,7 +68,7 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 	}
 	app := kind.App{Address: c.Address}
 	if app.Address == "" && s.served {
-		if app.Address, err = addressOf(c.Name(), offered, running.Listening()); err != nil {
+		if app.Address, err = addressOf(c.Name(), offered, c.Ready.Offered != "", running.Listening()); err != nil {
 			return app, err
 		}
 	}
@@ -79,15 +79,28 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 }
 
 // addressOf is where a program is reached, by the addresses that it listens on: at the one that it was offered, or else
-// at its only one.
-func addressOf(name, offered string, listens []string) (string, error) {
-	_, port, _ := net.SplitHostPort(offered)
+// at its only one. What listens on nothing that is seen from here is reached where it was offered, if it answered there:
+// a sandbox may have a kernel of its own. One that is not on this machine's loopback is at the offered host whatever it
+// says, for it is in a network namespace of its own.
+func addressOf(name, offered string, answered bool, listens []string) (string, error) {
+	host, port, _ := net.SplitHostPort(offered)
+	if ip := net.ParseIP(host); ip != nil && !ip.IsLoopback() {
+		listens = slices.Clone(listens)
+		for i, l := range listens {
+			if h, p, err := net.SplitHostPort(l); err == nil && net.ParseIP(h).IsLoopback() {
+				listens[i] = net.JoinHostPort(host, p)
+			}
+		}
+	}
 	at := func(address string) bool { _, p, _ := net.SplitHostPort(address); return p == port }
 	if i := slices.IndexFunc(listens, at); i >= 0 {
 		return listens[i], nil
 	}
 	switch len(ports(listens)) {
 	case 0:
+		if answered {
+			return offered, nil
+		}
 		return "", fault.New(fault.Usage, name, `say where it is reached: address: "127.0.0.1:PORT"; and when it is ready, `+
 			"such as ready-port: PORT", "listens on no TCP port, and a load goes to it")
 	case 1:
