@@ -53,7 +53,7 @@ func (r *Running) conditions() []condition {
 			if len(r.Listening()) > 0 || c.Offered == "" {
 				return len(r.Listening()) > 0, nil
 			}
-			return accepts(ctx, c.Offered)
+			return acceptsWithin(ctx, c.Offered, offeredAttempt)
 		}})
 	}
 	if c.HTTP != "" {
@@ -128,8 +128,13 @@ func (c Command) beforehand() error {
 // attempt is how long one connection or request may take.
 const attempt = time.Second
 
-func accepts(ctx context.Context, address string) (bool, error) {
-	d := net.Dialer{Timeout: attempt}
+// offeredAttempt is the same for an address at which it need not listen: other signs are looked for as well.
+const offeredAttempt = attempt / 10
+
+func accepts(ctx context.Context, address string) (bool, error) { return acceptsWithin(ctx, address, attempt) }
+
+func acceptsWithin(ctx context.Context, address string, limit time.Duration) (bool, error) {
+	d := net.Dialer{Timeout: limit}
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return false, short(err)

@@ -23,7 +23,7 @@ func TestAddressOf(t *testing.T) {
 		"several of its own":     {"127.0.0.1:80 127.0.0.1:443", "listens at 127.0.0.1:80, 127.0.0.1:443"},
 		"no part of the port is": {"127.0.0.1:40000 127.0.0.1:400", "listens at 127.0.0.1:40000, 127.0.0.1:400"},
 	} {
-		got, err := addressOf("server", offered, false, strings.Fields(c.listens))
+		got, err := addressOf("server", offered, strings.Fields(c.listens))
 		if err != nil {
 			got = err.Error()
 			if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
@@ -47,7 +47,7 @@ func TestAddressInside(t *testing.T) {
 		"127.0.0.1:6379 [::1]:6379":    "198.18.0.2:6379",
 		"198.18.0.2:80 198.18.0.2:443": "",
 	} {
-		if got, err := addressOf("server", offered, true, strings.Fields(listens)); got != want || (err != nil) != (want == "") {
+		if got, err := addressOf("server", offered, strings.Fields(listens)); got != want || (err != nil) != (want == "") {
 			t.Errorf("%q: %q, %v", listens, got, err)
 		}
 	}

@@ -68,7 +68,7 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 	}
 	app := kind.App{Address: c.Address}
 	if app.Address == "" && s.served {
-		if app.Address, err = addressOf(c.Name(), offered, c.Ready.Offered != "", running.Listening()); err != nil {
+		if app.Address, err = addressOf(c.Name(), offered, running.Listening()); err != nil {
 			return app, err
 		}
 	}
@@ -79,12 +79,14 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 }
 
 // addressOf is where a program is reached, by the addresses that it listens on: at the one that it was offered, or else
-// at its only one. What listens on nothing that is seen from here is reached where it was offered, if it answered there:
-// a sandbox may have a kernel of its own. One that is not on this machine's loopback is at the offered host whatever it
-// says, for it is in a network namespace of its own.
-func addressOf(name, offered string, answered bool, listens []string) (string, error) {
+// at its only one. A program that was offered another address than this machine's loopback is in a network namespace of
+// its own: it is at the offered host, whatever its sockets say, and where its kernel is not this machine's none of them
+// are to be seen.
+func addressOf(name, offered string, listens []string) (string, error) {
 	host, port, _ := net.SplitHostPort(offered)
-	if ip := net.ParseIP(host); ip != nil && !ip.IsLoopback() {
+	ip := net.ParseIP(host)
+	apart := ip != nil && !ip.IsLoopback()
+	if apart {
 		listens = slices.Clone(listens)
 		for i, l := range listens {
 			if h, p, err := net.SplitHostPort(l); err == nil && net.ParseIP(h).IsLoopback() {
@@ -98,7 +100,7 @@ func addressOf(name, offered string, answered bool, listens []string) (string, e
 	}
 	switch len(ports(listens)) {
 	case 0:
-		if answered {
+		if apart {
 			return offered, nil
 		}
 		return "", fault.New(fault.Usage, name, `say where it is reached: address: "127.0.0.1:PORT"; and when it is ready, `+
