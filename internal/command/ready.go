@@ -131,7 +131,9 @@ const attempt = time.Second
 // offeredAttempt is the same for an address at which it need not listen: other signs are looked for as well.
 const offeredAttempt = attempt / 10
 
-func accepts(ctx context.Context, address string) (bool, error) { return acceptsWithin(ctx, address, attempt) }
+func accepts(ctx context.Context, address string) (bool, error) {
+	return acceptsWithin(ctx, address, attempt)
+}
 
 func acceptsWithin(ctx context.Context, address string, limit time.Duration) (bool, error) {
 	d := net.Dialer{Timeout: limit}
