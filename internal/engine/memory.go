@@ -46,7 +46,7 @@ func (x *trial) outOfMemory() string {
 		if said != "" {
 			said += "; "
 		}
-		said += fmt.Sprintf("the guest's own kernel killed %s of %s inside the sandbox: %s", k.Process, who, k.Why)
+		said += fmt.Sprintf("the guest's own kernel killed %s of %s inside the sandbox, where %s", k.Process, who, k.Why)
 	}
 	return said
 }

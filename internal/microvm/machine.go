@@ -108,10 +108,9 @@ func (m *machine) command(qemu string) *exec.Cmd {
 // cmdline is the kernel's command line. The thunks of indirect calls are nothing that an emulated processor needs, and
 // clearing memory that is about to be filled takes a sixth of the kernel's time there. The emulated TSC is the host's,
 // so its rate is the host's as well: measured at boot it would be wrong by any factor where this machine is busy then.
-// Of what the kernel says, errors are printed: which processes it kills for want of memory is among them (oom.go).
 // A kernel that panics ends the machine by a triple fault: this machine type has nothing else that restarts it.
 func (m *machine) cmdline() string {
-	words := []string{"console=ttyS0", "quiet", "loglevel=4", "panic=-1", "reboot=t", "no_timer_check", "rdinit=/init",
+	words := []string{"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "no_timer_check", "rdinit=/init",
 		"rcupdate.rcu_expedited=1", "cryptomgr.notests", "net.ifnames=0", "8250.nr_uarts=1", "audit=0"}
 	if m.accel == AccelTCG {
 		words = append(words, "mitigations=off", "init_on_alloc=0")
