@@ -388,13 +388,17 @@ func (p *prose) stated(t *table) {
 		if e == nil || slices.Contains(p.evidence, e.Metric+" "+e.Arm) || e.Value == 0 && p.baseIsZero(e) {
 			continue
 		}
+		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
+		if strings.HasPrefix(text, ",") {
+			p.continued(e, text)
+			continue
+		}
 		if p.pause(spoken == 0); spoken == perSentence {
 			p.pause(true)
 			spoken = 0
 		}
 		spoken++
 		p.own++
-		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
 		switch d := e.Difference; {
 		case d == nil || p.baseIsZero(e):
 		case d.Resolved || d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
