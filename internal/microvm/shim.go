@@ -339,8 +339,8 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	}
 	archive = first.Bytes()
 	memory += int(memoryLimit(s.spec) >> 20)
-	m = &machine{killed: s.killed(memory), id: box.ID, accel: accel, cpus: cpus(box.Options, s.spec), memoryMiB: memory, kernel: kernel.Image,
-		params: box.Options.KernelParams}
+	m = &machine{killed: s.killed(memory), id: box.ID, accel: accel, cpus: cpus(box.Options, s.spec), memoryMiB: memory,
+		kernel: kernel.Image, params: box.Options.KernelParams}
 	return m, archive, list, s.set(func(b *sandbox) {
 		b.Accel, b.AccelReason, b.RootfsBy = accel, reason, by
 		b.KernelVersion, b.KernelImage = kernel.Version, kernel.Image
