@@ -389,15 +389,14 @@ func (p *prose) stated(t *table) {
 			continue
 		}
 		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
-		if strings.HasPrefix(text, ",") {
-			p.continued(e, text)
-			continue
+		goesOn := strings.HasPrefix(text, "of which ")
+		if !goesOn {
+			if p.pause(spoken == 0); spoken == perSentence {
+				p.pause(true)
+				spoken = 0
+			}
+			spoken++
 		}
-		if p.pause(spoken == 0); spoken == perSentence {
-			p.pause(true)
-			spoken = 0
-		}
-		spoken++
 		p.own++
 		switch d := e.Difference; {
 		case d == nil || p.baseIsZero(e):
@@ -406,7 +405,11 @@ func (p *prose) stated(t *table) {
 		default:
 			text += ", a difference that " + p.moved(e)
 		}
-		p.clause(e, text+p.perUnit(e))
+		if text += p.perUnit(e); goesOn {
+			p.goOn(e, text)
+		} else {
+			p.clause(e, text)
+		}
 	}
 	p.pause(spoken > 0)
 }

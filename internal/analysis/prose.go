@@ -70,12 +70,15 @@ func (p *prose) clause(e *Estimate, text string) {
 	p.rest(e.Metric, e.Arm)
 }
 
-// continued goes on with the clause before: ", of which 3 MB stay". Where there is none it says nothing.
-func (p *prose) continued(e *Estimate, text string) {
-	if n := len(p.clauses); n > 0 {
-		p.clauses[n-1] += text
-		p.rest(e.Metric, e.Arm)
+// goOn goes on with the clause before: ", of which 3 MB stay". Where there is none it begins one.
+func (p *prose) goOn(e *Estimate, text string) {
+	n := len(p.clauses)
+	if n == 0 {
+		p.clause(e, p.standing(text))
+		return
 	}
+	p.clauses[n-1] += ", " + text
+	p.rest(e.Metric, e.Arm)
 }
 
 // opening is what stands before a clause if it is the first of its sentence, and otherwise what stands before it as

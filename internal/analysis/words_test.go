@@ -163,7 +163,7 @@ func TestClause(t *testing.T) {
 	quiet := uses
 	quiet.Headline = false
 	part := uses
-	part.Rank, part.Clause = metric.RankOther, ", of which {} are its own"
+	part.Rank, part.Clause = metric.RankOther, "of which {} are its own"
 	for _, c := range []struct {
 		name     string
 		defined  []metric.Definition

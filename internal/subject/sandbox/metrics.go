@@ -200,11 +200,11 @@ func memoryMetrics() []measured.Metric {
 		inMemory("sandbox_outside_hard_bytes", memoryFamily, "holds {} charged elsewhere",
 			"The part of `sandbox_hard_bytes` outside of the pods' groups: shims and what else a runtime puts elsewhere. 0 "+
 				"without a runtime.", in(window, false, true, hard)),
-		inMemory("sandbox_apart_bytes", "sandbox_apart", ", of which {} belong to virtual machines that have only their "+
+		inMemory("sandbox_apart_bytes", "sandbox_apart", "of which {} belong to virtual machines that have only their "+
 			"vCPU threads in the pods' groups (on cgroup v1, memory follows the thread-group leader)",
 			"Hard memory of the groups that are charged for virtual machines whose threads run in the pods' groups while their "+
 				"memory is charged outside of them. Left out where no sandbox is such."+ofAll, apartBytes),
-		inMemory("sandbox_stayed_bytes", "sandbox_stayed", ", of which {} are pages that virtual machines had touched before "+
+		inMemory("sandbox_stayed_bytes", "sandbox_stayed", "of which {} are pages that virtual machines had touched before "+
 			"they were moved into the pods' groups (on cgroup v2, a process moves whole, and its pages stay charged where they "+
 			"were touched)",
 			"Anonymous and shared memory of the overhead groups in which virtual machines were started that are in the pods' "+
@@ -231,7 +231,7 @@ func memoryMetrics() []measured.Metric {
 				s, ok2 := charged(removed(m), e, true, true, soft)
 				return h + s, ok1 && ok2
 			}),
-		inMemory("sandbox_left_reclaimed_bytes", memoryFamily, "keeps {} of that when the kernel has taken back what it can",
+		inMemory("sandbox_left_reclaimed_bytes", memoryFamily, "of which {} stay when the kernel takes back what it can",
 			"What of `sandbox_left_bytes` is left when the kernel was asked to take back what it can of the pods' groups "+
 				"(memory.force_empty, memory.reclaim).",
 			func(e *Evidence, m *measured.Measured) (float64, bool) {
