@@ -547,6 +547,11 @@ func (x *trial) tearDown() error {
 	for _, p := range started {
 		wg.Go(p.Stop)
 	}
+	for _, part := range x.parts() {
+		if s, stops := part.(kind.Stopper); stops {
+			wg.Go(s.Stop)
+		}
+	}
 	wg.Wait()
 	var errs []error
 	for _, part := range x.parts() {

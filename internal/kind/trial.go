@@ -97,6 +97,12 @@ type (
 		Evidence() any
 	}
 
+	// Stopper is a part with processes that the engine has not started. Stop ends them, with those that it has started,
+	// and before Close of any part: a subject that they run in closes when they have ended.
+	Stopper interface {
+		Stop()
+	}
+
 	// Removed is called last, when every process has ended, Close was called and the groups have gone, also when the
 	// trial failed. It says what the guest left behind on the machine: mounts, network devices, files. That is a
 	// warning of the trial; an error of it is what spoils the trials after it, or that nobody can tell.
