@@ -388,13 +388,16 @@ func (p *prose) stated(t *table) {
 		if e == nil || slices.Contains(p.evidence, e.Metric+" "+e.Arm) || e.Value == 0 && p.baseIsZero(e) {
 			continue
 		}
-		if p.pause(spoken == 0); spoken == perSentence {
-			p.pause(true)
-			spoken = 0
-		}
-		spoken++
-		p.own++
 		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
+		goesOn := strings.HasPrefix(text, "of which ")
+		if !goesOn {
+			if p.pause(spoken == 0); spoken == perSentence {
+				p.pause(true)
+				spoken = 0
+			}
+			spoken++
+		}
+		p.own++
 		switch d := e.Difference; {
 		case d == nil || p.baseIsZero(e):
 		case d.Resolved || d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
@@ -402,7 +405,11 @@ func (p *prose) stated(t *table) {
 		default:
 			text += ", a difference that " + p.moved(e)
 		}
-		p.clause(e, text+p.perUnit(e))
+		if text += p.perUnit(e); goesOn {
+			p.goOn(e, text)
+		} else {
+			p.clause(e, text)
+		}
 	}
 	p.pause(spoken > 0)
 }

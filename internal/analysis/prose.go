@@ -70,6 +70,17 @@ func (p *prose) clause(e *Estimate, text string) {
 	p.rest(e.Metric, e.Arm)
 }
 
+// goOn goes on with the clause before: ", of which 3 MB stay". Where there is none it begins one.
+func (p *prose) goOn(e *Estimate, text string) {
+	n := len(p.clauses)
+	if n == 0 {
+		p.clause(e, p.standing(text))
+		return
+	}
+	p.clauses[n-1] += ", " + text
+	p.rest(e.Metric, e.Arm)
+}
+
 // opening is what stands before a clause if it is the first of its sentence, and otherwise what stands before it as
 // another.
 func (p *prose) opening(first, other string) string {

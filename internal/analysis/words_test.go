@@ -162,6 +162,8 @@ func TestClause(t *testing.T) {
 	}
 	quiet := uses
 	quiet.Headline = false
+	part := uses
+	part.Rank, part.Clause = metric.RankOther, "of which {} are its own"
 	for _, c := range []struct {
 		name     string
 		defined  []metric.Definition
@@ -178,6 +180,8 @@ func TestClause(t *testing.T) {
 			"proxy holds 2.998 MB [2.994, 3.006] of page cache, a difference that is not resolved (smallest visible "},
 		{"in order of rank", []metric.Definition{cache, uses}, nil, nil,
 			"proxy uses 0.03998 CPU [0.03992, 0.04008] by itself; holds 2.998 MB [2.994, 3.006] of page cache."},
+		{"one that goes on with the one before", []metric.Definition{cache, part}, nil, nil,
+			"proxy holds 2.998 MB [2.994, 3.006] of page cache, of which 0.03998 CPU [0.03992, 0.04008] are its own."},
 		{"answers of the run do not speak of it", []metric.Definition{cache, uses}, []string{cache.Name}, nil,
 			"proxy holds 2.998 MB [2.994, 3.006] of page cache."},
 		{"no answer speaks of it", []metric.Definition{cache, quiet}, nil, nil,

@@ -55,8 +55,11 @@ type Ready struct {
 	Line   *regexp.Regexp // matches a line of its standard output or standard error
 	HTTP   string         // URL that is answered with a status of 200 to 399
 	File   string         // path that exists, relative to the working directory
-	Listen bool           // it listens on some TCP port
-	After  time.Duration  // has passed since
+	Listen bool           // it listens on some TCP port, or accepts connections at Offered
+	// Offered is host:port at which it may listen, with Listen; empty: none. It is tried because the ports of a program
+	// whose kernel is not this machine's (gVisor, a virtual machine) are not to be seen from here.
+	Offered string
+	After   time.Duration // has passed since
 }
 
 // none says that nothing is given.

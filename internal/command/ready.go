@@ -49,8 +49,11 @@ func (r *Running) conditions() []condition {
 			func(ctx context.Context) (bool, error) { return accepts(ctx, c.Port) }})
 	}
 	if c.Listen {
-		all = append(all, condition{"it listened on no TCP port", 4 * pause, func(context.Context) (bool, error) {
-			return len(r.Listening()) > 0, nil
+		all = append(all, condition{r.silent(), 4 * pause, func(ctx context.Context) (bool, error) {
+			if len(r.Listening()) > 0 || c.Offered == "" {
+				return len(r.Listening()) > 0, nil
+			}
+			return acceptsWithin(ctx, c.Offered, offeredAttempt)
 		}})
 	}
 	if c.HTTP != "" {
@@ -72,6 +75,14 @@ func (r *Running) conditions() []condition {
 		}})
 	}
 	return all
+}
+
+// silent says that Ready.Listen did not come to hold.
+func (r *Running) silent() string {
+	if at := r.command.Ready.Offered; at != "" {
+		return "it listened on no TCP port that is seen from here, and accepted no connections at " + at
+	}
+	return "it listened on no TCP port"
 }
 
 // file is the path of Ready.File.
@@ -117,8 +128,15 @@ func (c Command) beforehand() error {
 // attempt is how long one connection or request may take.
 const attempt = time.Second
 
+// offeredAttempt is the same for an address at which it need not listen: other signs are looked for as well.
+const offeredAttempt = attempt / 10
+
 func accepts(ctx context.Context, address string) (bool, error) {
-	d := net.Dialer{Timeout: attempt}
+	return acceptsWithin(ctx, address, attempt)
+}
+
+func acceptsWithin(ctx context.Context, address string, limit time.Duration) (bool, error) {
+	d := net.Dialer{Timeout: limit}
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return false, short(err)

@@ -124,6 +124,25 @@ func TestWithoutConditions(t *testing.T) {
 	}
 }
 
+// TestOffered: a program whose sockets are not to be seen from here is ready when it answers where it was told to be.
+func TestOffered(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for at, ready := range map[string]bool{l.Addr().String(): true, "127.0.0.1:1": false} {
+		c := shell(t, "exec sleep 60")
+		c.Ready.Listen, c.Ready.Offered, c.ReadyTimeout = true, at, 300*time.Millisecond
+		r, _ := start(t, c)
+		err := r.Ready(t.Context())
+		if (err == nil) != ready || !ready && !strings.Contains(err.Error(), "accepted no connections at "+at) {
+			t.Errorf("at %s: %v", at, err)
+		}
+		r.Kill()
+	}
+}
+
 // TestFailures: what goes wrong is told with its status, its last words and what to do, and nothing is left behind.
 func TestFailures(t *testing.T) {
 	for _, k := range []struct {

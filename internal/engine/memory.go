@@ -1,7 +1,10 @@
 package engine
 
 import (
+	"context"
+	"fmt"
 	"path"
+	"time"
 
 	"tare/internal/host/oom"
 	"tare/internal/kind"
@@ -21,13 +24,35 @@ func (x *trial) watchMemory() {
 	}
 }
 
-// outOfMemory says which processes of the trial the kernel has killed because memory was short; empty: none.
+// outOfMemory says which processes of the trial were killed because memory was short, by this machine's kernel or by
+// that of a guest; empty: none.
 func (x *trial) outOfMemory() string {
 	if x.tree == nil {
 		return ""
 	}
-	return x.killed.Say(x.machine.Cgroups, x.tree.Path(), x.partOf, x.partNamed)
+	as := oom.Naming{Owner: x.partOf, Named: x.partNamed}
+	witness, sees := x.own.(kind.MemoryWitness)
+	if sees {
+		as.Component = witness.Component
+	}
+	said := x.killed.Say(x.machine.Cgroups, x.tree.Path(), as)
+	if !sees {
+		return said
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), insideTime)
+	defer cancel()
+	for _, k := range witness.KilledInside(ctx) {
+		who, _ := x.partNamed(k.Part)
+		if said != "" {
+			said += "; "
+		}
+		said += fmt.Sprintf("the guest's own kernel killed %s of %s inside the sandbox, where %s", k.Process, who, k.Why)
+	}
+	return said
 }
+
+// insideTime is how long sandboxes may take to say what their kernels killed.
+const insideTime = 10 * time.Second
 
 // partOf is whose a group is, in words.
 func (x *trial) partOf(group string) string {
@@ -48,10 +73,15 @@ func (x *trial) partOf(group string) string {
 	return "the trial"
 }
 
-// partNamed is an application or a load, in words.
-func (x *trial) partNamed(name string) string {
-	if _, as := x.part(name); as == kind.Load {
-		return "the load " + name
+// partNamed is an application or a load in words, and the path of its group; empty where it has none.
+func (x *trial) partNamed(name string) (who, group string) {
+	x.mu.Lock()
+	if g := x.groups[path.Join(kind.WorkGroup, name)]; g != nil {
+		group = g.Path()
 	}
-	return "the application " + name
+	x.mu.Unlock()
+	if _, as := x.part(name); as == kind.Load {
+		return "the load " + name, group
+	}
+	return "the application " + name, group
 }

@@ -93,7 +93,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	case err != nil:
 		err = fault.Wrap(err, fault.Machine, "", "raise the limit, or ask for less", "out of memory: %s", killed)
 	default:
-		x.Warn("out-of-memory", "%s, because memory was short", killed)
+		x.Warn("out-of-memory", "out of memory, and the trial went on: %s", killed)
 	}
 	begin := time.Now()
 	err = errors.Join(err, x.tearDown())
@@ -546,6 +546,11 @@ func (x *trial) tearDown() error {
 	var wg sync.WaitGroup
 	for _, p := range started {
 		wg.Go(p.Stop)
+	}
+	for _, part := range x.parts() {
+		if s, stops := part.(kind.Stopper); stops {
+			wg.Go(s.Stop)
+		}
 	}
 	wg.Wait()
 	var errs []error

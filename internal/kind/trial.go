@@ -37,6 +37,14 @@ type (
 		Host(app string) (string, error)
 	}
 
+	// MemoryWitness is a Launcher that knows more of processes that were killed because memory was short than this
+	// machine's kernel says. Component is what a process of this machine was, by its PID, also one that has ended; empty:
+	// not known. KilledInside are those that other kernels killed, such as a guest's.
+	MemoryWitness interface {
+		Component(pid int) string
+		KilledInside(context.Context) []KilledInside
+	}
+
 	// Patient is a Launcher in which it may take long until what it launches is ready: up to Patience.
 	Patient interface {
 		Patience() time.Duration
@@ -89,6 +97,12 @@ type (
 		Evidence() any
 	}
 
+	// Stopper is a part with processes that the engine has not started. Stop ends them, with those that it has started,
+	// and before Close of any part: a subject that they run in closes when they have ended.
+	Stopper interface {
+		Stop()
+	}
+
 	// Removed is called last, when every process has ended, Close was called and the groups have gone, also when the
 	// trial failed. It says what the guest left behind on the machine: mounts, network devices, files. That is a
 	// warning of the trial; an error of it is what spoils the trials after it, or that nobody can tell.
@@ -96,6 +110,13 @@ type (
 		Removed() (left []string, err error)
 	}
 )
+
+// KilledInside is a process that a kernel other than this machine's killed because memory was short.
+type KilledInside struct {
+	Part    string // application or load that it was of
+	Process string // "process 80 (dd)", by that kernel's numbers
+	Why     string // "its container may have 67.1 MB"
+}
 
 // Launch is an application, or a load that is Inside, to start.
 type Launch struct {

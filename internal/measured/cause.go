@@ -82,11 +82,19 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	busy := map[string]float64{}
 	if n := l.Noise; n != nil {
 		d.Stolen = max(d.Stolen, n.StolenSeconds/capacity)
+		nobodys := 0.0
 		for _, s := range n.Occupied {
-			if !ours(s.PID, s.Cgroup) {
+			switch {
+			case ours(s.PID, s.Cgroup):
+			case s.Cgroup == "":
+				nobodys += s.Seconds / capacity
+			default:
 				d.Occupied += s.Seconds / capacity
 			}
 		}
+		// A process that had ended before its group was read may be a short one of the trial's own: no more of them are
+		// others' than the kernel counted for others.
+		d.Occupied += min(nobodys, max(0, d.Foreign-d.Occupied))
 		for _, o := range n.Busiest {
 			if !ours(o.PID, o.Cgroup) {
 				busy[o.Comm] += o.Seconds

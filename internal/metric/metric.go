@@ -82,6 +82,7 @@ type Definition struct {
 
 	// Clause is how an answer speaks of it after the name of an arm, with {} in the place of the value: "holds {} of
 	// page cache". Where the baseline has it too, the difference follows. Empty: answers name it only where it differs.
+	// One that begins so ("of which {} stay") goes on with the clause of the metric before it.
 	Clause string `json:"clause,omitempty"`
 
 	// Family is what it tells of, with others: of the metrics of one family a sentence names one. Empty: it is the

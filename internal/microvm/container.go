@@ -140,6 +140,8 @@ const guestCgroups = "/cgroups"
 // machinePlan readies the guest for the container: what is shared, control groups.
 func machinePlan(s *specs.Spec, shared bool) *plan {
 	p := &plan{}
+	// While it boots, the kernel calls things errors that are none. From now on it tells of what it kills: see killLine.
+	p.write("/proc/sys/kernel/printk", "4")
 	if shared {
 		p.mount(shareTag, guestShare, "virtiofs", 0, "")
 	}

@@ -54,6 +54,7 @@ type machine struct {
 	ports     [4]*os.File // control, standard input, output, error; QEMU's ends
 	fsSocket  string      // of virtiofsd; empty without
 	nic       *nic
+	killed    func(cgroup bool, process string) // called for each that its kernel kills for want of memory; may be nil
 }
 
 // portNames are the names of the ports, which the guest sees in /sys/class/virtio-ports.

@@ -396,3 +396,27 @@ func TestWaits(t *testing.T) {
 	}
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
+
+// TestKillWatch: whom the guest's kernel kills is read from its console, whatever the victim calls itself, and wherever
+// a read ends.
+func TestKillWatch(t *testing.T) {
+	const console = "[    6.1] Memory cgroup out of memory: Killed process 80 (dd) total-vm:201388kB, anon-rss:65024kB\r\n" +
+		"[    6.2] dd invoked oom-killer: gfp_mask=0xcc0\r\n" +
+		"[    7.0] Out of memory: Killed process 81 (a) (b\x1b[) total-vm:1kB, anon-rss:2kB\r\n" +
+		"[    7.1] Out of memory: Killed process 82 (" + "0123456789012345678" + ") total-vm:1kB\r\n" // a name has 15 bytes
+	const want = "true process 80 (dd), false process 81 (a) (b?[), "
+	for _, step := range []int{1, 7, len(console)} {
+		got := ""
+		w := &killWatch{kill: func(group bool, process string) { got += fmt.Sprint(group, " ", process, ", ") }}
+		for rest := console + strings.Repeat("x", 3*maxLine) + "\n"; rest != ""; {
+			n := min(step, len(rest))
+			if took, err := w.Write([]byte(rest[:n])); took != n || err != nil {
+				t.Fatal(took, err)
+			}
+			rest = rest[n:]
+		}
+		if got != want {
+			t.Errorf("in steps of %d: %q, want %q", step, got, want)
+		}
+	}
+}

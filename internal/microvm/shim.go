@@ -338,11 +338,9 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 		memory += 2 * int(packed>>20) // the archive and, while it is unpacked, what comes of it
 	}
 	archive = first.Bytes()
-	if r := s.spec.Linux.Resources; r != nil && r.Memory != nil && r.Memory.Limit != nil && *r.Memory.Limit > 0 {
-		memory += int(*r.Memory.Limit >> 20)
-	}
-	m = &machine{id: box.ID, accel: accel, cpus: cpus(box.Options, s.spec), memoryMiB: memory, kernel: kernel.Image,
-		params: box.Options.KernelParams}
+	memory += int(memoryLimit(s.spec) >> 20)
+	m = &machine{killed: s.killed(memory), id: box.ID, accel: accel, cpus: cpus(box.Options, s.spec), memoryMiB: memory,
+		kernel: kernel.Image, params: box.Options.KernelParams}
 	return m, archive, list, s.set(func(b *sandbox) {
 		b.Accel, b.AccelReason, b.RootfsBy = accel, reason, by
 		b.KernelVersion, b.KernelImage = kernel.Version, kernel.Image
@@ -574,7 +572,11 @@ func (s *shim) whyEnded() error {
 		default:
 		}
 	}
-	return fmt.Errorf("QEMU ended%s", s.vm.words())
+	how := ""
+	if status, ok := s.vm.status(); ok && status.Signaled() {
+		how = ": " + status.Signal().String()
+	}
+	return fmt.Errorf("QEMU ended%s%s", how, s.vm.words())
 }
 
 // failedCode is the exit code of a container whose machine ended without it.

@@ -82,8 +82,9 @@ type sandbox struct {
 	Run           string   `json:"run,omitempty"`     // the run of Tare that it belongs to (placement.Mark)
 	ExitCode      *int     `json:"exit_code"`         // of the process; null before its end
 	Failure       string   `json:"failure,omitempty"` // why the machine ended without it
-	CreateTook    float64  `json:"create_seconds"`    // from the shim's start until the container was created
-	BootTook      float64  `json:"boot_seconds"`      // from QEMU's start until the guest's first process spoke
+	OutOfMemory   []Kill   `json:"out_of_memory,omitempty"`
+	CreateTook    float64  `json:"create_seconds"` // from the shim's start until the container was created
+	BootTook      float64  `json:"boot_seconds"`   // from QEMU's start until the guest's first process spoke
 	dir           string   // its directory
 }
 
@@ -172,6 +173,11 @@ func (s *sandbox) state() specs.State {
 	put("sandbox_cgroup", s.SandboxGroup)
 	put("overhead_cgroup", s.OverheadGroup)
 	put("failure", s.Failure)
+	if len(s.OutOfMemory) > 0 {
+		if text, err := json.Marshal(s.OutOfMemory); err == nil {
+			state.Annotations[OutOfMemory] = string(text)
+		}
+	}
 	if s.BootTook > 0 {
 		put("boot_seconds", strconv.FormatFloat(s.BootTook, 'f', 3, 64))
 		put("create_seconds", strconv.FormatFloat(s.CreateTook, 'f', 3, 64))

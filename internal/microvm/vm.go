@@ -109,12 +109,19 @@ func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) 
 	if err = t.do(v.cmd.Start); err != nil {
 		return nil, fault.Wrap(err, fault.Machine, qemu, qemuHint, "cannot start QEMU")
 	}
+	said := make(chan struct{})
 	go func() {
-		_, _ = io.Copy(&v.console, console) // it ends with QEMU
+		defer close(said)
+		var to io.Writer = &v.console
+		if m.killed != nil {
+			to = io.MultiWriter(to, &killWatch{kill: m.killed})
+		}
+		_, _ = io.Copy(to, console) // it ends with QEMU
 		_ = console.Close()
 	}()
 	go func() {
 		_ = v.cmd.Wait()
+		<-said
 		close(v.ended)
 	}()
 	return v, nil
@@ -138,12 +145,18 @@ func (v *vm) hello(ctx context.Context, patience time.Duration) (err error) {
 
 // killed says whether a signal ended QEMU.
 func (v *vm) killed() bool {
+	status, ok := v.status()
+	return ok && status.Signaled()
+}
+
+// status is how QEMU ended; false while it runs.
+func (v *vm) status() (syscall.WaitStatus, bool) {
 	select {
 	case <-v.ended:
 		status, ok := v.cmd.ProcessState.Sys().(syscall.WaitStatus)
-		return ok && status.Signaled()
+		return status, ok
 	case <-time.After(time.Second): // its ports close a moment before it ends
-		return false
+		return 0, false
 	}
 }
 

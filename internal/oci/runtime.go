@@ -20,6 +20,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/host/proc"
+	"tare/internal/microvm"
 )
 
 // The runtimes that need arguments of their own, by the names that specs give them.
@@ -197,6 +198,14 @@ type State struct {
 	ID     string `json:"id"`
 	Status string `json:"status"` // creating, created, running or stopped
 	PID    int    `json:"pid"`
+
+	Annotations map[string]string `json:"annotations"`
+}
+
+// OutOfMemory is what the kernel of the container's guest killed because memory was short, as far as the runtime tells.
+func (s State) OutOfMemory() (kills []microvm.Kill) {
+	_ = json.Unmarshal([]byte(s.Annotations[microvm.OutOfMemory]), &kills) // most have none
+	return kills
 }
 
 // State asks the runtime for the state of the container.

@@ -57,6 +57,9 @@ type Times struct {
 
 	PID    int  `json:"pid"` // of the process that the runtime names
 	Killed bool `json:"killed,omitempty"`
+
+	// OutOfMemory is what the kernel of a guest killed because memory was short, as far as the runtime tells.
+	OutOfMemory []microvm.Kill `json:"out_of_memory,omitempty"`
 }
 
 // The files in the directory of a job.
@@ -222,16 +225,14 @@ const (
 // tell.
 func (s *shim) saidStatus() int {
 	for range stopSteps {
-		var state struct {
-			Status      string            `json:"status"`
-			Annotations map[string]string `json:"annotations"`
-		}
+		var state State
 		text, err := s.said("state", s.Container.ID)
 		if err != nil || json.Unmarshal(text, &state) != nil {
 			return 0
 		}
 		if state.Status == "stopped" {
 			status, _ := strconv.Atoi(state.Annotations[microvm.Annotation+"exit_code"])
+			s.note(func(t *Times) { t.OutOfMemory = state.OutOfMemory() })
 			return status
 		}
 		time.Sleep(stopStep)

@@ -184,6 +184,11 @@ var smallests = map[string]smallest{
 		tells: []string{"sandbox_pod_cpus", "sandbox_pod_hard_bytes", "sandbox_pod_working_set_bytes"},
 		check: containersSeen,
 	},
+	"sandbox-redis": {
+		arms:  []string{"runc"},
+		tells: []string{"tool_rate_per_second", "sandbox_pod_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes"},
+		check: containersSeen,
+	},
 	"sandbox-syscall": {
 		arms: []string{"runc"},
 		tells: []string{"syscall_getpid_seconds", "syscall_read_seconds", "syscall_write_seconds", "syscall_open_seconds",

@@ -49,6 +49,68 @@ loads:
 	}
 }
 
+// TestOutOfMemoryInside: in gVisor and in a virtual machine the failure tells whom the kernel killed, which kernel, and
+// which limit was reached; the arms that had enough are measured.
+func TestOutOfMemoryInside(t *testing.T) {
+	needsRoot(t)
+	// A plain process has no host name of a sandbox, and asks for nothing.
+	const hungry = "sh -c 'read h < /proc/sys/kernel/hostname; if [ $h = sandbox ]; then " +
+		"dd if=/dev/zero of=/dev/null bs=192M count=1; dd if=/dev/zero of=/dev/null bs=512M count=1; exit 1; fi; " +
+		"echo up; exec sleep 60'"
+	const byHost = `the kernel killed process \d+ \(%s\), the %s of its sandbox, of the application hungry in the ` +
+		`control group /tare-trial-\d+-p\d+-t\d+/work/hungry/%s, which may have %s`
+	const byGuest = `the guest's own kernel killed process \d+ \(dd\) of the application hungry inside the sandbox, ` +
+		`where %s`
+	name := `tare-trial-\d+-p\d+-t\d+-hungry`
+	above := ` MB with all in /tare-trial-\d+-p\d+-t\d+/work/hungry: `
+	for arm, c := range map[string]struct{ settings, says string }{
+		"runsc":   {"runtime: %q", fmt.Sprintf(byHost, "exe, program runsc", "sentry", name, "440"+above)},
+		"bundle":  {"runtime: %q, memory: 128MiB", fmt.Sprintf(byHost, "exe, program runsc", "sentry", name, "134 MB: ")},
+		"microvm": {"runtime: %q, memory: 1GiB", fmt.Sprintf(byHost, "qemu-system-x86", "VMM", "kata_"+name, "440"+above)},
+		"guest":   {"runtime: %q, memory: 64MiB", fmt.Sprintf(byGuest, "its container may have 67.1 MB")},
+	} {
+		t.Run(arm, func(t *testing.T) {
+			leavesNothing(t)
+			runtime, env := "microvm", []string(nil)
+			if strings.Contains(c.says, "runsc") {
+				runtime = runtimeFor(t, "runsc")
+			} else {
+				env = microvm(t).env
+			}
+			spec := sandboxSpec(runtime, fmt.Sprintf(`
+applications:
+  hungry: {kind: command, command: %q, ready-line: up, ready-timeout: 2m, limits: {memory: 420MiB}}
+loads:
+  probe: {kind: probe}
+`, hungry))
+			spec = strings.NewReplacer("500ms", "100ms", "repeat: 100%", "repeat: 0%",
+				fmt.Sprintf("runtime: %q", runtime), fmt.Sprintf(c.settings, runtime)+", ready-timeout: 2m").Replace(spec)
+			dir := filepath.Join(t.TempDir(), "out")
+			run := command{args: []string{"run", specFile(t, spec), "--out", dir}, env: env, timeout: 4 * time.Minute}
+			o := run.start(t).wait(t)
+			if o.code != 0 && o.code != 4 {
+				t.Fatal(o)
+			}
+			done, err := record.Read(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, tr := range done.Trials {
+				want := regexp.MustCompile("^$")
+				if tr.Arm == "inside" {
+					want = regexp.MustCompile("^out of memory: " + c.says)
+				}
+				if !want.MatchString(tr.Validity.Failed) {
+					t.Errorf("%s: %q, want %q", tr.Arm, tr.Validity.Failed, want)
+				}
+			}
+			if len(done.Trials) != 3 {
+				t.Errorf("%d trials", len(done.Trials))
+			}
+		})
+	}
+}
+
 // TestFullDiskUnderFio: a disk that has no room for the file of one trial costs that trial, and no other.
 func TestFullDiskUnderFio(t *testing.T) {
 	needsRoot(t)

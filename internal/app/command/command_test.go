@@ -36,6 +36,23 @@ func TestAddressOf(t *testing.T) {
 	}
 }
 
+// TestAddressInside: a program in a network namespace of its own is reached at the host that it was offered, also where
+// its kernel shows nobody here what it listens on.
+func TestAddressInside(t *testing.T) {
+	const offered = "198.18.0.2:4000"
+	for listens, want := range map[string]string{
+		"":                             offered,
+		"198.18.0.2:4000":              offered,
+		"127.0.0.1:4000 [::1]:4000":    offered, // all interfaces, as it reads from here
+		"127.0.0.1:6379 [::1]:6379":    "198.18.0.2:6379",
+		"198.18.0.2:80 198.18.0.2:443": "",
+	} {
+		if got, err := addressOf("server", offered, strings.Fields(listens)); got != want || (err != nil) != (want == "") {
+			t.Errorf("%q: %q, %v", listens, got, err)
+		}
+	}
+}
+
 // TestInstalled: a missing program is known before the run, and what is only known in the trial is not guessed at.
 func TestInstalled(t *testing.T) {
 	for line, missing := range map[string]bool{

@@ -53,7 +53,7 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 	if s.served && c.Ready == (command.Ready{}) {
 		// Half a second after its start it could still be about to listen.
 		if c.Ready.Port = c.Address; c.Address == "" {
-			c.Ready.Listen = true
+			c.Ready.Listen, c.Ready.Offered = true, offered
 		}
 	}
 	if ctx.Err() != nil {
@@ -79,15 +79,30 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 }
 
 // addressOf is where a program is reached, by the addresses that it listens on: at the one that it was offered, or else
-// at its only one.
+// at its only one. A program that was offered another address than this machine's loopback is in a network namespace of
+// its own: it is at the offered host, whatever its sockets say, and where its kernel is not this machine's none of them
+// are to be seen.
 func addressOf(name, offered string, listens []string) (string, error) {
-	_, port, _ := net.SplitHostPort(offered)
+	host, port, _ := net.SplitHostPort(offered)
+	ip := net.ParseIP(host)
+	apart := ip != nil && !ip.IsLoopback()
+	if apart {
+		listens = slices.Clone(listens)
+		for i, l := range listens {
+			if h, p, err := net.SplitHostPort(l); err == nil && net.ParseIP(h).IsLoopback() {
+				listens[i] = net.JoinHostPort(host, p)
+			}
+		}
+	}
 	at := func(address string) bool { _, p, _ := net.SplitHostPort(address); return p == port }
 	if i := slices.IndexFunc(listens, at); i >= 0 {
 		return listens[i], nil
 	}
 	switch len(ports(listens)) {
 	case 0:
+		if apart {
+			return offered, nil
+		}
 		return "", fault.New(fault.Usage, name, `say where it is reached: address: "127.0.0.1:PORT"; and when it is ready, `+
 			"such as ready-port: PORT", "listens on no TCP port, and a load goes to it")
 	case 1:

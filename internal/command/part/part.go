@@ -65,11 +65,16 @@ func (p *Part) Start(ctx context.Context, c command.Command, onEnd func(error)) 
 // GroupPath is the identity of the control group, as the ledger has it.
 func (p *Part) GroupPath() string { return p.group.Path() }
 
-// Close ends the command, in the way that it asks for, and removes its directory.
-func (p *Part) Close() error {
+// Stop ends the command, in the way that it asks for.
+func (p *Part) Stop() {
 	if p.running != nil {
 		p.running.Stop()
 	}
+}
+
+// Close ends the command, in the way that it asks for, and removes its directory.
+func (p *Part) Close() error {
+	p.Stop()
 	if p.dir == "" {
 		return nil
 	}

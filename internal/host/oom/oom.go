@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -26,6 +27,11 @@ type Victim struct {
 	Program   string // base name of the file that it runs, at most 31 bytes
 	Group     uint64 // id of the control group that its memory is charged to (cgroup.ID); 0: not known
 	GroupName string // last part of that group's path
+
+	// Limit is what a control group may have, in bytes, that had used all of it: the nearest one from the victim's own up.
+	// 0: not known, or the machine's own memory was short. Limited is the id of that group.
+	Limit   uint64
+	Limited uint64
 }
 
 // Watch notes victims, of the whole machine, until Close. It is for one goroutine at a time.
@@ -64,6 +70,8 @@ func (w *Watch) Close() error {
 // victim is struct victim of oom.bpf.c.
 type victim struct {
 	Group     uint64
+	Limited   uint64
+	Limit     uint64
 	PID       uint32
 	Comm      [16]byte
 	Program   [32]byte
@@ -83,6 +91,7 @@ func (w *Watch) Victims() (all []Victim, err error) {
 		}
 		all = append(all, Victim{
 			PID: int(v.PID), Comm: text(v.Comm[:]), Program: text(v.Program[:]), Group: v.Group, GroupName: text(v.GroupName[:]),
+			Limit: v.Limit * uint64(os.Getpagesize()), Limited: v.Limited,
 		})
 	}
 	return all, nil

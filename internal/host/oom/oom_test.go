@@ -93,7 +93,8 @@ func TestVictims(t *testing.T) {
 		t.Fatal(err)
 	}
 	base := filepath.Base(self)
-	want := Victim{PID: cmd.Process.Pid, Comm: base[:min(15, len(base))], Program: base, Group: id, GroupName: "small"}
+	want := Victim{PID: cmd.Process.Pid, Comm: base[:min(15, len(base))], Program: base, Group: id, GroupName: "small",
+		Limit: 32 << 20, Limited: id}
 	if !slices.Contains(all, want) { // others of the machine may be there as well
 		t.Errorf("%+v, want %+v", all, want)
 	}

@@ -9,9 +9,9 @@ import (
 	"tare/test/vm/guest"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/sandboxes.md anew")
+var update = flag.Bool("update", false, "write the tables of docs/weigh-sandboxes.md anew")
 
-const page = "../../../docs/sandboxes.md"
+const page = "../../../docs/weigh-sandboxes.md"
 
 // The tables of the page are those of the table.
 func TestPage(t *testing.T) {
@@ -44,7 +44,7 @@ func TestPage(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Error("the tables of docs/sandboxes.md are not those of table.yaml: go test ./internal/host/sandbox -update")
+		t.Error("the tables of docs/weigh-sandboxes.md are not those of table.yaml: go test ./internal/host/sandbox -update")
 		return
 	}
 	if err := os.WriteFile(page, []byte(now), 0o644); err != nil {

@@ -206,6 +206,10 @@ func (j *joined) read(own *Own) {
 		err = fmt.Errorf("%s printed more than %d bytes, and what it printed first was not kept", j.options.tool,
 			tool.MaxBytes)
 	}
+	if err != nil && own.Stopped {
+		err = fmt.Errorf("it had not ended %.3g s after its start and was told to, and what it had printed by then is not "+
+			"all (%w); ask it for less, or raise its drain", own.WallSeconds, err)
+	}
 	if err != nil {
 		own.Unread = err.Error()
 		if words := j.running.LastWords(); words != "" {

@@ -58,6 +58,9 @@ type sandboxed struct {
 	pid   int              // of the shim, or of the application itself
 	link  string           // name of this machine's end of its link; empty: none
 	job   oci.Job
+
+	asked  bool           // whether the runtime has told of it while it ran
+	killed []microvm.Kill // inside, by then
 }
 
 func (j *joined) plain() bool { return j.part.Options[settingRuntime] == none }
@@ -306,6 +309,7 @@ func (j *joined) After(ctx context.Context) error {
 			continue
 		}
 		if state, err := s.job.Container.State(ctx); err == nil {
+			s.asked, s.killed = true, state.OutOfMemory()
 			j.note(s.name, func(told *Sandbox) { told.Status = state.Status })
 		}
 	}

@@ -250,18 +250,17 @@ func memoryMetrics() []measured.Metric {
 		inMemory("sandbox_outside_hard_bytes", memoryFamily, "holds {} charged elsewhere",
 			"The part of `sandbox_hard_bytes` outside of the pods' groups: shims and what else a runtime puts elsewhere. 0 "+
 				"without a runtime.", in(window, false, true, hard)),
-		inMemory("sandbox_apart_bytes", "sandbox_apart", "of which {} is of virtual machines of which only the threads that "+
-			"are their CPUs were moved into the pods' groups, for memory follows the leader of a process's threads "+
-			"(control groups of version 1)",
-			"Hard memory of the groups that are charged for virtual machines of which threads run in the pods' groups and the "+
+		inMemory("sandbox_apart_bytes", "sandbox_apart", "of which {} belong to virtual machines that have only their "+
+			"vCPU threads in the pods' groups (on cgroup v1, memory follows the thread-group leader)",
+			"Hard memory of the groups that are charged for virtual machines whose threads run in the pods' groups while their "+
 				"memory is charged outside of them. Left out where no sandbox is such."+ofAll, apartBytes),
-		inMemory("sandbox_stayed_bytes", "sandbox_stayed", "of which {} are pages that virtual machines had touched before the "+
-			"whole of each was moved into the pods' groups, and that stay charged where they were touched (control groups of "+
-			"version 2)",
-			"Anonymous and shared memory of the overhead groups, in which virtual machines were started that are in the pods' "+
+		inMemory("sandbox_stayed_bytes", "sandbox_stayed", "of which {} are pages that virtual machines had touched before "+
+			"they were moved into the pods' groups (on cgroup v2, a process moves whole, and its pages stay charged where they "+
+			"were touched)",
+			"Anonymous and shared memory of the overhead groups in which virtual machines were started that are in the pods' "+
 				"groups now, less that of the processes which are still in them (PSS). Left out where no sandbox is such."+ofAll,
 			stayedBytes),
-		inMemory("sandbox_pod_working_set_bytes", memoryFamily, "shows Kubernetes {}",
+		inMemory("sandbox_pod_working_set_bytes", memoryFamily, "shows up in Kubernetes with {}",
 			"Current - inactive_file of the pods' groups, as the kubelet reports it for a pod.", in(window, true, false, workingSet)),
 		inMemory("sandbox_pss_bytes", memoryFamily, "has {} resident in its processes (PSS)",
 			"Proportional set size (smaps_rollup) of all processes of the sandboxes, the applications among them where the "+

@@ -43,6 +43,21 @@ struct cgroup {
 
 struct cgroup_subsys_state {
 	struct cgroup *cgroup;
+	struct cgroup_subsys_state *parent;
+} __attribute__((preserve_access_index));
+
+typedef struct {
+	long counter;
+} atomic_long_t;
+
+struct page_counter {
+	atomic_long_t usage; /* pages */
+	unsigned long max;
+} __attribute__((preserve_access_index));
+
+struct mem_cgroup {
+	struct cgroup_subsys_state css; /* its first member */
+	struct page_counter memory;
 } __attribute__((preserve_access_index));
 
 struct css_set {
@@ -82,9 +97,15 @@ struct bpf_raw_tracepoint_args {
 	__u64 args[1];
 };
 
+#define DEEPEST 8	      /* levels above a victim's group in which its limit is looked for */
+#define UNLIMITED (1ul << 50) /* pages; PAGE_COUNTER_MAX is larger (include/linux/page_counter.h) */
+#define SLACK 1024	      /* pages: what is charged ahead for a CPU (MEMCG_CHARGE_BATCH) does not all count as used */
+
 /* victim in oom.go. */
 struct victim {
 	__u64 group; /* of the memory controller: id of its directory */
+	__u64 limited; /* the group whose limit was reached, likewise; 0: none */
+	__u64 limit;   /* of that, in pages */
 	__u32 pid;
 	char comm[16];
 	char program[32];
@@ -96,6 +117,27 @@ struct {
 	__uint(max_entries, VICTIMS);
 	__uint(value_size, sizeof(struct victim));
 } tare_victims SEC(".maps");
+
+/* Finds the nearest group, from the victim's own up, that has used all it may. */
+static __attribute__((always_inline)) void limit_of(struct victim *v, struct cgroup_subsys_state *css)
+{
+#pragma unroll
+	for (int i = 0; i < DEEPEST; i++) {
+		struct mem_cgroup *group = (void *)css;
+
+		if (!css)
+			return;
+		unsigned long max = BPF_CORE_READ(group, memory.max);
+		long used = BPF_CORE_READ(group, memory.usage.counter);
+
+		if (max < UNLIMITED && (unsigned long)used + SLACK >= max) {
+			v->limit = max;
+			v->limited = BPF_CORE_READ(css, cgroup, kn, id);
+			return;
+		}
+		css = BPF_CORE_READ(css, parent);
+	}
+}
 
 SEC("raw_tp/mark_victim")
 int tare_oom(struct bpf_raw_tracepoint_args *ctx)
@@ -123,6 +165,7 @@ int tare_oom(struct bpf_raw_tracepoint_args *ctx)
 	struct kernfs_node *node = BPF_CORE_READ(css, cgroup, kn);
 
 	v.group = BPF_CORE_READ(node, id);
+	limit_of(&v, css);
 	bpf_probe_read_kernel_str(v.group_name, sizeof(v.group_name), BPF_CORE_READ(node, name));
 out:
 	bpf_map_push_elem(&tare_victims, &v, BPF_ANY);

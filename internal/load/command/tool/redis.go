@@ -4,7 +4,9 @@ import (
 	"encoding/csv"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+
 	"tare/internal/pattern"
 )
 
@@ -34,11 +36,77 @@ func parseRedis(output string, r *Reading) error {
 	if len(parts) == 0 {
 		return errors.New("it has no line \"requests per second\"")
 	}
-	r.Part = together(parts, true)
-	if len(parts) > 1 {
-		r.Name, r.Parts = "", parts
+	r.Part = inRounds(parts)
+	if operations := byName(parts); len(operations) > 1 {
+		r.Name, r.Parts = "", operations
 	}
 	return nil
+}
+
+// byName puts the rounds of each operation together, which a loop (-l, or a shell's) makes one after the other.
+func byName(parts []Part) (operations []Part) {
+	rounds := map[string][]Part{}
+	var names []string
+	for _, p := range parts {
+		if rounds[p.Name] == nil {
+			names = append(names, p.Name)
+		}
+		rounds[p.Name] = append(rounds[p.Name], p)
+	}
+	for _, name := range names {
+		p := inRounds(rounds[name])
+		p.Name = name
+		operations = append(operations, p)
+	}
+	return operations
+}
+
+// inRounds puts parts together that ran one after the other, with as many requests in each (-n): so it is for the
+// operations of redis-benchmark, and for the rounds of a loop. Quantiles of several do not add up.
+func inRounds(parts []Part) Part {
+	all := together(parts, true)
+	if len(parts) == 1 {
+		return all
+	}
+	each := float64(len(parts))
+	if all.Rate == nil {
+		all.Rate = sumOf(parts, func(p Part) *float64 {
+			if p.Rate == nil || *p.Rate <= 0 {
+				return nil
+			}
+			seconds := 1 / *p.Rate // of one request
+			return &seconds
+		})
+		if all.Rate != nil {
+			*all.Rate = each / *all.Rate
+		}
+	}
+	if all.Mean = sumOf(parts, func(p Part) *float64 { return p.Mean }); all.Mean != nil {
+		*all.Mean /= each
+	}
+	for _, p := range parts {
+		if p.Max == nil {
+			all.Max = nil
+			break
+		}
+		if all.Max == nil || *p.Max > *all.Max {
+			all.Max = p.Max
+		}
+	}
+	return all
+}
+
+// sumOf adds up a number of parts; nil where one does not have it.
+func sumOf(parts []Part, of func(Part) *float64) *float64 {
+	sum := 0.0
+	for _, p := range parts {
+		v := of(p)
+		if v == nil {
+			return nil
+		}
+		sum += *v
+	}
+	return &sum
 }
 
 // latest is what stands on a line last: the progress of a run overwrites itself.
@@ -166,6 +234,9 @@ func redisCSV(output string) ([]Part, error) {
 	}
 	var parts []Part
 	for _, row := range rows[1:] {
+		if slices.Equal(row, rows[0]) {
+			continue // the next round of a shell's loop
+		}
 		if len(parts) > maxParts {
 			return nil, fmt.Errorf("it has more than %d operations", maxParts)
 		}
