@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"tare/internal/fault"
 	"tare/internal/kind"
@@ -43,7 +44,7 @@ const (
 var settings = []param.Setting{
 	{Name: settingRuntime, Type: param.TypeText, Default: "runc",
 		Doc: "runtime that the application runs in, by its name or its path: `runc`, `crun`, `youki`, `runsc` (gVisor), " +
-			"`kata-runtime`, or `microvm` (Tare's own); `none`: it runs plainly, and is measured alike"},
+			"or `microvm` (Tare's own); `none`: it runs plainly, and is measured alike"},
 	{Name: settingMemory, Type: param.TypeBytes, Min: 16 << 20,
 		Doc: "memory limit of the sandbox, as its bundle has it; of a virtual machine, its size"},
 	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
@@ -141,6 +142,15 @@ func booting(o param.Values) map[string]string {
 		return nil
 	}
 	return map[string]string{microvm.Annotation + "boot_timeout": within.String()}
+}
+
+// ReadyAfter is what booting an emulated virtual machine took on the project's machine
+// (docs/experiments/sandbox-idle.md); containers take a tenth of a second.
+func (guest) ReadyAfter(o param.Values) time.Duration {
+	if o[settingRuntime] == oci.MicroVM {
+		return 4 * time.Second
+	}
+	return 0
 }
 
 func (guest) Optional(o param.Values) bool { return o.On(settingOptional) }
