@@ -96,7 +96,7 @@ func TestPlacementV2(t *testing.T) {
 	if len(arms) == 0 {
 		arms = []string{"runc", "microvm", "microvm-split"}
 	}
-	files, err := Sandboxes()
+	files, err := Sandboxes(true)
 	if err != nil {
 		t.Skip(err)
 	}
