@@ -63,7 +63,7 @@ func userMode(ctx context.Context, o Options, dir, initramfs string) (*exec.Cmd,
 		"panic=-1", "loglevel=4", o.params())
 	// It waits for what it writes to, which a file cannot do: these make pipes of them.
 	cmd.Stdout, cmd.Stderr = struct{ io.Writer }{port}, struct{ io.Writer }{console}
-	cmd.Env = append(os.Environ(), "LD_PRELOAD="+library)
+	cmd.Env = append(os.Environ(), "LD_PRELOAD="+library, "TMPDIR=/dev/shm") // where its memory is a file
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	return cmd, nil
 }
