@@ -59,7 +59,7 @@ func userMode(ctx context.Context, o Options, dir, initramfs string) (*exec.Cmd,
 	}
 	context.AfterFunc(ctx, func() { _ = errors.Join(console.Close(), port.Close()) }) // it is done by then
 	cmd := exec.CommandContext(ctx, program, "mem="+strconv.Itoa(o.MemoryMiB)+"M", "initrd="+initramfs, "uml_dir="+dir,
-		"con=null", "con0=null,fd:2", "ssl=null", "ssl0=null,fd:2", "ssl1=null,fd:1",
+		"con=null", "con0=null,fd:2", "ssl=null", "ssl1=null,fd:1",
 		"panic=-1", "loglevel=4", o.params())
 	// It waits for what it writes to, which a file cannot do: these make pipes of them.
 	cmd.Stdout, cmd.Stderr = struct{ io.Writer }{port}, struct{ io.Writer }{console}

@@ -43,7 +43,7 @@ func TestKill(t *testing.T) {
 
 // TestKillGroup: the number of a process that has gone, and is still that of its group, is no process.
 func TestKillGroup(t *testing.T) {
-	cmd := exec.Command("sh", "-c", "sleep 60 >/dev/null & echo $!")
+	cmd := exec.Command("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.Output() // waits for the shell, the group's leader
 	if err != nil {

@@ -200,14 +200,14 @@ func memoryMetrics() []measured.Metric {
 		inMemory("sandbox_outside_hard_bytes", memoryFamily, "holds {} charged elsewhere",
 			"The part of `sandbox_hard_bytes` outside of the pods' groups: shims and what else a runtime puts elsewhere. 0 "+
 				"without a runtime.", in(window, false, true, hard)),
-		inMemory("sandbox_apart_bytes", "sandbox_apart", "of which {} is of virtual machines of which only the threads that "+
-			"are their CPUs were moved into the pods' groups, for memory follows the leader of a process's threads "+
-			"(control groups of version 1)",
+		inMemory("sandbox_apart_bytes", "sandbox_apart", "leaves {} charged elsewhere of virtual machines whose CPUs are in "+
+			"the pods' groups: only threads were moved, and memory follows the leader of a process's threads (control groups "+
+			"of version 1)",
 			"Hard memory of the groups that are charged for virtual machines of which threads run in the pods' groups and the "+
 				"memory is charged outside of them. Left out where no sandbox is such."+ofAll, apartBytes),
-		inMemory("sandbox_stayed_bytes", "sandbox_stayed", "of which {} are pages that virtual machines had touched before the "+
-			"whole of each was moved into the pods' groups, and that stay charged where they were touched (control groups of "+
-			"version 2)",
+		inMemory("sandbox_stayed_bytes", "sandbox_stayed", "leaves {} charged elsewhere of virtual machines that are in the "+
+			"pods' groups: each was moved there whole, and pages that it had touched before stay charged where it touched "+
+			"them (control groups of version 2)",
 			"Anonymous and shared memory of the overhead groups, in which virtual machines were started that are in the pods' "+
 				"groups now, less that of the processes which are still in them (PSS). Left out where no sandbox is such."+ofAll,
 			stayedBytes),
