@@ -8,7 +8,7 @@ export PATH=/bin:/sbin:/usr/bin:/usr/sbin
 # The kernel lets nobody change the root where that is its first file system, and runtimes do so for each container.
 if [ "$tare_containers" = true ]; then
 	mkdir /new
-	mount -t tmpfs -o size=90% root /new
+	mount -t ramfs root /new # what is mapped of it is page cache, and not shared memory
 	for each in /*; do
 		[ "$each" = /new ] || cp -a "$each" /new/
 	done

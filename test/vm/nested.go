@@ -26,8 +26,8 @@ var firmware = []string{"bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin", "kvm
 
 // Sandboxes are the files of all that the machine needs to make containers and virtual machines: runc, QEMU and
 // virtiofsd, a kernel for the latter where tare microvm looks for it, and modules. An error matches ErrMissing where
-// something is not installed here.
-func Sandboxes() (map[string][]byte, error) {
+// something is not installed here. userMode says what Options.UserMode does.
+func Sandboxes(userMode bool) (map[string][]byte, error) {
 	kit, err := prepare()
 	if err != nil {
 		return nil, err
@@ -64,12 +64,18 @@ func Sandboxes() (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return files, addModules(files, kernel)
+	host := kernel
+	if userMode {
+		if _, host, err = userKernel(); err != nil {
+			return nil, err
+		}
+	}
+	return files, addModules(files, host, kernel)
 }
 
-// addModules adds the modules of the machine, in the order of their names, and those of its guests.
-func addModules(files map[string][]byte, k microvm.Kernel) error {
-	ours, err1 := k.ReadModules(hostModules)
+// addModules adds the modules of the machine, in the order in which they are to be loaded, and those of its guests.
+func addModules(files map[string][]byte, host, k microvm.Kernel) error {
+	ours, err1 := host.ReadModules(hostModules)
 	theirs, err2 := k.GuestModules()
 	builtin, err3 := os.ReadFile(filepath.Join(k.Modules, "modules.builtin"))
 	if err := errors.Join(err1, err2, err3); err != nil {

@@ -4,7 +4,8 @@
 // binary. It reaches user space in about two seconds.
 //
 // TCG runs code ten to thirty times slower than the processor and its clocks are honest only to that degree: these
-// machines show that something works, never how fast it is.
+// machines show that something works, never how fast it is. For virtual machines in the virtual machine there is a
+// kernel in user mode instead (usermode.go).
 package vm
 
 import (
@@ -52,6 +53,7 @@ type Options struct {
 	CgroupMode CgroupMode
 	Files      map[string][]byte // put into the machine, by absolute path, executable
 	Containers bool              // runtimes can make containers in the machine: its root can be changed (pivot_root)
+	UserMode   bool              // a kernel in user mode and not QEMU, on one processor: usermode.go
 	Timeout    time.Duration     // from the start of QEMU to its end
 	// Measures says that the script measures what it cannot while the machine stands still: it gets CPU time as other
 	// processes do, where this process has only what they leave (test/runner).
@@ -205,11 +207,9 @@ func (o Options) withDefaults() Options {
 // that the kernel is about to fill, which took a sixth of the kernel's time while programs were loaded.
 const cmdline = "console=ttyS0 panic=-1 loglevel=4 no_timer_check clocksource=hpet mitigations=off init_on_alloc=0"
 
-// boot runs QEMU until the machine powers itself off or its time is over.
-func boot(k *kit, o Options, dir, initramfs string) error {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	cmd := exec.CommandContext(ctx, k.qemu,
+// emulator is the command that runs QEMU.
+func emulator(ctx context.Context, k *kit, o Options, dir, initramfs string) *exec.Cmd {
+	return exec.CommandContext(ctx, k.qemu,
 		// q35 and not microvm: it has an HPET. The TSC is calibrated while the machine boots, and wrong by any factor
 		// when this machine is busy then; the HPET is right always.
 		"-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
@@ -217,11 +217,34 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 		"-kernel", k.kernel, "-initrd", initramfs,
 		"-chardev", "file,id=console,path="+filepath.Join(dir, "console"), "-device", "isa-serial,chardev=console",
 		"-chardev", "file,id=port,path="+filepath.Join(dir, "port"), "-device", "isa-serial,chardev=port",
-		"-append", fmt.Sprintf("%s tare_cgroups=%s tare_containers=%t %s", cmdline, o.CgroupMode, o.Containers, o.Cmdline))
+		"-append", cmdline+" "+o.params())
+}
+
+// params are what init.sh is told, on the kernel's command line.
+func (o Options) params() string {
+	return fmt.Sprintf("tare_cgroups=%s tare_containers=%t %s", o.CgroupMode, o.Containers, o.Cmdline)
+}
+
+// boot runs the machine until it powers itself off or its time is over.
+func boot(k *kit, o Options, dir, initramfs string) error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	cmd := emulator(ctx, k, o, dir, initramfs)
+	if o.UserMode {
+		var err error
+		if cmd, err = userMode(ctx, o, dir, initramfs); err != nil {
+			return err
+		}
+	}
 	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	// QEMU dies with this process. The kernel ties that to the thread that started it, so the thread must stay.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if cmd.Stderr == nil {
+		cmd.Stderr = &stderr
+	}
+	// It dies with this process. The kernel ties that to the thread that started it, so the thread must stay.
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	policy, err := unix.SchedGetAttr(0, 0)
@@ -235,7 +258,7 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 		err = errors.Join(err, unix.SchedSetAttr(0, policy, 0))
 	}
 	if err != nil {
-		return fmt.Errorf("starting QEMU: %w", err)
+		return fmt.Errorf("starting the machine: %w", err)
 	}
 	go watch(ctx, cancel, cmd.Process.Pid, o.Timeout, dir)
 	err = cmd.Wait()
@@ -243,7 +266,7 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 		return why
 	}
 	if err != nil {
-		return fmt.Errorf("running QEMU: %w\n%s", err, bytes.TrimSpace(stderr.Bytes()))
+		return fmt.Errorf("running %s: %w\n%s", filepath.Base(cmd.Path), err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	if printed(dir, "port") == 0 {
 		return errNoBoot

@@ -52,11 +52,12 @@ func Await(pid int, meant func() bool, atMost time.Duration) (ended bool, err er
 	}
 }
 
-// hold is a descriptor of a process; -1 and no error where there is none.
+// hold is a descriptor of a process; -1 and no error where there is none. Where the number of one that has gone is
+// still that of its process group, older kernels call it invalid (pidfd_prepare in kernel/fork.c; seen with Linux 6.1).
 func hold(pid int) (fd int, err error) {
 	fd, err = unix.PidfdOpen(pid, 0)
 	switch {
-	case errors.Is(err, unix.ESRCH):
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL):
 		return -1, nil
 	case err != nil:
 		return -1, fmt.Errorf("taking hold of process %d: %w", pid, err)

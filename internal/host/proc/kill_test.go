@@ -2,6 +2,9 @@ package proc
 
 import (
 	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -35,5 +38,30 @@ func TestKill(t *testing.T) {
 	}
 	if ended, err := Await(pid, is, -1); !ended || err != nil {
 		t.Errorf("one that is gone was waited for: %v, %v", ended, err)
+	}
+}
+
+// TestKillGroup: the number of a process that has gone, and is still that of its group, is no process.
+func TestKillGroup(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := cmd.Output() // waits for the shell, the group's leader
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	defer syscall.Kill(-pid, syscall.SIGKILL)
+	member, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if group, err := syscall.Getpgid(member); err != nil || group != pid {
+		t.Fatalf("%d is in group %d, not %d: %v", member, group, pid, err)
+	}
+	if err := Kill(pid, func() bool { t.Error("it was found"); return false }); err != nil {
+		t.Error(err)
+	}
+	if ended, err := Await(pid, func() bool { return true }, time.Second); !ended || err != nil {
+		t.Errorf("ended %t, %v", ended, err)
 	}
 }
