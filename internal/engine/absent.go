@@ -71,19 +71,3 @@ func (s *Spec) dropIdleFactors() {
 	})
 	s.Quick = &q
 }
-
-// SubjectVersions are the versions of what the arms weigh, by name: own is that of subjects which are roles of this
-// binary.
-func (s *Spec) SubjectVersions(ctx context.Context, own string) map[string]string {
-	versions := map[string]string{}
-	for _, p := range s.Subjects() {
-		name, version := p.Name(), own
-		if v, ok := p.Kind.(kind.Versioned); ok {
-			name, version = v.Version(ctx, p.Options, own)
-		}
-		if _, known := versions[name]; !known && name != "" {
-			versions[name] = version
-		}
-	}
-	return versions
-}

@@ -1,6 +1,7 @@
 package kind
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"time"
@@ -97,6 +98,19 @@ func (s *Setup) Clone() Setup {
 	return c
 }
 
+// BoundsMemory reports whether a part has a limit of its memory, of its control group's or of its own making.
+func (s *Setup) BoundsMemory() bool {
+	for _, sec := range s.Sections() {
+		for _, p := range sec.Parts {
+			bounded, tells := p.Kind.(Bounded)
+			if p.Limits.Float("memory") > 0 || tells && bounded.BoundsMemory(p.Options) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // WorksByItself reports whether all arms do measured work without any load.
 func (s *Setup) WorksByItself() bool {
 	return s.Baseline != nil && !slices.ContainsFunc(s.Subjects(), func(p *Part) bool { return !p.WorksAlone() })
@@ -128,6 +142,22 @@ func (s *Setup) Subjects() []*Part {
 		all = append(all, s.Baseline)
 	}
 	return all
+}
+
+// SubjectVersions are the versions of what the arms weigh, by name: own is that of subjects which are roles of this
+// binary.
+func (s *Setup) SubjectVersions(ctx context.Context, own string) map[string]string {
+	versions := map[string]string{}
+	for _, p := range s.Subjects() {
+		name, version := p.Name(), own
+		if v, ok := p.Kind.(Versioned); ok {
+			name, version = v.Version(ctx, p.Options, own)
+		}
+		if _, known := versions[name]; !known && name != "" {
+			versions[name] = version
+		}
+	}
+	return versions
 }
 
 // EventLoad is the name of the load that makes events; empty where there is none.

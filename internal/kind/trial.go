@@ -3,6 +3,7 @@ package kind
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"time"
@@ -116,6 +117,11 @@ type KilledInside struct {
 	Part    string // application or load that it was of
 	Process string // "process 80 (dd)", by that kernel's numbers
 	Why     string // "its container may have 67.1 MB"
+}
+
+// In says it of the part, in words.
+func (k KilledInside) In(who string) string {
+	return fmt.Sprintf("the guest's own kernel killed %s of %s inside the sandbox, where %s", k.Process, who, k.Why)
 }
 
 // Launch is an application, or a load that is Inside, to start.

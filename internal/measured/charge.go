@@ -14,6 +14,21 @@ type GroupRole struct {
 	Limited bool // it was given a CPU limit
 }
 
+// Words says whose a group is that is called name; empty where it is of nobody in particular.
+func (g GroupRole) Words(name string) string {
+	switch {
+	case g.Role == kind.Application:
+		return "the application " + g.Workload
+	case g.Role == kind.Load:
+		return "the load " + name
+	case g.Role == kind.Subject && g.Component != "":
+		return "the subject's " + g.Component
+	case g.Role == kind.Subject:
+		return "the subject"
+	}
+	return ""
+}
+
 // NewRole is the role of a group in which the part called name ran: of an application its workload, of a subject a
 // component of it, empty where it has none.
 func NewRole(role kind.Role, name string) GroupRole {
