@@ -121,8 +121,8 @@ exit $code`, blocks))
 	checkToldV2(t, s, arms)
 }
 
-// checkToldV2 looks for the report's words of what stayed behind: in the answer for the arm that moves its machines, and
-// for no other.
+// checkToldV2 looks for the report's words of what stayed behind: in the answer for the arm that moves its machines,
+// and for no other.
 func checkToldV2(t *testing.T, s *analysis.Summary, arms []string) {
 	t.Helper()
 	const words = "each was moved there whole, and pages that it had touched before stay charged where it touched them"

@@ -4,8 +4,8 @@
 // binary. It reaches user space in about two seconds.
 //
 // TCG runs code ten to thirty times slower than the processor and its clocks are honest only to that degree: these
-// machines show that something works, never how fast it is. For virtual machines in the virtual machine there is a kernel
-// in user mode instead (usermode.go).
+// machines show that something works, never how fast it is. For virtual machines in the virtual machine there is a
+// kernel in user mode instead (usermode.go).
 package vm
 
 import (

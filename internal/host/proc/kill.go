@@ -52,8 +52,8 @@ func Await(pid int, meant func() bool, atMost time.Duration) (ended bool, err er
 	}
 }
 
-// hold is a descriptor of a process; -1 and no error where there is none. Where the number of one that has gone is still
-// that of its process group, older kernels call it invalid (pidfd_prepare in kernel/fork.c; seen with Linux 6.1).
+// hold is a descriptor of a process; -1 and no error where there is none. Where the number of one that has gone is
+// still that of its process group, older kernels call it invalid (pidfd_create in kernel/pid.c; seen with Linux 6.1).
 func hold(pid int) (fd int, err error) {
 	fd, err = unix.PidfdOpen(pid, 0)
 	switch {

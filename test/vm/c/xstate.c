@@ -57,7 +57,10 @@ static long fail(long error)
 	return -1;
 }
 
-static void copy(void *to, const void *from, u64 n) { __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(n)::"memory"); }
+static void copy(void *to, const void *from, u64 n)
+{
+	__asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(n)::"memory");
+}
 
 static struct slot *find(void *buffer)
 {
