@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestUserMode boots a kernel in user mode, and has two threads look after vector registers, which c/xstate.c keeps for
@@ -31,7 +32,7 @@ func TestUserMode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := Run(t, Options{UserMode: true, Files: files, MemoryMiB: 512}, `
+	r := Run(t, Options{UserMode: true, Files: files, MemoryMiB: 512, Timeout: 2 * time.Minute}, `
 cat /sys/fs/cgroup/cgroup.controllers | tr ' ' '\n' | grep -c -x -e cpu -e memory -e pids
 grep -c . /proc/self/cgroup
 /vectors 2 || echo "vectors: $?"

@@ -52,8 +52,8 @@ func Await(pid int, meant func() bool, atMost time.Duration) (ended bool, err er
 	}
 }
 
-// hold is a descriptor of a process; -1 and no error where there is none. Where the number of one that has gone is
-// still that of its process group, older kernels call it invalid (pidfd_prepare in kernel/fork.c; seen with Linux 6.1).
+// hold is a descriptor of a process; -1 and no error where there is none. Linux 6.1 was seen to call the number of a
+// process that had gone invalid: so pidfd_create() in kernel/pid.c does where it is still that of a process group.
 func hold(pid int) (fd int, err error) {
 	fd, err = unix.PidfdOpen(pid, 0)
 	switch {
