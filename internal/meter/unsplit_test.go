@@ -136,7 +136,11 @@ func TestRunTimeThatIsNotSplit(t *testing.T) {
 	if p.RunSeconds == nil || *p.RunSeconds < least {
 		t.Fatalf("the program did not run: %+v", p)
 	}
-	if len(p.Shares) != 1 || p.Shares[0].Cgroup != nil || !strings.Contains(p.Shares[0].Note, "--hz ") {
+	hint := "--hz "
+	if testing.Short() {
+		hint = "use --" // where the processor stood still for most of the window, no rate is high enough
+	}
+	if len(p.Shares) != 1 || p.Shares[0].Cgroup != nil || !strings.Contains(p.Shares[0].Note, hint) {
 		t.Errorf("shares %+v: want one that could not be split, with a hint", p.Shares)
 	}
 	checkSplit(t, l)

@@ -38,7 +38,8 @@ func TestMemory(t *testing.T) {
 	total := (FS{}).Machine().MemoryBytes
 	for what, n := range map[string]uint64{"available": m.Available, "free": m.Free, "anon": m.Anon, "cache": m.Cache,
 		"slab": m.Slab, "stacks": m.Stacks, "page tables": m.PageTables, "by CPU": m.PerCPU} {
-		if n == 0 || n > total {
+		// A machine whose files are all in an initramfs has no page cache that could be taken back.
+		if n == 0 && (what != "cache" || !testing.Short()) || n > total {
 			t.Errorf("%s: %d of %d bytes", what, n, total)
 		}
 	}
