@@ -32,14 +32,16 @@ func newAppHTTP() *cobra.Command {
 	var distribution string
 	cmd := &cobra.Command{
 		Use:   "http",
-		Short: "Serve HTTP: echo a body, or answer with one of a given size, after a given delay",
+		Short: "Serve HTTP, gRPC or TCP: echo a body, or answer with one of a given size, after a given delay",
 		Example: `  tare app http --listen 127.0.0.1:8080 --body 1024
   tare app http --listen 127.0.0.1:8080 --delay 2ms
+  tare app http --listen 127.0.0.1:8080 --protocol http2
+  tare app http --listen 127.0.0.1:8080 --protocol grpc --echo=false
   tare app http --listen 127.0.0.1:8080 --delay-dist two-point:2ms:20ms:0.05 --stall 500ms --stall-every 2s`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			of, err := apphttp.OptionsOf(values)
-			o.Body, o.Delay = of.Body, of.Delay
+			o.Protocol, o.Body, o.Deaf, o.Delay = of.Protocol, of.Body, of.Deaf, of.Delay
 			if err == nil && distribution != "" {
 				o.Distribution, err = apphttp.ParseDistribution(distribution)
 			}
@@ -54,7 +56,11 @@ func newAppHTTP() *cobra.Command {
 				return err
 			}
 			return apphttp.Serve(cmd.Context(), o, func(r apphttp.Ready) error {
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "serving http://%s/ (Ctrl-C ends it)\n", r.Address)
+				scheme := "http"
+				if o.Protocol == apphttp.TCP {
+					scheme = "tcp"
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "serving %s://%s/ (Ctrl-C ends it)\n", scheme, r.Address)
 				return err
 			})
 		},

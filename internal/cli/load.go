@@ -124,14 +124,16 @@ func newLoadHTTP() *cobra.Command {
 	var values param.Values
 	cmd := &cobra.Command{
 		Use:   "http --url URL",
-		Short: "Put HTTP/1.1 servers under load: on an absolute schedule, or as fast as they answer",
+		Short: "Put HTTP, gRPC and TCP servers under load: on an absolute schedule, or as fast as they answer",
 		Example: `  tare load http --url http://127.0.0.1:8080/ --rate 5000 --connections 16 --duration 10s
-  tare load http --url http://127.0.0.1:8080/ --mode closed --connections 64 --keepalive=false`,
+  tare load http --url http://127.0.0.1:8080/ --mode closed --connections 64 --keepalive=false
+  tare load http --url http://127.0.0.1:8080/ --protocol http2 --rate 5000 --connections 4 --streams 32
+  tare load http --url http://127.0.0.1:8080/tare.Echo/Echo --protocol grpc --rate 1000 --request-body 1KiB`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o, err := loadhttp.OptionsOf(values)
 			o.Targets, o.Seed, o.Recycle = only.Targets, only.Seed, only.Recycle
-			o.Method, o.Body, o.Headers = only.Method, only.Body, only.Headers
+			o.Method, o.Headers = only.Method, only.Headers
 			o.Source, o.Spin = loadhttp.Source(source), spinning(only.Spin)
 			return w.run(cmd, err,
 				func(conn *role.Conn) error { return loadhttp.Run(cmd.Context(), o, conn) },
@@ -142,8 +144,13 @@ func newLoadHTTP() *cobra.Command {
 	values = param.Flags(f, loadhttp.Settings...)
 	f.StringArrayVar(&only.Targets, "url", nil, "what to request, http://host:port/path; several are used in turn")
 	f.Uint64Var(&only.Seed, "seed", 1, "seed of poisson arrivals")
-	f.StringVar(&only.Method, "method", "GET", "request method")
-	f.IntVar(&only.Body, "body", 0, "bytes of request body")
+	f.StringVar(&only.Method, "method", "", "request method; GET, or POST with a body, when left out")
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "body" { // what request-body was called before specs could set it
+			name = "request-body"
+		}
+		return pflag.NormalizedName(name)
+	})
 	f.StringArrayVar(&only.Headers, "header", nil, `further request header, "Name: value"; may be repeated`)
 	f.StringVar(&source, "source", string(loadhttp.SourceAuto), "source addresses: auto, none, or loopback (spread over 127.0.0.0/8)")
 	f.BoolVar(&only.Recycle, "recycle", false, "without keep-alive: connect the same sockets again "+

@@ -54,8 +54,8 @@ func TestLoadExec(t *testing.T) {
 		err := cmd.ExecuteContext(t.Context())
 		return b.String(), err
 	}
-	out, err := run("--workers", "1", "--duration", "50ms")
-	if err != nil || !strings.HasPrefix(out, "storm for 0.05s, 1 workers on 1 CPUs\n") || !strings.Contains(out, "\nlatency: p50 ") || strings.Contains(out, "service") {
+	out, err := run("--workers", "1", "--duration", "500ms")
+	if err != nil || !strings.HasPrefix(out, "storm for 0.5s, 1 workers on 1 CPUs\n") || !strings.Contains(out, "\nlatency: p50 ") || strings.Contains(out, "service") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if out, err = run("--rate", "100", "--duration", "50ms", "--json"); err != nil || !strings.HasPrefix(out, `{"generator":"exec","mode":"open","arrivals":"constant"`) || !strings.Contains(out, `"execs_made":`) {

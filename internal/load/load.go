@@ -51,6 +51,9 @@ type Result struct {
 	MaxConnections int     `json:"max_connections"` // open at once, as reached
 	Opened         int64   `json:"opened"`          // connections made in the window
 
+	// Streams is how many requests each connection carries at once, at most; 0 is 1.
+	Streams int `json:"streams,omitempty"`
+
 	Errors map[string]int64 `json:"errors"` // by kind: connect, read, write, status-500, timeout, ...
 
 	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits, by the
@@ -74,3 +77,6 @@ type Result struct {
 	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
 	CPUs       float64 `json:"cpus"`        // what it could have used: its limit or affinity, in CPUs
 }
+
+// MostAtOnce is how many requests can be under way at once.
+func (r *Result) MostAtOnce() int { return r.Connections * max(r.Streams, 1) }

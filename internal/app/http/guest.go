@@ -5,6 +5,7 @@ import (
 	"net"
 
 	"tare/internal/kind"
+	"tare/internal/param"
 )
 
 func init() { kind.Register(kind.Application, guest{}) }
@@ -13,9 +14,15 @@ func init() { kind.Register(kind.Application, guest{}) }
 type guest struct{}
 
 func (guest) About() kind.About {
-	return kind.About{Name: "http", Summary: "an HTTP/1.1 echo server", Settings: Settings, Protocol: "http"}
+	return kind.About{Name: "http", Summary: "an echo server of HTTP/1.1, HTTP/2, gRPC or TCP", Settings: Settings,
+		Protocol: "http"}
 }
 
 func (guest) Command(at kind.Site) []string {
 	return []string{"app", "http", "--role", "--listen=" + net.JoinHostPort(cmp.Or(at.Host, "127.0.0.1"), "0")}
+}
+
+func (guest) Check(v param.Values) error {
+	_, err := OptionsOf(v)
+	return err
 }

@@ -1,9 +1,13 @@
-// Package http is the application that experiments put behind a mesh: an HTTP echo server with a known delay, in a
-// process of its own (tare app http). It is plain net/http, as an application would be; a faster server would make
-// whatever is weighed look dearer than it is to anybody's real one.
+// Package http is the application that experiments put behind a mesh: an HTTP, gRPC or TCP echo server with a known
+// delay, in a process of its own (tare app http). It is plain net/http or grpc-go, as an application would be; a faster
+// server would make whatever is weighed look dearer than it is to anybody's real one.
+//
+// HTTP/2, without TLS and with prior knowledge, is served beside HTTP/1.1 where it is asked for. Where it is not, it
+// costs nothing: net/http finds out with a read of its own, of 14 bytes, what each new connection speaks.
 package http
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,15 +27,31 @@ import (
 
 // Options is how the server answers.
 type Options struct {
-	Listen string        // host:port; port 0 takes a free one
-	Delay  time.Duration // from the request's arrival in the handler to its answer
-	Body   int           // bytes of the answer to a request without a body
+	Listen   string        // host:port; port 0 takes a free one
+	Protocol Protocol      // default HTTP1
+	Delay    time.Duration // from the request's arrival in the handler to its answer
+	Body     int           // bytes of the answer to a request without a body; of gRPC, of the value in the message
+	Deaf     bool          // the answer to a request with a body is the same, and not its echo
 
 	Distribution *Distribution // of the delay; nil for always Delay
 	Seed         uint64        // of the distribution
 	Stall        Stall         // none when zero
 	Skip         int64         // requests at the beginning whose waits are left out of the record: those of a load's warm-up
 }
+
+// Protocol is what the server speaks.
+type Protocol string
+
+// The protocols.
+const (
+	HTTP1 Protocol = "http1"
+	HTTP2 Protocol = "http2" // with prior knowledge; and HTTP/1.1 on the same port
+	GRPC  Protocol = "grpc"  // over HTTP/2 with prior knowledge
+	TCP   Protocol = "tcp"   // what comes is sent back: RFC 862
+)
+
+// maxStreams is how many requests of HTTP/2 or gRPC a connection carries at once: as many as the load http can ask for.
+const maxStreams = 1000
 
 // maxEcho bounds a body that is echoed, in bytes.
 const maxEcho = 16 << 20
@@ -58,18 +78,23 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 
 // serveAndRecord is Serve, and says at the end what was served where that was to be recorded.
 func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*Served, error) {
-	if err := (param.Values{"body": strconv.Itoa(o.Body), "delay": o.Delay.String()}).Check(Settings); err != nil {
+	o.Protocol = cmp.Or(o.Protocol, HTTP1)
+	values := param.Values{"body": strconv.Itoa(o.Body), "delay": o.Delay.String(), "protocol": string(o.Protocol)}
+	if err := values.Check(Settings); err != nil {
 		return nil, err
 	}
 	if err := o.Stall.check(); err != nil {
 		return nil, err
+	}
+	if err := o.check(); err != nil {
+		return nil, fault.New(fault.Usage, "protocol", "use http1, http2 or grpc", "%s", err)
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Listen)
 	if err != nil {
 		return nil, listenError(o.Listen, err)
 	}
 	w := newWaits(o, pace.Now())
-	server := &http.Server{Handler: handler(o, w)}
+	server := newServer(&answers{waits: w, body: filling(o.Body), echo: !o.Deaf}, o.Protocol)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	if err = ready(Ready{Address: listener.Addr().String(), StallsFrom: w.stallsFrom()}); err == nil {
@@ -102,37 +127,96 @@ func listenError(address string, err error) error {
 	return fault.Wrap(err, fault.Usage, address, "give it as host:port, like 127.0.0.1:0", "cannot listen on this address")
 }
 
-// handler echoes a body, or answers with one of the size that was asked for.
-func handler(o Options, waits *waits) http.Handler {
-	body := make([]byte, o.Body)
-	for i := range body {
-		body[i] = 'a' + byte(i%26)
+// check is for options that contradict each other.
+func (o *Options) check() error {
+	if o.Protocol == TCP && (o.Delay > 0 || o.Distribution != nil || o.Stall.For > 0) {
+		return errors.New("a delay needs requests, and over TCP it is not known where one ends")
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		arrived := pace.Now()
-		due, recorded := waits.due(arrived)
-		answer := body
+	return nil
+}
+
+// server is a server of any protocol. Serve returns http.ErrServerClosed after Close.
+type server interface {
+	Serve(net.Listener) error
+	Close() error
+}
+
+func newServer(a *answers, p Protocol) server {
+	switch p {
+	case GRPC:
+		return newGRPC(a)
+	case TCP:
+		return newEcho()
+	}
+	s := &http.Server{Handler: a}
+	if p == HTTP2 {
+		s.Protocols, s.HTTP2 = new(http.Protocols), &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
+		s.Protocols.SetHTTP1(true)
+		s.Protocols.SetUnencryptedHTTP2(true)
+	}
+	return s
+}
+
+// answers is what the server answers, and when.
+type answers struct {
+	waits *waits
+	body  []byte
+	echo  bool
+}
+
+func filling(size int) []byte {
+	b := make([]byte, size)
+	for i := range b {
+		b[i] = 'a' + byte(i%26)
+	}
+	return b
+}
+
+// to is the answer to a body, at its time; the context's error when the client has gone before. Receive reads the body
+// within that time.
+func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byte, error) {
+	arrived := pace.Now()
+	due, recorded := a.waits.due(arrived)
+	body, err := receive()
+	if err != nil {
+		return nil, err
+	}
+	if due > arrived {
+		if err := waitUntil(ctx, due); err != nil {
+			return nil, err
+		}
+	}
+	if recorded {
+		a.waits.record(arrived)
+	}
+	if len(body) == 0 || !a.echo {
+		body = a.body
+	}
+	return body, nil
+}
+
+// ServeHTTP echoes a body, or answers with one of the size that was asked for.
+func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var unread error
+	answer, err := a.to(r.Context(), func() (body []byte, err error) {
 		if r.ContentLength != 0 {
-			var err error
-			if answer, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxEcho)); err != nil {
-				status := http.StatusBadRequest
-				if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-					status = http.StatusRequestEntityTooLarge
-				}
-				http.Error(w, err.Error(), status)
-				return
-			}
+			body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxEcho))
+			unread = err
 		}
-		if due > arrived && waitUntil(r.Context(), due) != nil {
-			return // the client has gone
+		return body, err
+	})
+	switch {
+	case unread != nil:
+		status := http.StatusBadRequest
+		if _, tooLarge := errors.AsType[*http.MaxBytesError](unread); tooLarge {
+			status = http.StatusRequestEntityTooLarge
 		}
-		if recorded {
-			waits.record(arrived)
-		}
+		http.Error(w, unread.Error(), status)
+	case err == nil: // else the client has gone
 		w.Header()["Content-Type"] = contentType
 		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
 		_, _ = w.Write(answer) // the client's going is the client's business
-	})
+	}
 }
 
 var contentType = []string{"application/octet-stream"}

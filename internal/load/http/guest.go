@@ -1,6 +1,7 @@
 package http
 
 import (
+	"fmt"
 	"strconv"
 
 	"tare/internal/kind"
@@ -14,7 +15,8 @@ func init() { kind.Register(kind.Load, guest{}) }
 type guest struct{}
 
 func (guest) About() kind.About {
-	return kind.About{Name: "http", Summary: "an HTTP/1.1 client", Settings: Settings, Protocol: "http"}
+	return kind.About{Name: "http", Summary: "a client of HTTP/1.1, HTTP/2, gRPC and TCP", Settings: Settings,
+		Protocol: "http"}
 }
 
 func (guest) Command(at kind.Site) []string {
@@ -29,6 +31,20 @@ func (guest) Command(at kind.Site) []string {
 func (guest) Check(v param.Values) error {
 	_, err := OptionsOf(v)
 	return err
+}
+
+// CheckSetup refuses an application of kind http that does not serve what the load speaks. What others serve shows when
+// they run.
+func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
+	app := s.Applications[part.To]
+	if app == nil || app.Name() != "http" {
+		return nil
+	}
+	speaks, serves := part.Options["protocol"], app.Options["protocol"]
+	if speaks != serves && !(speaks == string(HTTP1) && serves == string(HTTP2)) { // that one serves both
+		return fmt.Errorf("it speaks %s, and %s serves %s: set the protocol of both", speaks, part.To, serves)
+	}
+	return nil
 }
 
 func (guest) HoldsConnections(v param.Values) bool { return v.On("keepalive") }

@@ -1,5 +1,5 @@
-// Package http puts HTTP/1.1 servers to work and measures how they answer. It runs as a process of its own (tare load
-// http).
+// Package http puts servers of HTTP/1.1, HTTP/2, gRPC and plain TCP to work and measures how they answer. It runs as a
+// process of its own (tare load http).
 //
 // Each of its threads drives its connections through epoll, with raw system calls and no goroutine per connection: the
 // cost of a request must be that of the kernel, or the generator is weighed along with the server. In open loop
@@ -20,6 +20,25 @@
 // connection costs the client, but few real clients do it: programs that watch sockets come and go (cgroup/sock_create,
 // cgroup/sock_release) see none, and what they keep by socket lives on. It is for loads that must leave the CPU to
 // others, and never the default.
+//
+// # HTTP/2 and gRPC
+//
+// HTTP/2 is spoken without TLS and with prior knowledge (RFC 9113, section 3.3). A connection carries up to Streams
+// requests at once; in open loop a start takes the stream that has been free for longest, so that requests go round all
+// connections. Frames and HPACK are those of x/net, the event loop and the sockets are the same as for HTTP/1.1.
+// Requests on one connection are alike, so that all but the first are references into the server's HPACK table.
+//
+// When a server leaves (GOAWAY), requests that it says it has not looked at are sent again over a new connection, up to
+// three times, with their times unchanged; RFC 9113 allows it for any method. All others fail: a stream that is reset,
+// a connection that breaks the rules or ends. A request that times out is cancelled by RST_STREAM and its connection
+// goes on, unless nothing was heard from the server since the request was sent.
+//
+// gRPC calls are unary and without compression. They succeed with one message and a grpc-status of 0.
+//
+// # TCP
+//
+// A request over TCP is some bytes that the server sends back: the echo protocol of RFC 862. Connections are those of
+// HTTP/1.1, with keep-alive or without.
 package http
 
 import (
@@ -31,6 +50,7 @@ import (
 	"net/url"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,6 +58,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2/hpack"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
@@ -58,9 +80,29 @@ const (
 	SourceLoopback Source = "loopback" // spread over 127.0.0.0/8, for service addresses that a data plane turns into loopback ones
 )
 
+// Protocol is what the load speaks.
+type Protocol string
+
+// The protocols.
+const (
+	HTTP1 Protocol = "http1"
+	HTTP2 Protocol = "http2" // without TLS, with prior knowledge
+	GRPC  Protocol = "grpc"  // unary calls, likewise
+	TCP   Protocol = "tcp"   // bytes that come back as they were sent: RFC 862
+)
+
+// multiplexed says whether a connection can carry several requests at once.
+func (p Protocol) multiplexed() bool { return p == HTTP2 || p == GRPC }
+
+// EchoMethod is the gRPC method that is called where a URL names none: it takes a google.protobuf.BytesValue, and its
+// answer is one (application http).
+const EchoMethod = "/tare.Echo/Echo"
+
 // Options is the load to make. The zero value of a field that has a default, its own or that of its setting, takes it.
 type Options struct {
 	Targets     []string      // URLs: http://host[:port][/path]; connections are dealt out among them in turn
+	Protocol    Protocol      // default http1
+	Streams     int           // requests at once on a connection, of HTTP/2 and gRPC; default 1
 	Rate        float64       // requests per second in all; 0 for closed loop
 	Arrivals    pace.Arrivals // of open loop
 	Seed        uint64        // of Poisson arrivals
@@ -69,13 +111,19 @@ type Options struct {
 	Threads     int           // default: 1 in open loop up to 50,000/s, else 2; never more than CPUs or connections
 	Drain       time.Duration // how long to wait for answers after the window; negative for not at all
 	Timeout     time.Duration // per request, from its sending
-	Method      string        // default GET
-	Body        int           // bytes of request body
+	Method      string        // default GET, or POST where there is a body or the protocol is gRPC
+	Body        int           // bytes of request body; of gRPC, of the value in the message; of TCP, at least 1
 	Headers     []string      // further ones, "Name: value"
 	Source      Source        // default auto
 	Recycle     bool          // without keep-alive: dissolve connections instead of closing sockets; see the package comment
 	Spin        time.Duration // largest wait that may be spun through; default pace.DefaultSpin, negative for none
 }
+
+// maxBody bounds Options.Body, in bytes.
+const maxBody = 64 << 20
+
+// maxStreams bounds Options.Streams.
+const maxStreams = 1000
 
 // oneThread is the rate up to which one thread meets an open-loop schedule with time to spare, per second.
 const oneThread = 50_000
@@ -93,8 +141,16 @@ func (o *Options) complete() error {
 	def(&o.Timeout, defaults.Duration("timeout"))
 	def(&o.Spin, pace.DefaultSpin)
 	o.Spin = max(o.Spin, 0)
+	if o.Protocol == "" {
+		o.Protocol = Protocol(defaults["protocol"])
+	}
+	if o.Streams == 0 {
+		o.Streams = defaults.Int("streams")
+	}
 	if o.Method == "" {
-		o.Method = "GET"
+		if o.Method = "GET"; o.Body > 0 || o.Protocol == GRPC {
+			o.Method = "POST"
+		}
 	}
 	if o.Arrivals == "" {
 		o.Arrivals = pace.Arrivals(defaults["arrivals"])
@@ -138,8 +194,16 @@ func (o *Options) complete() error {
 		return usage("recycle", "use it without keep-alive", "connections that are kept are not made again")
 	case o.Recycle && len(o.Targets) > 1:
 		return usage("recycle", "give one URL", "a socket that is recycled stays with its target")
-	case o.Body < 0 || o.Body > 64<<20:
-		return usage("body", "give 0 to 67108864", "a body of %d bytes is not possible", o.Body)
+	case o.Body < 0 || o.Body > maxBody:
+		return usage("request-body", "give 0 to 64MiB", "a body of %d bytes is not possible", o.Body)
+	case o.Protocol != HTTP1 && !o.Protocol.multiplexed() && o.Protocol != TCP:
+		return usage("protocol", "use http1, http2, grpc or tcp", "%q is no protocol of this load", o.Protocol)
+	case o.Streams < 1 || o.Streams > maxStreams:
+		return usage("streams", fmt.Sprintf("give 1 to %d", maxStreams), "%d streams make no load", o.Streams)
+	case o.Protocol.multiplexed() && o.Recycle:
+		return usage("recycle", "use it with protocol http1", "sockets of HTTP/2 are not recycled")
+	case o.Protocol == GRPC && o.Method != "POST":
+		return usage("method", "leave it out", "calls of gRPC are POST, not %s", o.Method)
 	case strings.Trim(o.Method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" || o.Method == "CONNECT":
 		return usage("method", "use one like GET or POST", "%q is not a method this load can use", o.Method)
 	case o.Source != SourceAuto && o.Source != SourceNone && o.Source != SourceLoopback:
@@ -151,18 +215,35 @@ func (o *Options) complete() error {
 			return usage("header", `give it as "Name: value"`, "%q is not a header", h)
 		}
 	}
-	_, err := pace.ParseArrivals(string(o.Arrivals))
 	o.Threads = min(o.Threads, o.Connections)
+	if err := o.streams(); err != nil {
+		return fault.New(fault.Usage, "streams", "leave it out, or use http2 or grpc with keepalive", "%s", err)
+	}
+	_, err := pace.ParseArrivals(string(o.Arrivals))
 	return err
+}
+
+// streams checks the number of streams against the rest.
+func (o *Options) streams() error {
+	switch {
+	case o.Streams <= 1:
+	case !o.Protocol.multiplexed():
+		return errors.New("a connection of HTTP/1.1 or TCP has one request at once, so streams have no meaning for it")
+	case !o.KeepAlive:
+		return errors.New("without keepalive each request has a connection of its own, so there is one stream on each")
+	}
+	return nil
 }
 
 // target is one server with the request for it, ready to be written.
 type target struct {
 	name    string // address, for messages
 	address *address
-	spread  bool // over source addresses
-	request []byte
+	spread  bool    // over source addresses
 	next    *target // in a ring
+
+	request  []byte    // of HTTP/1.1 and TCP
+	request2 *request2 // of HTTP/2
 }
 
 // resolve makes targets of the URLs.
@@ -187,7 +268,7 @@ func (o *Options) target(ctx context.Context, raw string) (*target, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Usage, raw, form, "this is not a URL")
 	}
-	if u.Scheme != "http" || u.Hostname() == "" {
+	if u.Scheme != "http" && !(o.Protocol == TCP && u.Scheme == "tcp") || u.Hostname() == "" {
 		return nil, fault.New(fault.Usage, raw, form, "only plain HTTP URLs can be put under load")
 	}
 	port := uint64(80)
@@ -215,12 +296,20 @@ func (o *Options) target(ctx context.Context, raw string) (*target, error) {
 		return nil, fault.New(fault.Usage, raw, "use an IPv4 address, or source auto", "loopback has only one IPv6 address")
 	}
 	ap := netip.AddrPortFrom(ip, uint16(port))
-	return &target{
+	t := &target{
 		name:    ap.String(),
 		address: newAddress(ap),
 		spread:  o.Source == SourceLoopback || o.Source == SourceAuto && ip.Is4() && ip.IsLoopback(),
-		request: o.request(u),
-	}, nil
+	}
+	switch o.Protocol {
+	case HTTP1:
+		t.request = o.request(u)
+	case TCP:
+		t.request = filling(max(o.Body, 1))
+	default:
+		t.request2, err = o.request2(u)
+	}
+	return t, err
 }
 
 // request is the text of the request to u.
@@ -237,10 +326,53 @@ func (o *Options) request(u *url.URL) []byte {
 		b.WriteString(h + "\r\n")
 	}
 	b.WriteString("\r\n")
-	for i := range o.Body {
-		b.WriteByte('a' + byte(i%26))
+	return append([]byte(b.String()), filling(o.Body)...)
+}
+
+// ofConnections are headers of HTTP/1.1 that HTTP/2 has no place for (RFC 9113, section 8.2.2), and those that this
+// load sets itself.
+var ofConnections = []string{
+	"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "host", "content-length", "te",
+}
+
+// request2 is the request to u in HTTP/2.
+func (o *Options) request2(u *url.URL) (*request2, error) {
+	path := u.RequestURI()
+	if o.Protocol == GRPC && path == "/" {
+		path = EchoMethod
 	}
-	return []byte(b.String())
+	r := &request2{grpc: o.Protocol == GRPC}
+	add := func(name, value string) { r.fields = append(r.fields, hpack.HeaderField{Name: name, Value: value}) }
+	add(":method", o.Method)
+	add(":scheme", "http")
+	add(":path", path)
+	add(":authority", u.Host)
+	if r.grpc {
+		r.body = grpcMessage(o.Body)
+		add("content-type", "application/grpc")
+		add("te", "trailers")
+	} else {
+		r.body = filling(o.Body)
+		if o.Body > 0 || o.Method == "POST" || o.Method == "PUT" || o.Method == "PATCH" {
+			add("content-length", strconv.Itoa(o.Body))
+		}
+	}
+	for _, h := range o.Headers {
+		name, value, _ := strings.Cut(h, ":")
+		name = strings.ToLower(name)
+		if slices.Contains(ofConnections, name) || !httpguts.ValidHeaderFieldName(name) {
+			return nil, fault.New(fault.Usage, "header", "leave it out", "HTTP/2 cannot have the header %q", name)
+		}
+		add(name, strings.TrimSpace(value))
+	}
+	if err := r.encode(); err != nil {
+		return nil, fmt.Errorf("encoding the request: %w", err)
+	}
+	if len(r.first) > largestFrame {
+		return nil, fault.New(fault.Usage, "header", "use fewer or shorter ones",
+			"the header has %d bytes, and HTTP/2 guarantees room for %d in a frame", len(r.first), largestFrame)
+	}
+	return r, nil
 }
 
 // Generator is a load that is ready to run: names resolved, servers found to answer, and with keep-alive all
@@ -278,6 +410,9 @@ func Prepare(ctx context.Context, o Options) (*Generator, error) {
 
 // connect tries every target once, and opens every connection if they are to be kept.
 func (g *Generator) connect(ctx context.Context, targets []*target) error {
+	if g.o.Protocol.multiplexed() {
+		return g.connect2(ctx, targets)
+	}
 	var answered int
 	var first error
 	for _, t := range targets {
@@ -314,15 +449,52 @@ func (g *Generator) connect(ctx context.Context, targets []*target) error {
 	return nil
 }
 
+// connect2 is connect for HTTP/2.
+func (g *Generator) connect2(ctx context.Context, targets []*target) error {
+	var answered int
+	var first error
+	m := g.workers[0].mux
+	own := m.places[0].target
+	for _, t := range targets {
+		m.places[0].target = t
+		c, err := m.establish(ctx, 0)
+		if err != nil {
+			if first == nil || fault.CodeOf(err) == fault.Usage {
+				first = err
+			}
+			continue
+		}
+		m.hangUp(c)
+		answered++
+	}
+	m.places[0].target = own
+	if answered == 0 || fault.CodeOf(first) == fault.Usage {
+		return first
+	}
+	if !g.o.KeepAlive {
+		return nil
+	}
+	for _, w := range g.workers {
+		for place := range w.mux.places {
+			if _, err := w.mux.establish(ctx, int32(place)); err != nil {
+				return ctx.Err() // those that are missing are tried again as they are needed, and their failures counted
+			}
+		}
+	}
+	return nil
+}
+
+// startServer is what to do where no connection could be made.
+const startServer = "start the server, or correct the URL"
+
 // patience is how long a server may take to accept a connection before the start, in ns.
 const patience = 5e9
 
 // establish opens the slot's connection and waits until it stands.
 func (w *worker) establish(ctx context.Context, s *slot) error {
-	const mend = "start the server, or correct the URL"
 	errno := w.dial(s)
 	if errno != 0 {
-		return fault.Wrap(errno, fault.Machine, s.target.name, mend, "no connection could be made")
+		return fault.Wrap(errno, fault.Machine, s.target.name, startServer, "no connection could be made")
 	}
 	for deadline := pace.Now() + patience; ; {
 		ready := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}
@@ -346,7 +518,7 @@ func (w *worker) establish(ctx context.Context, s *slot) error {
 		if ctx.Err() != nil {
 			return err
 		}
-		return fault.Wrap(err, fault.Machine, s.target.name, mend, "no connection could be made")
+		return fault.Wrap(err, fault.Machine, s.target.name, startServer, "no connection could be made")
 	}
 }
 
@@ -380,11 +552,13 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
-	// Nothing is allocated during the run, so there is nothing to collect; a limit stands guard against hostile
-	// servers.
+	// HTTP/1.1 allocates nothing during the run, so there is nothing to collect; a limit stands guard against hostile
+	// servers. HTTP/2 allocates little where connections are kept, and some kilobytes for each that is new.
 	runtime.GC()
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 30))
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	if !g.o.Protocol.multiplexed() {
+		defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	}
 
 	// A worker coming out of a wait must find a scheduler slot (P) free at once. With one for each thread and no more,
 	// as on a machine with one CPU, it waits up to 20 ms for that of a goroutine that sleeps in the kernel.
@@ -469,6 +643,9 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	}
 	if g.o.Rate > 0 {
 		r.Mode, r.Arrivals = load.Open, string(g.o.Arrivals)
+	}
+	if g.o.Protocol.multiplexed() {
+		r.Streams = g.o.Streams
 	}
 	sum := newCounts()
 	for _, w := range g.workers {

@@ -70,6 +70,9 @@ func (r *response) reset(bodyless bool) {
 	*r = response{bodyless: bodyless, partial: r.partial[:0]}
 }
 
+// echoOf makes r ready for as many bytes as were sent, and nothing around them.
+func (r *response) echoOf(sent []byte) { r.phase, r.left = fixedBody, int64(len(sent)) }
+
 // reusable says whether the connection may carry another request after this (complete) response: RFC 9112, section 9.3.
 // One framed in two ways at once, by a coding and a length or by a coding that its version lacks, is not to be trusted
 // further.

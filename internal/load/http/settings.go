@@ -17,8 +17,20 @@ var Settings = []param.Setting{
 	{Name: "arrivals", Type: param.TypeWord, Default: string(pace.Poisson),
 		Words: []string{string(pace.Poisson), string(pace.Constant)},
 		Doc:   "how the starts of an open load are spread"},
+	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1), Words: []string{string(HTTP1), string(HTTP2),
+		string(GRPC), string(TCP)},
+		Phrase: map[string]string{"http1": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
+		Doc: "what it speaks: HTTP/1.1; HTTP/2 without TLS, with prior knowledge; unary calls of gRPC over that; or TCP, " +
+			"bytes that come back as they were sent. An application of kind `http` needs the same `protocol`"},
 	{Name: "connections", Type: param.TypeCount, Default: "64", Min: 1, Max: 100_000, Phrase: map[string]string{"": "with {} connections", "1": "with one connection"},
 		Doc: "connections open at once, at most; with keepalive, exactly"},
+	{Name: "streams", Type: param.TypeCount, Default: "1", Min: 1, Max: maxStreams,
+		Phrase: map[string]string{"": "with {} streams on each connection", "1": "with one stream on each connection"},
+		Doc: "requests that a connection carries at once, at most, over HTTP/2 and gRPC; an open load takes any that is " +
+			"free, going round all connections"},
+	{Name: "request-body", Type: param.TypeBytes, Default: "0", Max: maxBody,
+		Phrase: map[string]string{"": "with requests of {} bytes", "0": "with requests without a body"},
+		Doc:    "size of the request's body; over gRPC, of the value in the message; over TCP, at least 1"},
 	{Name: "keepalive", Type: param.TypeSwitch, Default: "true",
 		Doc: "whether a connection serves many requests; false: one connection for each request"},
 	{Name: "threads", Type: param.TypeCount, Min: 1, Max: 1024,
@@ -35,6 +47,7 @@ func OptionsOf(v param.Values) (Options, error) {
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Connections: v.Int("connections"),
 		KeepAlive: v.On("keepalive"), Threads: v.Int("threads"),
 		Timeout: v.Duration("timeout"), Drain: v.Duration("drain"),
+		Protocol: Protocol(v["protocol"]), Streams: v.Int("streams"), Body: v.Int("request-body"),
 	}
 	if o.Drain == 0 {
 		o.Drain = -1 // to Options, 0 is the default
@@ -45,5 +58,5 @@ func OptionsOf(v param.Values) (Options, error) {
 	case v["mode"] == load.Closed && rated:
 		return o, errors.New(`a closed load goes as fast as answers come: "rate" has no meaning for it`)
 	}
-	return o, nil
+	return o, o.streams()
 }

@@ -5,9 +5,35 @@ import (
 	"testing"
 	"time"
 
+	"tare/internal/kind"
 	"tare/internal/pace"
 	"tare/internal/param"
 )
+
+// serving is an application by its name alone.
+type serving string
+
+func (s serving) About() kind.About { return kind.About{Name: string(s)} }
+
+// TestCheckSetup: the load goes to an application of kind http only where that serves what it speaks, and to any other.
+func TestCheckSetup(t *testing.T) {
+	for _, c := range []struct {
+		app            serving
+		speaks, serves string
+		fits           bool
+	}{
+		{"http", "http1", "http1", true}, {"http", "http1", "http2", true}, {"http", "http2", "http2", true},
+		{"http", "grpc", "grpc", true}, {"http", "tcp", "tcp", true}, {"command", "grpc", "", true},
+		{"http", "http2", "http1", false}, {"http", "grpc", "http2", false}, {"http", "http1", "tcp", false},
+	} {
+		part := &kind.Part{Kind: guest{}, To: "server", Options: param.Values{"protocol": c.speaks}}
+		app := &kind.Part{Kind: c.app, Options: param.Values{"protocol": c.serves}}
+		s := &kind.Setup{Applications: map[string]*kind.Part{"server": app}}
+		if err := (guest{}).CheckSetup(s, "loads.client", part); (err == nil) != c.fits {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
 
 // TestOptionsOf: options that leave something open and settings that do mean the same.
 func TestOptionsOf(t *testing.T) {

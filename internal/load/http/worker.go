@@ -33,8 +33,9 @@ type worker struct {
 	rest   queue // of slots that wait a moment after an error (closed loop)
 	oldest int32 // request in flight, by sent; the list goes through slot.next
 	newest int32
-	busy   int // requests in flight
-	open   int // connections
+	busy   int  // requests in flight
+	open   int  // connections
+	mux    *mux // of HTTP/2, where slots are streams; nil for the others
 
 	source *address // of the next connection, where they are spread
 	ip     [4]byte  // the last one used
@@ -51,7 +52,8 @@ type counts struct {
 	intended, sent, done, late, opened int64
 	maxOpen                            int
 	failures                           [kinds]int64
-	statuses                           [600]int64 // answers of 400 and above
+	statuses                           [600]int64          // answers of 400 and above
+	codes                              [lastCode + 1]int64 // of gRPC, other than 0
 
 	latency, service, lag, ownLag, connect *hdrhistogram.Histogram
 	slices                                 [load.Slices]*hdrhistogram.Histogram // latency, by intended start
@@ -90,8 +92,18 @@ const (
 	closedEarly
 	badResponse
 	requestTimeout
+	streamReset
+	streamRefused
+	connectionLeft
 	badStatus // counted by its status
+	badGRPC   // counted by its code
 	kinds
+)
+
+// The codes of gRPC are 0 to 16; any other is to be taken for this one (grpc/grpc, doc/statuscodes.md).
+const (
+	unknownCode = 2
+	lastCode    = 16
 )
 
 var failureNames = [kinds]string{
@@ -107,6 +119,9 @@ var failureNames = [kinds]string{
 	closedEarly:        "closed",
 	badResponse:        "response",
 	requestTimeout:     "timeout",
+	streamReset:        "stream-reset",
+	streamRefused:      "stream-refused",
+	connectionLeft:     "goaway",
 }
 
 func connectFailure(errno unix.Errno) failure {
@@ -128,7 +143,7 @@ func connectFailure(errno unix.Errno) failure {
 // errors adds what failed to m.
 func (c *counts) errors(m map[string]int64) {
 	for kind, n := range c.failures {
-		if n > 0 && kind != int(badStatus) {
+		if n > 0 && failureNames[kind] != "" {
 			m[failureNames[kind]] += n
 		}
 	}
@@ -137,9 +152,14 @@ func (c *counts) errors(m map[string]int64) {
 			m["status-"+strconv.Itoa(status)] += n
 		}
 	}
+	for code, n := range c.codes {
+		if n > 0 {
+			m["grpc-status-"+strconv.Itoa(code)] += n
+		}
+	}
 }
 
-// slot is one connection, with the request that it carries.
+// slot is one connection, with the request that it carries; in HTTP/2, one stream.
 type slot struct {
 	fd         int // -1 when closed
 	target     *target
@@ -155,6 +175,11 @@ type slot struct {
 	shook      int64 // length of the handshake; -1 where there was none
 	prev, next int32 // neighbours in the order of sent; -1 at the ends
 	response   response
+
+	// Of HTTP/2.
+	carrier *connection // of the request; nil where there is none
+	code    int         // grpc-status of the answer
+	resends int
 }
 
 type state uint8
@@ -196,6 +221,10 @@ func newWorker(o *Options, targets []*target, part, parts int) (*worker, error) 
 	if part < o.Connections%parts {
 		n++
 	}
+	connections := n
+	if o.Protocol.multiplexed() {
+		n *= o.Streams
+	}
 	w := &worker{
 		o: o, epoll: epoll, oldest: -1, newest: -1,
 		slots:  make([]slot, n),
@@ -210,6 +239,9 @@ func newWorker(o *Options, targets []*target, part, parts int) (*worker, error) 
 		w.slots[i] = slot{fd: -1, target: targets[(part+i*parts)%len(targets)], prev: -1, next: -1}
 		w.free.push(int32(i))
 	}
+	if o.Protocol.multiplexed() {
+		w.mux = newMux(w, targets, part, parts, connections)
+	}
 	return w, nil
 }
 
@@ -217,6 +249,9 @@ func newWorker(o *Options, targets []*target, part, parts int) (*worker, error) 
 func (w *worker) close() {
 	for i := range w.slots {
 		w.hangUp(&w.slots[i])
+	}
+	if w.mux != nil {
+		w.mux.close()
 	}
 	sysClose(w.epoll)
 }
@@ -274,15 +309,24 @@ func (w *worker) startDue(now int64) int64 {
 			w.start(w.free.pop(), now, now)
 			now = pace.Now()
 		}
+		w.flush()
 		return now
 	}
 	for w.free.len > 0 && w.arrivals.Peek() <= now && w.owing() {
 		intended := w.arrivals.Peek()
 		w.arrivals.Advance()
 		w.start(w.free.pop(), intended, now)
+		w.flush()
 		now = pace.Now()
 	}
 	return now
+}
+
+// flush writes what HTTP/2 has to write; the others write at once.
+func (w *worker) flush() {
+	if w.mux != nil {
+		w.mux.flush()
+	}
 }
 
 // wait takes events until the next thing is due, and handles them.
@@ -341,6 +385,9 @@ func (w *worker) start(i int32, intended, now int64) {
 	s := &w.slots[i]
 	s.intended, s.sent, s.dialled, s.written, s.shook = intended, now, 0, 0, -1
 	s.response.reset(w.o.Method == "HEAD")
+	if w.o.Protocol == TCP {
+		s.response.echoOf(s.target.request)
+	}
 	w.busy++
 	s.prev, s.next = w.newest, -1
 	if w.newest >= 0 {
@@ -356,6 +403,11 @@ func (w *worker) start(i int32, intended, now int64) {
 			record(w.count.lag, now-intended)
 			record(w.count.ownLag, now-max(intended, s.freed))
 		}
+	}
+	if w.mux != nil {
+		s.resends = 0
+		w.mux.start(i, now)
+		return
 	}
 	s.state = sending
 	if s.fd < 0 || s.dissolved {
@@ -391,28 +443,37 @@ func (w *worker) dial(s *slot) unix.Errno {
 		w.open++
 		return 0
 	}
-	fd, errno := sysSocket(s.target.address.family)
+	// The tail of a request must not wait for acknowledgement of its head. A short lone one never does.
+	fd, errno := w.socket(s.target, w.o.KeepAlive || len(s.target.request) > 1000)
 	if errno != 0 {
-		return errno
-	}
-	errno = sysSetsockopt(fd, unix.SOL_SOCKET, unix.SO_LINGER, unsafe.Pointer(&resetOnly), unsafe.Sizeof(resetOnly))
-	if errno == 0 && (w.o.KeepAlive || len(s.target.request) > 1000) {
-		// The tail of a request must not wait for acknowledgement of its head. A short lone one never does.
-		errno = sysSetsockopt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&optionOn), unsafe.Sizeof(optionOn))
-	}
-	if errno == 0 && s.target.spread {
-		errno = w.bind(fd)
-	}
-	if errno == 0 {
-		errno = sysConnect(fd, s.target.address)
-	}
-	if errno != 0 && errno != unix.EINPROGRESS {
-		sysClose(fd)
 		return errno
 	}
 	s.fd, s.watched, s.writable = fd, false, false
 	w.open++
 	return 0
+}
+
+// socket makes a socket and begins its connection.
+func (w *worker) socket(t *target, noDelay bool) (int, unix.Errno) {
+	fd, errno := sysSocket(t.address.family)
+	if errno != 0 {
+		return -1, errno
+	}
+	errno = sysSetsockopt(fd, unix.SOL_SOCKET, unix.SO_LINGER, unsafe.Pointer(&resetOnly), unsafe.Sizeof(resetOnly))
+	if errno == 0 && noDelay {
+		errno = sysSetsockopt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&optionOn), unsafe.Sizeof(optionOn))
+	}
+	if errno == 0 && t.spread {
+		errno = w.bind(fd)
+	}
+	if errno == 0 {
+		errno = sysConnect(fd, t.address)
+	}
+	if errno != 0 && errno != unix.EINPROGRESS {
+		sysClose(fd)
+		return -1, errno
+	}
+	return fd, 0
 }
 
 // bind gives the socket the next source address of this worker, and leaves the port to connect, which can use one port
@@ -496,6 +557,10 @@ func (w *worker) connected(s *slot) {
 
 // handle takes one event of the connection of slot i.
 func (w *worker) handle(i int32, events uint32) {
+	if w.mux != nil {
+		w.mux.handle(i, events)
+		return
+	}
 	s := &w.slots[i]
 	if s.fd < 0 || s.dissolved {
 		return // closed earlier in the same batch; or epoll tells of the end that we made ourselves
@@ -570,6 +635,8 @@ func (w *worker) finish(i int32, now int64, kind failure) {
 	w.keep(s, now, kind == none)
 	s.state, s.freed = idle, now
 	switch {
+	case w.mux != nil:
+		w.mux.release(i, kind)
 	case reuse:
 	case kind == none && w.o.Recycle:
 		w.dissolve(s)
@@ -602,6 +669,12 @@ func (w *worker) tally(s *slot, now int64, kind failure) {
 		record(c.service, now-s.sent)
 	} else if kind == badStatus {
 		c.statuses[s.response.status]++
+	} else if kind == badGRPC {
+		code := s.code
+		if code > lastCode {
+			code = unknownCode
+		}
+		c.codes[code]++
 	} else {
 		c.failures[kind]++
 	}
@@ -629,6 +702,7 @@ func (w *worker) expire(now int64) {
 		}
 		w.finish(w.oldest, now, kind)
 	}
+	w.flush()
 }
 
 // hangUp closes the slot's connection, if it has one. SO_LINGER of 0 makes it a reset: neither side keeps the pair of

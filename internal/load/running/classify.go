@@ -63,9 +63,9 @@ func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64
 	return c.fill(r, c.choose(severalClosed(r)))
 }
 
-// severalClosed says whether a load has several connections that send again as soon as they are answered: it is never
-// without a request.
-func severalClosed(r *load.Result) bool { return r.Mode == load.Closed && r.Connections > 1 }
+// severalClosed says whether a load has several requests at once, each followed by another as soon as it is answered:
+// it is never without one.
+func severalClosed(r *load.Result) bool { return r.Mode == load.Closed && r.MostAtOnce() > 1 }
 
 // classifier holds the requests of one load and what is known of the stalls.
 type classifier struct {

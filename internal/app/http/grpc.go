@@ -1,0 +1,56 @@
+package http
+
+import (
+	"context"
+	"net"
+	"net/http"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// echoService is the service that experiments call: one method, Echo, of which request and answer are a
+// google.protobuf.BytesValue, so that no code need be generated for it. As a file for other clients it is
+// testdata/echo.proto.
+var echoService = grpc.ServiceDesc{
+	ServiceName: "tare.Echo",
+	HandlerType: (*any)(nil),
+	Methods:     []grpc.MethodDesc{{MethodName: "Echo", Handler: echo}},
+	Metadata:    "echo.proto",
+}
+
+// echo is the method as grpc-go's server calls it.
+func echo(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+	answer, err := srv.(*answers).to(ctx, func() ([]byte, error) {
+		var in wrapperspb.BytesValue
+		err := decode(&in)
+		return in.GetValue(), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return wrapperspb.Bytes(answer), nil
+}
+
+// grpcServer is grpc-go's server in the shape of net/http's.
+type grpcServer struct{ *grpc.Server }
+
+func newGRPC(a *answers) grpcServer {
+	const framing = 16 // bytes of a message that are not its value, at most
+	s := grpc.NewServer(grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxEcho+framing))
+	s.RegisterService(&echoService, a)
+	return grpcServer{s}
+}
+
+func (s grpcServer) Serve(l net.Listener) error {
+	if err := s.Server.Serve(l); err != nil {
+		return err
+	}
+	return http.ErrServerClosed
+}
+
+// Close ends calls, connections and Serve.
+func (s grpcServer) Close() error {
+	s.Stop()
+	return nil
+}

@@ -1,0 +1,879 @@
+package http
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// What a session grants the server, and what it bears from it. The windows are those of Go's own client
+// (net/http: 4 MiB for a stream, 1 GiB for a connection): what comes is thrown away as it passes, so they cost nothing.
+const (
+	streamCredit     = 4 << 20  // bytes that may come on a stream before the session grants more
+	connectionCredit = 1 << 30  // likewise on the connection
+	largestFrame     = 16 << 10 // bytes of payload of a frame, either way: the smallest limit that there may be
+	largestWindow    = 1<<31 - 1
+	firstWindow      = 65535 // of either side, until SETTINGS and WINDOW_UPDATE say otherwise: RFC 9113, section 6.9.2
+	tableSize        = 4096  // of HPACK's dynamic tables: RFC 9113, section 6.5.2
+	supposedStreams  = 100   // that the server takes at once, until it says: the least that RFC 9113 recommends
+	lastStreamID     = 1<<31 - 1
+
+	maxFragments = 64       // frames of one header block, whose bytes maxHead bounds
+	maxIdle      = 10_000   // frames in a row that bring no request further
+	maxReplies   = 64 << 10 // bytes of answers to SETTINGS and PING that the server does not read
+	maxBuffered  = 256 << 10
+)
+
+// sessionError is a breach of HTTP/2 by the server that ends the connection.
+type sessionError struct {
+	code http2.ErrCode
+	what string
+}
+
+func (e *sessionError) Error() string {
+	return fmt.Sprintf("not valid HTTP/2: %s (%s)", e.what, e.code)
+}
+
+func breach(code http2.ErrCode, what string) error { return &sessionError{code, what} }
+
+// owner hears what becomes of a session's streams.
+type owner interface {
+	// streamEnded is told once of each stream that ends by itself: answered (none) or failed. The stream is free
+	// again, and the owner may send on it at once.
+	streamEnded(index int, end ending)
+}
+
+// ending is how a stream ended.
+type ending struct {
+	kind   failure
+	status int  // of the answer; 0 where there is none
+	code   int  // grpc-status; of kind badGRPC
+	unread bool // the server has not looked at the request and never will: it can be sent again elsewhere
+}
+
+// codec is what the sessions of one thread share: they take turns.
+type codec struct {
+	writer *http2.Framer
+	to     *session // whose output the writer appends to
+}
+
+func newCodec() *codec {
+	c := new(codec)
+	c.writer = http2.NewFramer(c, nil)
+	return c
+}
+
+func (c *codec) Write(p []byte) (int, error) {
+	c.to.out = append(c.to.out, p...)
+	return len(p), nil
+}
+
+// session is the client's side of one HTTP/2 connection without its socket: bytes of the server go in by feed, bytes
+// for it come out in out. Frames are read and written by x/net's Framer and hpack; but a frame is given to the Framer
+// only once it is there, for the Framer pulls, and DATA passes by without being kept.
+type session struct {
+	owner   owner
+	codec   *codec
+	request *request2 // what each stream sends
+	out     []byte    // to be written
+	replies int       // bytes of answers to the server's own frames in out, at most
+
+	reader  *http2.Framer
+	in      bytesIn
+	torn    []byte            // beginning of a frame, kept by the owner until the rest is there
+	header  http2.FrameHeader // of the frame that is coming in
+	started bool              // header is there
+	data    dataFrame
+	idle    int // frames in a row that brought no request further
+
+	decoder *hpack.Decoder
+	block   headerBlock
+
+	encoder  *hpack.Encoder // nil: the blocks of request are good
+	encoded  []byte
+	requests int // sent so far
+
+	streams    []stream // free where id is 0
+	active     int
+	sending    int    // streams with a body that is not sent yet
+	turn       int    // stream whose body is sent first
+	nextID     uint32 //
+	maxStreams uint32 // that the server allows at once
+	settled    bool   // the server's SETTINGS have come
+	leaving    bool   // no more requests are to be sent: GOAWAY, or no numbers are left
+	lastID     uint32 // with GOAWAY: of the last stream that the server looks at
+
+	window  int64 // bytes that may be sent
+	initial int64 // window of a new stream
+	credit  int64 // bytes that may come
+	spent   int64 // of the credit, to be given again
+}
+
+// stream is one request.
+type stream struct {
+	id      uint32
+	answer  phase2
+	status  int
+	window  int64 // bytes that may be sent
+	credit  int64 // bytes that may come
+	spent   int64
+	left    int // bytes of the body to be sent
+	message message
+}
+
+type phase2 uint8
+
+const (
+	awaitsHead phase2 = iota
+	awaitsBody
+)
+
+// dataFrame is a DATA frame that is passing by.
+type dataFrame struct {
+	index  int // of its stream; -1: of none that is there
+	length int // of its content, to come
+	pad    int // to come, after it
+	padded bool
+	end    bool
+}
+
+// headerBlock is a header block that is coming in, in one frame or more.
+type headerBlock struct {
+	index      int // of its stream; -1: of none that is there
+	end        bool
+	size       int
+	fragments  int
+	status     string
+	grpcStatus string
+}
+
+// bytesIn is a reader of what is there.
+type bytesIn struct{ left []byte }
+
+func (b *bytesIn) Read(p []byte) (int, error) {
+	if len(b.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, b.left)
+	b.left = b.left[n:]
+	return n, nil
+}
+
+// greeting is how a client begins: RFC 9113, section 3.4.
+var greeting = func() []byte {
+	s := &session{codec: newCodec()}
+	s.codec.to, s.out = s, []byte(http2.ClientPreface)
+	w := s.codec.writer
+	err := errors.Join(
+		w.WriteSettings(
+			http2.Setting{ID: http2.SettingEnablePush, Val: 0},
+			http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamCredit},
+			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHead}),
+		w.WriteWindowUpdate(0, connectionCredit-firstWindow))
+	if err != nil {
+		panic(err) // it is always the same
+	}
+	return s.out
+}()
+
+// newSession makes the session of a fresh connection, with its greeting to be written, for at most streams requests at
+// once.
+func newSession(o owner, c *codec, r *request2, streams int) *session {
+	s := &session{
+		owner: o, codec: c, request: r,
+		out:     append(make([]byte, 0, len(greeting)+len(r.first)+64), greeting...),
+		streams: make([]stream, streams),
+		nextID:  1, maxStreams: supposedStreams,
+		window: firstWindow, initial: firstWindow, credit: connectionCredit,
+		data: dataFrame{index: -1}, block: headerBlock{index: -1},
+	}
+	if !r.repeats {
+		s.encoder = hpack.NewEncoder(appender{&s.encoded})
+	}
+	s.reader = http2.NewFramer(nil, &s.in)
+	s.reader.SetMaxReadFrameSize(largestFrame)
+	s.decoder = hpack.NewDecoder(tableSize, s.field)
+	s.decoder.SetMaxStringLength(maxHead)
+	return s
+}
+
+// write has the shared writer append to this session's output. Its own errors are of wrong arguments, which none of
+// ours are.
+func (s *session) write() *http2.Framer {
+	s.codec.to = s
+	return s.codec.writer
+}
+
+// open says whether a request can be sent now.
+func (s *session) open() bool {
+	return !s.leaving && s.active < len(s.streams) && uint32(s.active) < s.maxStreams
+}
+
+// send sends a request on a free stream.
+func (s *session) send(index int) error {
+	st := &s.streams[index]
+	*st = stream{id: s.nextID, window: s.initial, credit: streamCredit, left: len(s.request.body)}
+	s.active++
+	if s.nextID += 2; s.nextID > lastStreamID {
+		s.leaving, s.lastID = true, lastStreamID
+	}
+	block, err := s.fields()
+	if err != nil {
+		return err
+	}
+	err = s.write().WriteHeaders(http2.HeadersFrameParam{
+		StreamID: st.id, BlockFragment: block, EndStream: st.left == 0, EndHeaders: true,
+	})
+	if st.left > 0 {
+		s.sending++
+		s.pump()
+	}
+	return err
+}
+
+// fields is the header block of the next request. All requests of a connection are alike: the second and all after it
+// are references into the table that the first has filled.
+func (s *session) fields() ([]byte, error) {
+	s.requests++
+	if s.encoder == nil {
+		if s.requests == 1 {
+			return s.request.first, nil
+		}
+		return s.request.again, nil
+	}
+	s.encoded = s.encoded[:0]
+	for _, f := range s.request.fields {
+		if err := s.encoder.WriteField(f); err != nil {
+			return nil, err
+		}
+	}
+	return s.encoded, nil
+}
+
+// encodeAnew takes the blocks that were made beforehand out of use: the server's table has another size than they are
+// made for.
+func (s *session) encodeAnew(size uint32) {
+	if s.encoder == nil {
+		if size >= tableSize && s.request.repeats {
+			return
+		}
+		s.encoder = hpack.NewEncoder(appender{&s.encoded})
+		s.encoder.SetMaxDynamicTableSize(0) // whatever the server's table holds, this one knows nothing of it
+	}
+	s.encoder.SetMaxDynamicTableSizeLimit(min(size, tableSize))
+	s.encoder.SetMaxDynamicTableSize(min(size, tableSize))
+}
+
+type appender struct{ to *[]byte }
+
+func (a appender) Write(p []byte) (int, error) {
+	*a.to = append(*a.to, p...)
+	return len(p), nil
+}
+
+// cancel gives up a request.
+func (s *session) cancel(index int, code http2.ErrCode) {
+	st := &s.streams[index]
+	if st.id == 0 {
+		return
+	}
+	_ = s.write().WriteRSTStream(st.id, code)
+	s.release(index)
+}
+
+// release makes the stream free.
+func (s *session) release(index int) {
+	st := &s.streams[index]
+	if st.left > 0 {
+		s.sending--
+	}
+	if s.data.index == index {
+		s.data.index = -1
+	}
+	if s.block.index == index {
+		s.block.index = -1
+	}
+	*st = stream{}
+	s.active--
+}
+
+// end releases the stream and tells the owner.
+func (s *session) end(index int, e ending) {
+	s.release(index)
+	s.owner.streamEnded(index, e)
+}
+
+// pump sends of the bodies what the windows let through, a frame of each stream in turn.
+func (s *session) pump() {
+	for moved := true; moved && s.sending > 0 && len(s.out) < maxBuffered; {
+		moved = false
+		for range s.streams {
+			i := s.turn
+			s.turn = (s.turn + 1) % len(s.streams)
+			st := &s.streams[i]
+			n := int(min(int64(st.left), largestFrame, st.window, s.window))
+			if n <= 0 {
+				continue
+			}
+			from := len(s.request.body) - st.left
+			_ = s.write().WriteData(st.id, n == st.left, s.request.body[from:from+n])
+			st.left -= n
+			st.window -= int64(n)
+			s.window -= int64(n)
+			if st.left == 0 {
+				s.sending--
+			}
+			moved, s.idle = true, 0
+			if len(s.out) >= maxBuffered {
+				return
+			}
+		}
+	}
+}
+
+// wrote is told that all output is out.
+func (s *session) wrote() {
+	s.out, s.replies = s.out[:0], 0
+	if s.sending > 0 {
+		s.pump()
+	}
+}
+
+// find is the index of the stream of an id; -1 where it is not there (any more).
+func (s *session) find(id uint32) int {
+	for i := range s.streams {
+		if s.streams[i].id == id {
+			return i
+		}
+	}
+	return -1
+}
+
+// feed takes bytes from the server and says how many it used: the others are the beginning of a frame that must be
+// given again, with what follows. An error is the end of the connection.
+func (s *session) feed(p []byte) (used int, err error) {
+	for err == nil {
+		if s.data.length+s.data.pad > 0 {
+			used += s.pass(p[used:])
+			if s.data.length+s.data.pad > 0 {
+				return used, nil
+			}
+			err = s.dataEnded()
+			continue
+		}
+		if !s.started {
+			if len(p)-used < 9 {
+				return used, nil
+			}
+			s.in.left = p[used : used+9]
+			if s.header, err = s.reader.ReadFrameHeader(); err != nil {
+				return used, s.broken(err)
+			}
+			if !s.settled && s.header.Type != http2.FrameSettings {
+				return used, breach(http2.ErrCodeProtocol, "the first frame is not SETTINGS")
+			}
+			used += 9
+			s.started = true
+		}
+		length := int(s.header.Length)
+		if s.header.Type == http2.FrameData {
+			if s.header.Flags.Has(http2.FlagDataPadded) {
+				length = min(length, 1) // how much of it is padding
+			} else {
+				length = 0
+			}
+		}
+		if len(p)-used < length {
+			return used, nil
+		}
+		if s.idle++; s.idle > maxIdle {
+			return used, breach(http2.ErrCodeEnhanceYourCalm, "thousands of frames that bring no request further")
+		}
+		payload := p[used : used+length]
+		used += length
+		s.started = false
+		switch s.header.Type {
+		case http2.FrameData:
+			err = s.dataBegun(payload)
+		case http2.FrameHeaders, http2.FrameContinuation:
+			err = s.headers(payload)
+		default:
+			err = s.control(payload)
+		}
+	}
+	return used, err
+}
+
+// broken makes errors of the Framer ours.
+func (s *session) broken(err error) error {
+	var connection http2.ConnectionError
+	switch {
+	case errors.As(err, &connection):
+		return breach(http2.ErrCode(connection), fmt.Sprint(s.reader.ErrorDetail()))
+	case errors.Is(err, http2.ErrFrameTooLarge):
+		return breach(http2.ErrCodeFrameSize, err.Error())
+	}
+	return breach(http2.ErrCodeProtocol, err.Error())
+}
+
+// dataBegun begins a DATA frame; padding is its first byte, if it is padded.
+func (s *session) dataBegun(padding []byte) error {
+	h := s.header
+	if h.StreamID == 0 || h.StreamID >= s.nextID || h.StreamID%2 == 0 {
+		return breach(http2.ErrCodeProtocol, "DATA of a stream that nobody opened")
+	}
+	length := int64(h.Length)
+	if s.credit -= length; s.credit < 0 {
+		return breach(http2.ErrCodeFlowControl, "more DATA than the connection's window")
+	}
+	s.spent += length
+	d := dataFrame{
+		index: s.find(h.StreamID), length: int(h.Length), padded: h.Flags.Has(http2.FlagDataPadded),
+		end: h.Flags.Has(http2.FlagDataEndStream),
+	}
+	if d.padded {
+		if h.Length == 0 || int(padding[0]) > d.length-1 {
+			return breach(http2.ErrCodeProtocol, "padding longer than its frame")
+		}
+		d.pad = int(padding[0])
+		d.length -= 1 + d.pad
+	}
+	if d.index >= 0 {
+		st := &s.streams[d.index]
+		st.credit -= length
+		st.spent += length
+		switch {
+		case st.credit < 0:
+			s.fail(d.index, http2.ErrCodeFlowControl)
+			d.index = -1
+		case st.answer == awaitsHead:
+			s.fail(d.index, http2.ErrCodeProtocol)
+			d.index = -1
+		case d.length > 0:
+			s.idle = 0
+		}
+	}
+	if s.data = d; d.length+d.pad == 0 {
+		return s.dataEnded()
+	}
+	return nil
+}
+
+// pass takes the next bytes of a DATA frame.
+func (s *session) pass(p []byte) (used int) {
+	d := &s.data
+	used = min(d.length, len(p))
+	d.length -= used
+	if used > 0 && d.index >= 0 && s.request.grpc && !s.streams[d.index].message.feed(p[:used]) {
+		s.fail(d.index, http2.ErrCodeProtocol)
+	}
+	more := min(d.pad, len(p)-used)
+	d.pad -= more
+	return used + more
+}
+
+// dataEnded ends the DATA frame that has passed, and grants the server what it has used up of the windows.
+func (s *session) dataEnded() error {
+	if s.spent >= connectionCredit/2 {
+		_ = s.write().WriteWindowUpdate(0, uint32(s.spent))
+		s.credit, s.spent = s.credit+s.spent, 0
+	}
+	d := s.data
+	s.data = dataFrame{index: -1}
+	if d.index < 0 {
+		return nil
+	}
+	st := &s.streams[d.index]
+	if d.end {
+		s.complete(d.index)
+	} else if st.spent >= streamCredit/2 {
+		_ = s.write().WriteWindowUpdate(st.id, uint32(st.spent))
+		st.credit, st.spent = st.credit+st.spent, 0
+	}
+	return nil
+}
+
+// complete ends a stream whose answer is whole.
+func (s *session) complete(index int) {
+	s.idle = 0
+	st := &s.streams[index]
+	e := ending{status: st.status}
+	if st.left > 0 { // RFC 9113, section 8.1: the server needs no more of the request
+		_ = s.write().WriteRSTStream(st.id, http2.ErrCodeCancel)
+	}
+	if s.request.grpc { // the answer ends with a trailer: this one has none
+		e.kind = badResponse
+		if st.status != 200 {
+			e.kind = wrongStatus(st.status)
+		}
+	}
+	s.end(index, e)
+}
+
+// wrongStatus is the failure of a gRPC call that an HTTP status answers.
+func wrongStatus(status int) failure {
+	if status >= 400 {
+		return badStatus
+	}
+	return badResponse
+}
+
+// fail ends a stream on which the server broke the rules.
+func (s *session) fail(index int, code http2.ErrCode) {
+	_ = s.write().WriteRSTStream(s.streams[index].id, code)
+	s.end(index, ending{kind: badResponse})
+}
+
+// headers takes a HEADERS or CONTINUATION frame. The Framer has seen that they come in order.
+func (s *session) headers(payload []byte) error {
+	h := s.header
+	fragment := payload
+	b := &s.block
+	if h.Type == http2.FrameHeaders {
+		if h.StreamID == 0 || h.StreamID >= s.nextID || h.StreamID%2 == 0 {
+			return breach(http2.ErrCodeProtocol, "HEADERS of a stream that nobody opened")
+		}
+		var ok bool
+		if fragment, ok = unwrap(h.Flags, payload); !ok {
+			return breach(http2.ErrCodeProtocol, "padding longer than its frame")
+		}
+		*b = headerBlock{index: s.find(h.StreamID), end: h.Flags.Has(http2.FlagHeadersEndStream)}
+		s.decoder.SetEmitEnabled(s.wanted())
+	}
+	b.size += len(fragment)
+	if b.fragments++; b.size > maxHead || b.fragments > maxFragments {
+		return breach(http2.ErrCodeEnhanceYourCalm, "header longer than 64 KiB or 64 frames")
+	}
+	if _, err := s.decoder.Write(fragment); err != nil {
+		return breach(http2.ErrCodeCompression, err.Error())
+	}
+	if !h.Flags.Has(http2.FlagHeadersEndHeaders) {
+		return nil
+	}
+	if err := s.decoder.Close(); err != nil {
+		return breach(http2.ErrCodeCompression, err.Error())
+	}
+	if b.index >= 0 {
+		s.head(*b)
+	}
+	s.block = headerBlock{index: -1}
+	return nil
+}
+
+// unwrap takes padding and priority off the payload of a HEADERS frame: RFC 9113, section 6.2.
+func unwrap(flags http2.Flags, p []byte) (fragment []byte, ok bool) {
+	pad := 0
+	if flags.Has(http2.FlagHeadersPadded) {
+		if len(p) == 0 {
+			return nil, false
+		}
+		pad, p = int(p[0]), p[1:]
+	}
+	if flags.Has(http2.FlagHeadersPriority) {
+		if len(p) < 5 {
+			return nil, false
+		}
+		p = p[5:]
+	}
+	if pad > len(p) {
+		return nil, false
+	}
+	return p[:len(p)-pad], true
+}
+
+// wanted says whether a field of the header block that comes in is still missed. Others are not even decoded.
+func (s *session) wanted() bool {
+	b := &s.block
+	if b.index < 0 {
+		return false
+	}
+	if s.streams[b.index].answer == awaitsHead && b.status == "" {
+		return true
+	}
+	return b.end && s.request.grpc && b.grpcStatus == ""
+}
+
+// field takes one field of a header block.
+func (s *session) field(f hpack.HeaderField) {
+	switch f.Name {
+	case ":status":
+		s.block.status = f.Value
+	case "grpc-status":
+		s.block.grpcStatus = f.Value
+	}
+	s.decoder.SetEmitEnabled(s.wanted())
+}
+
+// head takes a whole header block of a stream: an answer's head, an interim one, or its trailer.
+func (s *session) head(b headerBlock) {
+	st := &s.streams[b.index]
+	if st.answer == awaitsBody {
+		switch {
+		case !b.end:
+			s.fail(b.index, http2.ErrCodeProtocol)
+		case s.request.grpc:
+			s.trailer(b)
+		default:
+			s.complete(b.index)
+		}
+		return
+	}
+	status, err := strconv.Atoi(b.status)
+	switch {
+	case err != nil || len(b.status) != 3 || status < 100 || status == 101 || status > 599, status < 200 && b.end:
+		s.fail(b.index, http2.ErrCodeProtocol)
+	case status < 200: // interim: the real one follows
+	default:
+		st.status, st.answer, s.idle = status, awaitsBody, 0
+		switch {
+		case b.end && s.request.grpc && b.grpcStatus != "":
+			s.trailer(b)
+		case b.end:
+			s.complete(b.index)
+		}
+	}
+}
+
+// trailer ends a gRPC call by its trailer.
+func (s *session) trailer(b headerBlock) {
+	st := &s.streams[b.index]
+	s.idle = 0
+	e := ending{status: st.status}
+	code, err := strconv.ParseUint(b.grpcStatus, 10, 31)
+	switch {
+	case st.status != 200:
+		e.kind = wrongStatus(st.status)
+	case err != nil:
+		e.kind = badResponse
+	case code != 0:
+		e.kind, e.code = badGRPC, int(code)
+	case !st.message.one():
+		e.kind = badResponse
+	}
+	if st.left > 0 {
+		_ = s.write().WriteRSTStream(st.id, http2.ErrCodeCancel)
+	}
+	s.end(b.index, e)
+}
+
+// control takes a frame of any other type.
+func (s *session) control(payload []byte) error {
+	s.in.left = payload
+	frame, err := s.reader.ReadFrameForHeader(s.header)
+	if err != nil {
+		var one http2.StreamError
+		if errors.As(err, &one) {
+			if i := s.find(one.StreamID); i >= 0 {
+				s.fail(i, one.Code)
+			}
+			return nil
+		}
+		return s.broken(err)
+	}
+	switch f := frame.(type) {
+	case *http2.SettingsFrame:
+		return s.settings(f)
+	case *http2.PingFrame:
+		if !f.IsAck() {
+			_ = s.write().WritePing(true, f.Data)
+			return s.replied(9 + len(f.Data))
+		}
+	case *http2.WindowUpdateFrame:
+		return s.granted(f.StreamID, int64(f.Increment))
+	case *http2.RSTStreamFrame:
+		return s.reset(f)
+	case *http2.GoAwayFrame:
+		return s.goAway(f)
+	case *http2.PushPromiseFrame:
+		return breach(http2.ErrCodeProtocol, "a push that was forbidden")
+	}
+	return nil
+}
+
+// replied counts what is answered to the server's own frames: it must read that.
+func (s *session) replied(n int) error {
+	if s.replies += n; s.replies > maxReplies {
+		return breach(http2.ErrCodeEnhanceYourCalm, "SETTINGS and PINGs whose answers it does not read")
+	}
+	return nil
+}
+
+func (s *session) settings(f *http2.SettingsFrame) error {
+	if f.IsAck() {
+		if !s.settled {
+			return breach(http2.ErrCodeProtocol, "the first frame is not SETTINGS")
+		}
+		return nil
+	}
+	if !s.settled {
+		s.settled, s.maxStreams = true, 1<<32-1 // what is not said is without a limit
+	}
+	before := s.initial
+	for i := range f.NumSettings() {
+		one := f.Setting(i)
+		if err := one.Valid(); err != nil {
+			return s.broken(err)
+		}
+		switch one.ID {
+		case http2.SettingHeaderTableSize:
+			s.encodeAnew(one.Val)
+		case http2.SettingMaxConcurrentStreams:
+			s.maxStreams = one.Val
+		case http2.SettingInitialWindowSize:
+			s.initial = int64(one.Val)
+		}
+	}
+	for i := range s.streams {
+		if st := &s.streams[i]; st.id != 0 {
+			if st.window += s.initial - before; st.window > largestWindow {
+				return breach(http2.ErrCodeFlowControl, "a window beyond 2^31-1")
+			}
+		}
+	}
+	_ = s.write().WriteSettingsAck()
+	s.pump()
+	return s.replied(9)
+}
+
+// granted takes a WINDOW_UPDATE.
+func (s *session) granted(id uint32, n int64) error {
+	if id == 0 {
+		if s.window += n; s.window > largestWindow {
+			return breach(http2.ErrCodeFlowControl, "a window beyond 2^31-1")
+		}
+		s.pump()
+		return nil
+	}
+	if id >= s.nextID || id%2 == 0 {
+		return breach(http2.ErrCodeProtocol, "WINDOW_UPDATE of a stream that nobody opened")
+	}
+	if i := s.find(id); i >= 0 {
+		st := &s.streams[i]
+		if st.window += n; st.window > largestWindow {
+			s.fail(i, http2.ErrCodeFlowControl)
+			return nil
+		}
+		s.pump()
+	}
+	return nil
+}
+
+func (s *session) reset(f *http2.RSTStreamFrame) error {
+	if f.StreamID >= s.nextID || f.StreamID%2 == 0 {
+		return breach(http2.ErrCodeProtocol, "RST_STREAM of a stream that nobody opened")
+	}
+	if i := s.find(f.StreamID); i >= 0 {
+		kind := streamReset
+		if f.ErrCode == http2.ErrCodeRefusedStream {
+			kind = streamRefused
+		}
+		s.end(i, ending{kind: kind})
+	}
+	return nil
+}
+
+func (s *session) goAway(f *http2.GoAwayFrame) error {
+	if s.lastID != 0 && f.LastStreamID > s.lastID {
+		return breach(http2.ErrCodeProtocol, "GOAWAY that takes back an earlier one")
+	}
+	s.leaving, s.lastID = true, f.LastStreamID
+	for i := range s.streams {
+		if st := &s.streams[i]; st.id > f.LastStreamID {
+			s.end(i, ending{kind: connectionLeft, unread: true})
+		}
+	}
+	return nil
+}
+
+// message reads the messages of a gRPC stream, as doc/PROTOCOL-HTTP2.md of grpc/grpc has them: a byte that says whether
+// the message is compressed, four of its length, the message.
+type message struct {
+	prefix uint8
+	size   uint32
+	left   uint32
+	whole  uint32 // messages so far
+}
+
+// feed takes the next bytes; false where they are no messages that this client asked for.
+func (m *message) feed(p []byte) bool {
+	for len(p) > 0 {
+		if m.left > 0 {
+			n := min(m.left, uint32(len(p)))
+			p = p[n:]
+			if m.left -= n; m.left == 0 {
+				m.whole++
+			}
+			continue
+		}
+		if m.prefix == 0 && p[0] != 0 {
+			return false // compressed: no encoding was offered
+		}
+		m.size = m.size<<8 | uint32(p[0])
+		p = p[1:]
+		if m.prefix++; m.prefix == 5 {
+			if m.left = m.size; m.left == 0 {
+				m.whole++
+			}
+			m.prefix, m.size = 0, 0
+		}
+	}
+	return m.whole <= 1 // a unary call has one answer
+}
+
+// one says whether one whole message has come and nothing else.
+func (m *message) one() bool { return m.whole == 1 && m.left == 0 && m.prefix == 0 }
+
+// request2 is the request of a target in HTTP/2.
+type request2 struct {
+	grpc         bool
+	fields       []hpack.HeaderField
+	first, again []byte // header blocks: of a connection's first request, and of every one after it
+	repeats      bool   // again leaves the table as it is, and can be sent any number of times
+	body         []byte
+}
+
+// encode makes the header blocks.
+func (r *request2) encode() error {
+	var block []byte
+	e := hpack.NewEncoder(appender{&block})
+	for _, into := range []*[]byte{&r.first, &r.again} {
+		block = nil
+		for _, f := range r.fields {
+			if err := e.WriteField(f); err != nil {
+				return err
+			}
+		}
+		*into = block
+	}
+	// A reference has its highest bit set: RFC 7541, section 6.1. One of 127 and more takes several bytes.
+	r.repeats = true
+	for _, b := range r.again {
+		r.repeats = r.repeats && b > 0x80 && b < 0xff
+	}
+	return nil
+}
+
+// grpcMessage is a gRPC frame with one message in it: a google.protobuf.BytesValue of so many bytes.
+func grpcMessage(size int) []byte {
+	var m []byte
+	if size > 0 {
+		m = append(m, 1<<3|2) // field 1, of a length
+		m = binary.AppendUvarint(m, uint64(size))
+	}
+	m = append(m, filling(size)...)
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...)
+}
+
+// filling is the content of bodies.
+func filling(size int) []byte {
+	b := make([]byte, size)
+	for i := range b {
+		b[i] = 'a' + byte(i%26)
+	}
+	return b
+}
