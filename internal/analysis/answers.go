@@ -206,6 +206,7 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 			if len(p.clauses) > 0 {
 				p.end()
 			}
+			p.sums(t)
 			if len(p.text) > 0 {
 				all = append(all, p.answer())
 			}
@@ -426,9 +427,38 @@ func (p *prose) perUnit(e *Estimate) string {
 		if !is || at < m.ValidRange[x.Name][1] || x.Lo == nil || x.Hi == nil || *x.Lo <= 0 && *x.Hi >= 0 {
 			continue
 		}
+		if many, what := p.s.thousands(x.Name, m.ValidRange[x.Name][1]); many > 0 {
+			fixed := m.Terms[0]
+			return fmt.Sprintf(", %s and %s per %s %s", term(fixed, e.Unit), term(x.times(many), e.Unit),
+				quantity.Thousands(int(many)), what)
+		}
 		return ", " + term(x, e.Unit) + " per unit of " + FactorName(x.Name)
 	}
 	return ""
+}
+
+// thousands is in how many units at once people think of a factor with levels of thousands, and what they are, by how
+// its levels read in sentences: of "at {} requests/s", 1000 and "requests/s". It is 0 of other factors.
+func (s *Summary) thousands(factor string, largest float64) (many float64, what string) {
+	const thousand = 1000
+	for _, p := range s.Phrases {
+		if _, unit, ok := strings.Cut(p.Words[""], "{} "); p.Factor == factor && ok && largest >= thousand {
+			return thousand, unit
+		}
+	}
+	return 0, ""
+}
+
+// times is a slope by so many units at once.
+func (x Term) times(n float64) Term {
+	scaled := func(v *float64) *float64 {
+		if v == nil {
+			return nil
+		}
+		return new(*v * n)
+	}
+	x.Value, x.Lo, x.Hi = x.Value*n, scaled(x.Lo), scaled(x.Hi)
+	return x
 }
 
 // atMost is how many resolved differences a sentence names beside those that every sentence speaks of.

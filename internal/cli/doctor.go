@@ -19,6 +19,7 @@ import (
 	"tare/internal/host/perf"
 	"tare/internal/host/proc"
 	"tare/internal/host/witness"
+	"tare/internal/kind"
 )
 
 func init() { register(newDoctor) }
@@ -31,6 +32,7 @@ type diagnosis struct {
 	Schema   string           `json:"schema"`
 	Machine  proc.Machine     `json:"machine"`
 	Features []feature.Status `json:"features"`
+	Programs []feature.Status `json:"programs"` // of others, which some guests need
 }
 
 func newDoctor() *cobra.Command {
@@ -39,7 +41,8 @@ func newDoctor() *cobra.Command {
 		Use:   "doctor",
 		Short: "Show what this machine can measure, what it cannot, why, and what would change that",
 		Long: `Doctor probes every kernel feature that Tare uses, by using it. What is missing is listed with what it needs, what is
-lost without it, and how to fix it. The exit code is 3 when the machine lacks something that weighing cannot do without.`,
+lost without it, and how to fix it; so are the programs of others that some subjects need. The exit code is 3 when the
+machine lacks something that weighing cannot do without.`,
 		Example: `  tare doctor
   tare doctor --json | jq '.features[] | select(.available | not)'`,
 		Args: noArgs,
@@ -81,6 +84,16 @@ func diagnose() diagnosis {
 	for _, p := range features() {
 		d.Features = append(d.Features, p.Status())
 	}
+	d.Programs = []feature.Status{}
+	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
+		for _, g := range kind.All(r) {
+			if needs, ok := g.(kind.Diagnosed); ok {
+				for _, p := range needs.Probes() {
+					d.Programs = append(d.Programs, p.Status())
+				}
+			}
+		}
+	}
 	return d
 }
 
@@ -88,25 +101,34 @@ func printDiagnosis(w io.Writer, d diagnosis) error {
 	var b strings.Builder
 	m := d.Machine
 	fmt.Fprintf(&b, "%s: Linux %s on %d x %s, clocksource %s, lockdown %s\n\n", m.Hostname, m.Kernel, m.CPUs, m.CPUModel, m.Clocksource, m.Lockdown)
+	printStatuses(&b, d.Features)
+	if len(d.Programs) > 0 {
+		b.WriteString("\nPrograms that some subjects need:\n\n")
+		printStatuses(&b, d.Programs)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// printStatuses prints what was probed, and of what is missing what would change that.
+func printStatuses(b *strings.Builder, all []feature.Status) {
 	wide := 0
-	for _, s := range d.Features {
+	for _, s := range all {
 		wide = max(wide, len(s.Name))
 	}
-	for _, s := range d.Features {
+	for _, s := range all {
 		mark := "yes"
 		if !s.Available {
 			mark = "NO "
 		}
-		fmt.Fprintf(&b, "%s  %-*s  %s\n", mark, wide, s.Name, s.Detail)
+		fmt.Fprintf(b, "%s  %-*s  %s\n", mark, wide, s.Name, s.Detail)
 		if s.Available {
 			continue
 		}
 		for _, line := range [][2]string{{"needs", s.Needs}, {"lost", s.Lost}, {"fix", s.Mend}} {
 			if line[1] != "" {
-				fmt.Fprintf(&b, "     %-*s  %-5s  %s\n", wide, "", line[0], line[1])
+				fmt.Fprintf(b, "     %-*s  %-5s  %s\n", wide, "", line[0], line[1])
 			}
 		}
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }

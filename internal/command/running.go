@@ -511,6 +511,15 @@ func (r *Running) LastWords() string {
 	return r.lastWords()
 }
 
+// Words is what the command has written last so far, on one line, as LastWords is in the end.
+func (r *Running) Words() string {
+	r.read()
+	return r.lastWords()
+}
+
+// Line is the command line as a shell would take it.
+func (r *Running) Line() string { return r.command.Line() }
+
 // lastWords is what the command wrote last, on one line: to standard error, or else to standard output.
 func (r *Running) lastWords() string {
 	for _, i := range []int{1, 0} {

@@ -103,7 +103,9 @@ func (x *trial) ServingGroup(component, app string, limits param.Values) (*place
 }
 
 // subjectGroup makes a group of the subject, where its name is not empty inside the one that has the subject's limits.
+// Names of groups have no dots, which those of components may have.
 func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Values) (*placement.Group, error) {
+	name = strings.ReplaceAll(name, ".", "-")
 	if name == "" || x.subject == nil {
 		return x.group(path.Join(kind.SubjectGroup, name), as, limits)
 	}

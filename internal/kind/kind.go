@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/host/feature"
 	"tare/internal/param"
 	"tare/internal/role"
 )
@@ -179,6 +180,12 @@ type Variant interface {
 type Installed interface {
 	Installed(context.Context, param.Values) error
 	Optional(param.Values) bool
+}
+
+// Diagnosed is a guest that needs programs which 'tare doctor' is to say whether they are here: Probes are of them,
+// each with what is lost without it and how to get it. They start nothing but what prints a version.
+type Diagnosed interface {
+	Probes() []*feature.Probe
 }
 
 // Versioned is a subject with a version of its own, under a name of its own. own is that of the tare binary.

@@ -181,14 +181,14 @@ func (j *LoadJudge) work() {
 }
 
 // underWay is how many requests are open at once when nothing queues, by Little's law: twice the rate times the median
-// time from sending to the answer, and never more than there are connections.
+// time from sending to the answer, and never more than the connections carry.
 func (j *LoadJudge) underWay() int64 {
 	h, err := j.Result.Histogram(load.Service)
 	if err != nil || h == nil || j.Result.Seconds <= 0 {
 		return 0
 	}
 	n := 2 * float64(j.Result.Intended) / j.Result.Seconds * float64(h.ValueAtQuantile(50)) / 1e9
-	return min(int64(math.Ceil(n)), int64(j.Result.Connections))
+	return min(int64(math.Ceil(n)), int64(j.Result.MostAtOnce()))
 }
 
 // heldUp is how many requests the window closed upon because the machine stood still just then: those that were due

@@ -50,7 +50,7 @@ type everything struct {
 // all is called once every guest is registered.
 var all = sync.OnceValue(func() everything {
 	e := everything{
-		metrics: slices.Concat(coreMetrics, subjectMetrics, startMetrics, runningMetrics, limitMetrics),
+		metrics: slices.Concat(coreMetrics, requestMetrics, subjectMetrics, startMetrics, runningMetrics, limitMetrics),
 		gates:   slices.Clone(commonGates),
 	}
 	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {

@@ -10,6 +10,7 @@ import (
 
 	"tare/internal/kind"
 	"tare/internal/ledger"
+	"tare/internal/load"
 	"tare/internal/param"
 	"tare/internal/record"
 )
@@ -160,6 +161,82 @@ func TestPoolComponents(t *testing.T) {
 		p.Gather()
 		if got := p.Trial.Components["proxy"]; !maps.Equal(got, c.want) {
 			t.Errorf("%s: got %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// proxies is a subject that stands in the path of requests.
+type proxies struct{}
+
+func (proxies) About() kind.About { return kind.About{Name: "proxies"} }
+func (proxies) StandsInPath()     {}
+
+// TestRequestParts: the parts of a request's CPU time add up to the whole, in arms with a subject and without one;
+// where no subject stands in the path, there are none.
+func TestRequestParts(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		change  func(*Measured)
+		subject float64
+		absent  bool
+	}{
+		{"a subject", func(*Measured) {}, 0.5, false},
+		{"the baseline", func(m *Measured) { m.Subject = nil }, 0, false},
+		{"a subject without processes", func(m *Measured) {
+			for i := range m.Ledger.Cgroups {
+				if m.Ledger.Cgroups[i].Role == string(kind.Subject) {
+					m.Ledger.Cgroups[i].Role = ""
+				}
+			}
+		}, 0, false},
+		{"no such subject", func(m *Measured) { m.Setup.Arms = nil }, 0, true},
+		{"each request has its connection", func(m *Measured) {
+			m.Loads["client"] = load.Result{Mode: load.Open, Seconds: 2, Done: 100, Opened: 100}
+		}, 0, true},
+		{"no budget", func(m *Measured) { m.Ledger.CPU.Lines = nil }, 0.5, true},
+	} {
+		m := inComponents()
+		m.Setup.Arms = map[string]*kind.Part{"mine": {Kind: proxies{}}}
+		m.Loads = map[string]load.Result{"client": {Mode: load.Open, Seconds: 2, Done: 100, Opened: 1}}
+		m.Ledger.Cgroups = append(m.Ledger.Cgroups,
+			ledger.Cgroup{Path: subjectTree, CPUSeconds: new(1.7)},
+			ledger.Cgroup{Path: subjectTree + "/work/server", CPUSeconds: new(0.4), Role: string(kind.Application)},
+			ledger.Cgroup{Path: subjectTree + "/work/client", CPUSeconds: new(0.3), Role: string(kind.Load)})
+		m.Ledger.CPU = ledger.CPU{Unexplained: -0.05, Lines: []ledger.CPULine{
+			{Name: ledger.LineGroups, Seconds: 5}, {Name: ledger.LineKernel, Seconds: 0.1},
+			{Name: ledger.LineInterrupts, Seconds: 0.2},
+		}}
+		c.change(m)
+		if c.subject == 0 { // then its groups use nothing
+			m.Ledger.Cgroups[len(m.Ledger.Cgroups)-3].CPUSeconds = new(0.7)
+		}
+		values := m.Values()
+		whole, told := values[requestBusy]
+		if told == c.absent {
+			t.Errorf("%s: %s is told: %v", c.name, requestBusy, told)
+		}
+		if c.absent {
+			continue
+		}
+		sum := 0.0
+		for _, one := range Metrics() {
+			if one.PartOf == requestBusy {
+				v, told := values[one.Name]
+				if !told {
+					t.Errorf("%s: %s is not told", c.name, one.Name)
+				}
+				sum += v
+			}
+		}
+		if math.Abs(sum-whole) > 1e-12 {
+			t.Errorf("%s: the parts are %g s, and the whole %g s", c.name, sum, whole)
+		}
+		if got := values["subject_cpu_seconds_per_request"]; math.Abs(got-2*c.subject/100) > 1e-12 {
+			t.Errorf("%s: the subject takes %g s", c.name, got)
+		}
+		if proxy := m.Components()["proxy"]["subject_cpu_seconds_per_request"]; c.name == "a subject" &&
+			math.Abs(proxy-0.6/100) > 1e-12 {
+			t.Errorf("the proxy takes %g s", proxy)
 		}
 	}
 }

@@ -108,6 +108,13 @@ type Definition struct {
 	What string `json:"what,omitempty"`
 	Per  string `json:"per,omitempty"`
 
+	// Sum is, of a metric that others are the parts of, how an answer begins to add them up, with {} in the place of the
+	// value: "a request takes {} of the machine's CPU time". PartOf is, of a part, the name of that metric: in each trial
+	// the parts add up to it. Part is what the answer calls the part: "applications".
+	Sum    string `json:"sum,omitempty"`
+	PartOf string `json:"part_of,omitempty"`
+	Part   string `json:"part,omitempty"`
+
 	// Of is, of a metric of all nodes together, the metric of each node that it is made of: what voids that voids this.
 	Of string `json:"of,omitempty"`
 
@@ -135,6 +142,10 @@ func (d Definition) Check() error {
 		return fmt.Errorf("the metric %s does not say how it is got", d.Name)
 	case d.Clause != "" && strings.Count(d.Clause, "{}") != 1:
 		return fmt.Errorf("the clause of the metric %s has no one place for its value: %q", d.Name, d.Clause)
+	case d.Sum != "" && strings.Count(d.Sum, "{}") != 1:
+		return fmt.Errorf("the sum of the metric %s has no one place for its value: %q", d.Name, d.Sum)
+	case (d.PartOf == "") != (d.Part == ""):
+		return fmt.Errorf("the metric %s is the part %q of %q, and has to be both or neither", d.Name, d.Part, d.PartOf)
 	case (d.Histogram == "") != (d.Quantile == 0) || d.Quantile < 0 || d.Quantile >= 1:
 		return fmt.Errorf("the metric %s is the quantile %g of the histogram %q", d.Name, d.Quantile, d.Histogram)
 	case (d.What == "") != (d.Per == ""):

@@ -293,7 +293,13 @@ func TestLateInATrial(t *testing.T) {
 	held := playing(execload.ScopeGroup, "2s")
 	held["late-after"] = "100ms"
 	x, c, j := newTrial(t, held)
-	if e := x.run(c, j, 1, 0); *e.Delivered != 1 || *e.Late != 1 {
+	e := x.run(c, j, 1, 0)
+	for tries := 0; tries < 3 && *e.Offset.Delivered < int64(e.Offset.Counted); tries++ {
+		// A machine that stood still before the load: what the harness execs itself came in the window.
+		x, c, j = newTrial(t, held)
+		e = x.run(c, j, 1, 0)
+	}
+	if *e.Delivered != 1 || *e.Late != 1 {
 		t.Errorf("held back for two seconds: %s", text(e))
 	}
 	x, c, j = newTrial(t, playing(execload.ScopeMachine, "0s"))

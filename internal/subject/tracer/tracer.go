@@ -142,11 +142,8 @@ func (t *Tracer) Installed() error {
 	return nil
 }
 
-// versionTime is how long a program may take to say its version.
-const versionTime = 10 * time.Second
-
 // VersionText is what the program says of its version, in one line; empty where it says nothing.
-func (t *Tracer) VersionText(ctx context.Context) string { return versionText(ctx, t.Version) }
+func (t *Tracer) VersionText(ctx context.Context) string { return cmdline.FirstLine(ctx, t.Version...) }
 
 // VersionOf is what a command line says, in one line, that prints a version; empty where it says nothing.
 func VersionOf(ctx context.Context, line string) string {
@@ -154,25 +151,7 @@ func VersionOf(ctx context.Context, line string) string {
 	if err != nil {
 		return ""
 	}
-	return versionText(ctx, argv)
-}
-
-func versionText(ctx context.Context, argv []string) string {
-	if len(argv) == 0 {
-		return ""
-	}
-	ctx, cancel := context.WithTimeout(ctx, versionTime)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.WaitDelay = time.Second
-	out, _ := cmd.CombinedOutput() // some exit with 1 and print it all the same
-	for line := range strings.Lines(string(out)) {
-		if line = strings.TrimSpace(line); line != "" {
-			const most = 120
-			return printable(line[:min(len(line), most)])
-		}
-	}
-	return ""
+	return cmdline.FirstLine(ctx, argv...)
 }
 
 // printable is text for a terminal: what else is in it is left out.
