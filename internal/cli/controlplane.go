@@ -2,83 +2,67 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 
 	"tare/internal/fault"
-	"tare/internal/quantity"
 	"tare/internal/role"
-	"tare/internal/subject/mesh/xds/controlplane"
+	"tare/internal/subject/mesh/controlplane"
 )
 
 func init() { register(newControlplane) }
 
 func newControlplane() *cobra.Command {
-	var file, listen string
+	var o controlplane.Settings
 	var human bool
 	c := &cobra.Command{
 		Use:   "controlplane --config FILE",
-		Short: "Run a small xDS control plane that serves a file, until interrupted; changes of the file are sent at once",
+		Short: "Run the control plane of a small mesh (xDS), until interrupted; changes of its file are sent at once",
+		Long: `Run the control plane of a mesh that a file describes, until interrupted. Data planes that speak Envoy's xDS get
+their configuration from it, as state of the world or as deltas; changes of the file are sent at once.
+
+A file with proxies tells each what concerns it. With mtls, proxies get certificates from an authority of the control
+plane, and must prove their identity by them to be told anything. --credentials has a directory written for each proxy,
+with what it connects by: Envoy starts with 'envoy -c DIR/PROXY/envoy.json'. Keys there have mode 0600, and are replaced
+before their certificates end. Without --roots a control plane that starts again is one that no proxy trusts.`,
 		Example: `  tare controlplane --config mesh.yaml
-  tare controlplane --config mesh.yaml --listen 127.0.0.1:18000`,
+  tare controlplane --config mesh.yaml --listen 127.0.0.1:18000
+  tare controlplane --config mesh.yaml --credentials /run/mesh --roots /var/lib/mesh`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			people := human || isatty.IsTerminal(os.Stdout.Fd())
-			if file == "" && people {
+			if o.File == "" && people {
 				return fault.New(fault.Usage, "--config", "see 'tare controlplane --help' and docs/xds.md", "missing value")
 			}
-			if file != "" {
-				f, err := openFile(file, "the configuration")
+			if o.File != "" {
+				f, err := openFile(o.File, "the configuration")
 				if err != nil {
 					return err
 				}
 				f.Close() // it is read again whenever it changes
 			}
 			if people {
-				return controlplaneForPeople(cmd.Context(), file, listen, cmd.OutOrStdout())
+				return forPeople(cmd.Context(), cmd.OutOrStdout(), printControlplane, func(ctx context.Context, conn *role.Conn) error {
+					return controlplane.Run(ctx, o, conn)
+				})
 			}
 			conn := role.NewConn(os.Stdin, os.Stdout)
-			return reported(conn, controlplane.Run(cmd.Context(), file, listen, conn))
+			return reported(conn, controlplane.Run(cmd.Context(), o, conn))
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&file, "config", "", "YAML file of services, or of resources in Envoy's form")
-	f.StringVar(&listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
+	f.StringVar(&o.File, "config", "", "mesh file: YAML of services and proxies, and of resources in Envoy's form")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
+	f.StringVar(&o.Credentials, "credentials", "", "directory in which each proxy finds what it connects by; it must be yours alone to write")
+	f.StringVar(&o.Roots, "roots", "", "directory that keeps the roots of certificates; left out, they end with the control plane")
+	f.DurationVar(&o.Life, "life", 0, "life of certificates, from 1s on; 1h when left out")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
-}
-
-// controlplaneForPeople runs the control plane until ctx ends, and prints what it says.
-func controlplaneForPeople(ctx context.Context, file, listen string, w io.Writer) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	input, endInput := io.Pipe() // never written: here only a signal ends it
-	defer endInput.Close()
-	said, says := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		err := controlplane.Run(ctx, file, listen, role.NewConn(input, says))
-		says.Close()
-		ended <- err
-	}()
-	var failed error
-	for conn := role.NewConn(said, io.Discard); failed == nil && !unheard(w); {
-		var m role.Message
-		if m, failed = conn.Receive(); failed == nil {
-			failed = printControlplane(w, m)
-		}
-	}
-	if errors.Is(failed, io.EOF) {
-		failed = nil
-	}
-	said.Close()
-	stop()
-	return errors.Join(<-ended, failed)
 }
 
 func printControlplane(w io.Writer, m role.Message) (err error) {
@@ -86,8 +70,11 @@ func printControlplane(w io.Writer, m role.Message) (err error) {
 	case role.Ready:
 		var r controlplane.Ready
 		if err = decodeMessage(m, &r); err == nil {
-			_, err = fmt.Fprintf(w, "the control plane listens at %s: %s, %s, %s from %s\n", r.Address, quantity.Counted(r.Clusters, "cluster"),
-				quantity.Counted(r.Endpoints, "endpoint assignment"), quantity.Counted(r.Listeners, "listener"), r.Config)
+			_, err = fmt.Fprintf(w, "the control plane listens at %s: %s from %s\n", r.Address, r, r.Config)
+			if err == nil && r.Credentials != "" && r.Proxies > 0 {
+				_, err = fmt.Fprintf(w, "start a proxy with: envoy -c %s\n",
+					filepath.Join(r.Credentials, "PROXY", controlplane.EnvoyBootstrapFile))
+			}
 		}
 	case role.Log:
 		var line string

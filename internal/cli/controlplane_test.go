@@ -12,7 +12,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/role"
-	"tare/internal/subject/mesh/xds/controlplane"
+	"tare/internal/subject/mesh/controlplane"
 )
 
 const servicesOfOne = `services:

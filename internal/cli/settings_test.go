@@ -19,6 +19,7 @@ import (
 	"tare/internal/param"
 	"tare/internal/subject/exectrace"
 	"tare/internal/subject/mesh/kernelmesh"
+	"tare/internal/subject/mesh/proxy"
 	"tare/internal/subject/mesh/storebench"
 )
 
@@ -39,13 +40,14 @@ var guests = []guest{
 	{"app http", kind.Application, apphttp.Settings, listen + " delay-dist seed stall stall-every skip"},
 	{"app mesh", kind.Application, appmesh.Settings, listen},
 	{"app burn", kind.Application, burn.Settings, "role"},
-	{"load http", kind.Load, loadhttp.Settings, "url seed method body header source spin recycle" + windowed},
+	{"load http", kind.Load, loadhttp.Settings, "url seed method header source spin recycle" + windowed},
 	{"load probe", kind.Load, probe.Settings, windowed},
 	{"load connect", kind.Load, nil, "service services endpoints replacer seed" + windowed},
 	{"load push", kind.Load, push.Settings, "mesh seed" + windowed},
 	{"load exec", kind.Load, exec.Settings, "spin" + windowed},
 	{"load write", kind.Load, write.Settings, "seed spin" + windowed},
 	{"subject kernelmesh", kind.Subject, kernelmesh.Settings, "services xds cgroup source allow-root human"},
+	{"subject proxy", kind.Subject, proxy.Settings, "config xds node drain human stats uid gid"},
 	{"subject store", kind.Subject, storebench.Settings, windowed},
 	{"subject exectrace", kind.Subject, exectrace.Settings, "cgroup for"},
 }

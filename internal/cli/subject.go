@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -47,7 +46,7 @@ func newSubject() *cobra.Command {
 			return listSubjects(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
-	c.AddCommand(newKernelmesh(), newStoreSubject(), newExectrace())
+	c.AddCommand(newKernelmesh(), newProxy(), newStoreSubject(), newExectrace())
 	return c
 }
 
@@ -124,7 +123,9 @@ func newKernelmesh() *cobra.Command {
 				services.Close() // the data plane reads it itself, and again on every signal
 			}
 			if human {
-				return kernelmeshForPeople(ctx, o, cmd.OutOrStdout())
+				return forPeople(ctx, cmd.OutOrStdout(), printKernelmesh, func(ctx context.Context, conn *role.Conn) error {
+					return kernelmesh.Run(ctx, o, conn)
+				})
 			}
 			return reported(conn, kernelmesh.Run(ctx, o, conn))
 		},
@@ -160,37 +161,6 @@ func sources(text string) (all []netip.Addr, err error) {
 		all = append(all, a)
 	}
 	return all, nil
-}
-
-// kernelmeshForPeople runs the data plane until ctx ends, and prints what it says.
-func kernelmeshForPeople(ctx context.Context, o kernelmesh.Options, w io.Writer) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	input, endInput := io.Pipe() // never written: on a terminal only a signal ends the data plane
-	defer endInput.Close()
-	said, says := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		err := kernelmesh.Run(ctx, o, role.NewConn(input, says))
-		says.Close()
-		ended <- err
-	}()
-	var failed error
-	for conn := role.NewConn(said, io.Discard); failed == nil; {
-		var m role.Message
-		if m, failed = conn.Receive(); failed == nil {
-			failed = printKernelmesh(w, m)
-		}
-		if unheard(w) {
-			break
-		}
-	}
-	if errors.Is(failed, io.EOF) {
-		failed = nil
-	}
-	said.Close() // should printing have failed, the data plane neither hangs on what it says nor goes on unheard
-	stop()
-	return errors.Join(<-ended, failed)
 }
 
 func printKernelmesh(w io.Writer, m role.Message) error {

@@ -1,4 +1,4 @@
-// Package mesh is the application that is a whole mesh to a data plane: a control plane (package xds/controlplane) with
+// Package mesh is the application that is a whole mesh to a data plane: a control plane (package controlplane) with
 // services made up, which changes their endpoints when a load asks for it. Each endpoint's address tells by which
 // change it came, so that a connection shows whether the data plane has made the change.
 package mesh
@@ -22,7 +22,7 @@ import (
 	"tare/internal/pace"
 	"tare/internal/param"
 	"tare/internal/role"
-	"tare/internal/subject/mesh/xds/controlplane"
+	"tare/internal/subject/mesh/controlplane"
 )
 
 // Options is what the mesh is made of, and where its control plane is.

@@ -21,11 +21,11 @@ import (
 
 	"tare/internal/pace"
 	"tare/internal/subject/mesh"
+	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/store"
 	"tare/internal/subject/mesh/store/snapshot"
 	"tare/internal/subject/mesh/store/storeload"
 	"tare/internal/subject/mesh/xds"
-	"tare/internal/subject/mesh/xds/controlplane"
 )
 
 // TestMain lets the test binary be the mesh of BenchmarkChange, so that what one process collects does not stop the

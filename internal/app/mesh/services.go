@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"tare/internal/subject/mesh/xds/controlplane"
+	"tare/internal/subject/mesh/controlplane"
 )
 
 // Bounds of what the mesh is made of: what an endpoint's address has room for.

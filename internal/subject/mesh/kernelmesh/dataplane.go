@@ -72,12 +72,15 @@ var (
 type Options struct {
 	ServicesFile string // YAML file of services; or
 	XDS          string // address of a control plane: host:port, or unix:PATH
-	CgroupDir    string // a cgroup v2 directory; its processes and those below it are served
-	AllowRoot    bool   // let CgroupDir be the root of the hierarchy
-	Store        string // design, or design:variant, of package store; empty: DefaultStore
-	Fail         string // FailOpen or FailClosed; empty: FailOpen
-	Peer         string // PeerService or PeerEndpoint; empty: PeerService
-	Work         string // what the process does by itself once it is told to start, one of Works; empty: nothing
+	Node         Node   // who the data plane is to the control plane
+	// StateOfTheWorld asks the control plane for everything each time; the default is deltas.
+	StateOfTheWorld bool
+	CgroupDir       string // a cgroup v2 directory; its processes and those below it are served
+	AllowRoot       bool   // let CgroupDir be the root of the hierarchy
+	Store           string // design, or design:variant, of package store; empty: DefaultStore
+	Fail            string // FailOpen or FailClosed; empty: FailOpen
+	Peer            string // PeerService or PeerEndpoint; empty: PeerService
+	Work            string // what the process does by itself once it is told to start, one of Works; empty: nothing
 	// Sources are the addresses, one of each family at most, that rules take as the source of sockets that are bound to
 	// none; without one of a family it is not known, and rules that ask for it do not match.
 	Sources      []netip.Addr

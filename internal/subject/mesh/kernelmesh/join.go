@@ -29,12 +29,20 @@ type joined struct {
 	process kind.Process // nil before Start
 }
 
+// Evidence is what the data plane said of its control plane's configuration, line by line: the latest where it said
+// much.
+type Evidence struct {
+	Warnings []string `json:"warnings"` // taken otherwise than it says
+	Refused  []string `json:"refused"`
+}
+
 // What the engine and the load connect look for.
 var _ interface {
 	kind.Starter
 	kind.Addresser
 	kind.Before
 	kind.After
+	kind.Evidence
 	io.Closer
 	connect.Serving
 } = (*joined)(nil)
@@ -138,6 +146,30 @@ func (j *joined) Services() connect.Services {
 		s.Replacer = j.process.PID()
 	}
 	return s
+}
+
+// Evidence is what was said of a control plane's configuration; nil where all of it was taken as it is.
+func (j *joined) Evidence() any {
+	if _, ok := j.part.Options[xdsKey]; !ok || j.process == nil {
+		return nil
+	}
+	e := Evidence{Warnings: []string{}, Refused: []string{}}
+	for {
+		select {
+		case line := <-j.process.Log():
+			if text, ok := strings.CutPrefix(line, warningPrefix); ok {
+				e.Warnings = append(e.Warnings, text)
+			} else if text, ok := strings.CutPrefix(line, refusedPrefix); ok {
+				e.Refused = append(e.Refused, text)
+			}
+			continue
+		default:
+		}
+		if len(e.Warnings)+len(e.Refused) == 0 {
+			return nil
+		}
+		return &e
+	}
 }
 
 // goesDown reports whether services are taken away after the load, and memory is read before it and after that.

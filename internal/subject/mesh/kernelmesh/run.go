@@ -20,6 +20,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/load"
+	"tare/internal/pace"
 	"tare/internal/role"
 	"tare/internal/subject/mesh"
 	"tare/internal/subject/mesh/xds"
@@ -32,7 +33,8 @@ type Ready struct {
 	ServicesFile string        `json:"services_file,omitempty"`
 	Services     int           `json:"services"` // of the file
 	Endpoints    int           `json:"endpoints"`
-	XDS          string        `json:"xds,omitempty"` // address of the control plane
+	XDS          string        `json:"xds,omitempty"`  // address of the control plane
+	Node         string        `json:"node,omitempty"` // who the data plane is to it, where that was given
 	Store        string        `json:"store"`
 	Atomic       string        `json:"atomic"` // how much of a change programs see at once
 	Fail         string        `json:"fail"`
@@ -220,8 +222,13 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 	shut := r.o.Fail == FailClosed
 	last := ""
 	var c *xds.Client
+	seen := newWarnings()
 	c, err := xds.New(xds.Options{
-		Address: r.o.XDS,
+		Address:         r.o.XDS,
+		Node:            r.o.Node.ID,
+		Metadata:        r.o.Node.Metadata,
+		Own:             r.o.Node.own(),
+		StateOfTheWorld: r.o.StateOfTheWorld,
 		Apply: func(ctx context.Context, change mesh.Change) error {
 			_, err := r.Apply(ctx, change)
 			return err
@@ -233,6 +240,9 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 			}
 			if r.onEvent != nil {
 				r.onEvent(e)
+			}
+			for _, line := range seen.lines(e) {
+				_ = r.conn.Send(role.Log, line)
 			}
 		},
 		OnState: func(s xds.State) {
@@ -264,11 +274,16 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 }
 
 // gate is shut while everything is refused, for want of a configuration (FailClosed). It opens once, when the control
-// plane has told its clusters and its listeners, and no cluster waits for its endpoints any more.
+// plane has told its clusters and its listeners, and no cluster waits for its endpoints any more, and no listener for
+// its routes.
 type gate struct {
 	heard [2]atomic.Bool // clusters and listeners
+	since atomic.Int64   // ns by pace.Now; when both were heard
 	open  atomic.Bool
 }
+
+// routesTimeout is how long the gate waits for routes: what Envoy waits for each resource (initial_fetch_timeout).
+const routesTimeout = 15 * time.Second
 
 func (g *gate) hears(e xds.Event) {
 	switch e.Kind {
@@ -281,7 +296,13 @@ func (g *gate) hears(e xds.Event) {
 
 // look opens the gate when it is time.
 func (g *gate) look(c *xds.Client, s *shared) {
-	if !g.open.Load() && g.heard[0].Load() && g.heard[1].Load() && c.Metrics().WaitingClusters == 0 && !g.open.Swap(true) {
+	if g.open.Load() || !g.heard[0].Load() || !g.heard[1].Load() {
+		return
+	}
+	g.since.CompareAndSwap(0, pace.Now())
+	m := c.Metrics()
+	late := time.Duration(pace.Now()-g.since.Load()) > routesTimeout
+	if m.WaitingClusters == 0 && (m.WaitingRoutes == 0 || late) && !g.open.Swap(true) {
 		s.refuse(false)
 	}
 }
@@ -363,7 +384,8 @@ func (r *running) logTotals() error {
 // ready describes what is in the kernel.
 func (d *DataPlane) ready(o Options, services []Service) (Ready, error) {
 	r := Ready{Version: Version, Cgroup: o.CgroupDir, ServicesFile: o.ServicesFile, Services: len(services), XDS: o.XDS,
-		Store: o.Store, Atomic: d.design.Atomic.String(), Fail: o.Fail, Peer: o.Peer, Sources: append([]netip.Addr{}, o.Sources...)}
+		Node: o.Node.ID, Store: o.Store, Atomic: d.design.Atomic.String(), Fail: o.Fail, Peer: o.Peer,
+		Sources: append([]netip.Addr{}, o.Sources...)}
 	for _, s := range services {
 		r.Endpoints += len(s.Endpoints)
 	}

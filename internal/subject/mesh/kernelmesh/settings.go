@@ -21,6 +21,14 @@ var Settings = []param.Setting{
 		Phrase: map[string]string{"": "with {} extra steps in each program"},
 		Doc:    "extra steps in each run of its connect programs: a planted weight"},
 	{Name: "sockops-steps", Type: param.TypeCount, Default: "0", Max: MaxSteps, Doc: "the same in its sockops program"},
+	{Name: nodeKey, Type: param.TypeText,
+		Doc: "id by which a control plane knows it, such as istiod's sidecar~IP~NAME.NAMESPACE~DOMAIN; " +
+			"its own choice when left out"},
+	{Name: metadataKey, Type: param.TypeText,
+		Doc: "what else a control plane is told of it: NAME=VALUE, with a comma between, such as ISTIO_VERSION=1.31.1"},
+	{Name: variantKey, Type: param.TypeWord, Words: Variants,
+		Doc: "variant of the protocol by which it asks a control plane: deltas, or the whole state of a kind each " +
+			"time; deltas when left out"},
 	{Name: "max-services", Type: param.TypeCount, Min: 1, Max: maxServices,
 		Doc: "services that its maps hold; its own choice when left out"},
 	{Name: "max-endpoints", Type: param.TypeCount, Min: 1, Max: maxEndpoints,
@@ -34,9 +42,11 @@ func OptionsOf(v param.Values) (Options, error) {
 		Steps: uint32(v.Int("steps")), SockopsSteps: uint32(v.Int("sockops-steps")),
 		MaxServices: uint32(v.Int("max-services")), MaxEndpoints: uint32(v.Int("max-endpoints")),
 	}
-	if o.Store == "" {
-		return o, nil
+	o.StateOfTheWorld = v[variantKey] == VariantWorld
+	var err error
+	if o.Node, err = nodeOf(v[nodeKey], v[metadataKey]); err != nil || o.Store == "" {
+		return o, err
 	}
-	_, _, err := store.Lookup(o.Store)
+	_, _, err = store.Lookup(o.Store)
 	return o, err
 }

@@ -10,8 +10,8 @@ import (
 	"tare/internal/load/push"
 	"tare/internal/pace"
 	"tare/internal/role"
+	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/xds"
-	"tare/internal/subject/mesh/xds/controlplane"
 )
 
 // WorkPush is the work that times the changes that a control plane pushes.

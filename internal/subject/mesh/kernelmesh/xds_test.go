@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/subject/mesh/xds/controlplane"
+	"tare/internal/subject/mesh/controlplane"
 )
 
 // controlPlane serves at a socket of the file system until the test ends, or it is closed.

@@ -3,6 +3,7 @@ package xds
 import (
 	"context"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -13,13 +14,19 @@ import (
 	"tare/internal/fault"
 	"tare/internal/pace"
 	"tare/internal/subject/mesh"
+	"tare/internal/subject/mesh/xds/translate"
 )
 
-// Options are what a client needs to know. Only Address and Apply must be given.
+// Options are what a client needs to know. Only Address, and Apply or Consumer, must be given.
 type Options struct {
 	Address string // host:port, or unix:PATH
 	Node    string // the id by which the control plane knows the data plane; default "tare"
 	Cluster string // of the node; default "tare"
+	// Metadata is what else the control plane is told of the node, by name: istiod wants ISTIO_VERSION, for one.
+	Metadata map[string]string
+	// Own are the addresses of the workload that the control plane takes the data plane for: rules about who may connect
+	// to it hold there.
+	Own []netip.Addr
 
 	StateOfTheWorld bool     // ask for everything each time; the default is deltas
 	ClusterNames    []string // the clusters that are asked for; none: all that there are
@@ -28,6 +35,8 @@ type Options struct {
 	// Apply makes a change. It is called by one goroutine. An error refuses what was new in it, by name if it is a
 	// *fault.Error whose Where is a resource; then nothing of the change may have been made.
 	Apply func(context.Context, mesh.Change) error
+	// Consumer takes the place of Apply for a data plane that has a translation of its own.
+	Consumer Consumer
 	// OnEvent hears of every response, once its acknowledgement has been handed to the transport; OnState of every
 	// change of state. Both are called by the client's own goroutines, one call at a time each, and must return soon.
 	OnEvent func(Event)
@@ -52,6 +61,7 @@ type Timeouts struct {
 	Connect time.Duration // until a stream is open; default 10 s
 	Answer  time.Duration // until the first response, where nothing was ever received; default 30 s
 	Send    time.Duration // until the control plane takes a request; default 10 s
+	Need    time.Duration // with a Consumer: until a resource is put to work without what it needs; default 15 s
 	// Reconnect is the time before the second attempt, twice as long each time up to ReconnectMax, less a random part
 	// of up to half of it; defaults 200 ms and 30 s.
 	Reconnect, ReconnectMax time.Duration
@@ -84,6 +94,7 @@ func (o Options) withDefaults() Options {
 	wait(&o.Timeouts.Connect, 10*time.Second)
 	wait(&o.Timeouts.Answer, 30*time.Second)
 	wait(&o.Timeouts.Send, 10*time.Second)
+	wait(&o.Timeouts.Need, 15*time.Second)
 	wait(&o.Timeouts.Reconnect, 200*time.Millisecond)
 	wait(&o.Timeouts.ReconnectMax, 30*time.Second)
 	return o
@@ -119,11 +130,12 @@ type Event struct {
 	Ignored        int // not asked for
 	Removed        int // taken away by it
 	Bytes          int
-	Refused        []error // why it was not acknowledged, or not all of it, the first 10,000; none: it was
-	Received       int64   // the whole response was there
-	Decoded        int64   // it was read and checked
-	Applied        int64   // Apply had made what it could change
-	Acked          int64   // its acknowledgement, or refusal, was handed to the transport
+	Warned         []*translate.Warning // what was taken otherwise than it says
+	Refused        []error              // why it was not acknowledged, or not all of it, the first 10,000; none: it was
+	Received       int64                // the whole response was there
+	Decoded        int64                // it was read and checked
+	Applied        int64                // Apply had made what it could change
+	Acked          int64                // its acknowledgement, or refusal, was handed to the transport
 }
 
 // Metrics are counters since the client began, and what there is now.
@@ -134,6 +146,7 @@ type Metrics struct {
 	Acks, Nacks     [kinds]uint64
 	BytesReceived   uint64 // of responses
 	Refused         uint64 // resources
+	Warned          uint64 // of what was taken otherwise than it says
 	Unchanged       uint64 // resources that came again
 	Ignored         uint64 // resources that nobody asked for
 	Applied         uint64 // changes that Apply made
@@ -142,19 +155,21 @@ type Metrics struct {
 	LookupErrors    uint64
 	Resources       [kinds]int // now
 	WaitingClusters int        // now, for their first endpoints
+	WaitingRoutes   int        // now, that a listener needs and that have not come
 	Waiting         int        // now, of listeners for clusters or for their address
 }
 
 // Client keeps a store at what a control plane says. Make it with New.
 type Client struct {
-	o     Options
-	state *state
-	conn  *conn // nil between streams
-	names resolving
+	o           Options
+	state       keeper
+	connections *state // the same; nil where it is another's
+	conn        *conn  // nil between streams
+	names       resolving
 
-	versions [kinds]string // the last that were taken whole; state of the world
-	services []string      // the endpoints that are asked for, in order; state of the world
-	failures int           // streams since the last that brought something
+	versions [kinds]string   // the last that were taken whole; state of the world
+	named    [kinds][]string // what is asked for by name, in order; state of the world
+	failures int             // streams since the last that brought something
 	begun    map[string]time.Time
 
 	mu      sync.Mutex
@@ -168,11 +183,48 @@ func New(o Options) (*Client, error) {
 	if o.Address == "" {
 		return nil, fault.New(fault.Usage, "address", "name the control plane as host:port or unix:PATH", "there is no address of a control plane")
 	}
-	if o.Apply == nil {
-		return nil, fault.New(fault.Internal, "xds", "", "there is nothing to apply changes with")
+	if (o.Apply == nil) == (o.Consumer == nil) {
+		return nil, fault.New(fault.Internal, "xds", "", "one thing is needed to apply changes with")
 	}
 	o = o.withDefaults()
-	return &Client{o: o, state: newState(o.Limits), names: newResolving(o.Resolver), begun: map[string]time.Time{}, status: State{Phase: Never, Since: time.Now()}}, nil
+	c := &Client{o: o, names: newResolving(o.Resolver), begun: map[string]time.Time{},
+		status: State{Phase: Never, Since: time.Now()}}
+	if o.Consumer != nil {
+		c.state = newGraph(o)
+		return c, nil
+	}
+	c.connections = newState(o.Limits)
+	c.connections.serving.own = o.Own
+	c.state = connections{c.connections, o.Apply}
+	return c, nil
+}
+
+// keeper knows what the control plane wants and what the data plane has: state, or graph where there is a Consumer.
+type keeper interface {
+	kinds() []Kind         // that are asked for, in order
+	names(k Kind) []string // of a kind that is asked for by name
+	wants(k Kind, name string) bool
+	lists(k Kind) bool
+	take(k Kind, r *response, full bool) *outcome
+	// settle has the data plane make what can be made. made hears how every attempt went; its error ends the client.
+	settle(ctx context.Context, made func(error) error, o *outcome) error
+	sweep() (named [kinds][]string, hosts []string) // that came and went
+	versions(k Kind) map[string]string
+	count(k Kind) int
+	waiting() int
+	missing() int // routes that a listener needs and that have not come
+	hungry() map[string]bool
+	overdue(name string, waited time.Duration) bool
+}
+
+// connections is a state with its store.
+type connections struct {
+	*state
+	apply func(context.Context, mesh.Change) error
+}
+
+func (c connections) settle(ctx context.Context, made func(error) error, o *outcome) error {
+	return c.state.settle(func(change mesh.Change) error { return made(c.apply(ctx, change)) }, o)
 }
 
 // State is how the client stands now.
@@ -305,7 +357,7 @@ func (c *Client) count(f func(*Metrics)) {
 func (c *Client) connect(ctx context.Context) {
 	c.conn = open(ctx, &c.o, c.sent)
 	c.count(func(m *Metrics) { m.Streams++ })
-	for k := range Kind(kinds) {
+	for _, k := range c.state.kinds() {
 		c.subscribe(k)
 	}
 }
@@ -313,19 +365,20 @@ func (c *Client) connect(ctx context.Context) {
 // subscribe asks for a kind on a new stream.
 func (c *Client) subscribe(k Kind) {
 	names := [kinds][]string{Clusters: c.o.ClusterNames, Listeners: c.o.ListenerNames}[k]
-	if k == Endpoints {
-		if c.services = c.state.serviceNames(); len(c.services) == 0 {
-			return // asking for no endpoints would be asking for all
+	byName := !c.state.lists(k)
+	if byName {
+		if c.named[k] = c.state.names(k); len(c.named[k]) == 0 {
+			return // asking for none by name would be asking for all
 		}
-		names = c.services
+		names = c.named[k]
 	}
 	c.conn.asked[k] = true
 	r := &request{kind: k, version: c.versions[k], names: names}
 	if !c.o.StateOfTheWorld {
 		r = &request{kind: k, subscribe: names, versions: c.state.versions(k)}
-		if k == Endpoints {
+		if byName {
 			for _, name := range names {
-				c.conn.subscribed[name] = true
+				c.conn.subscribed[k][name] = true
 			}
 		}
 	}
@@ -354,14 +407,13 @@ func (c *Client) lost(err error) time.Duration {
 
 // handle takes a response in: what is good becomes active, what is not is refused, and the control plane is told.
 func (c *Client) handle(ctx context.Context, r *response) error {
-	k, known := kindOf(r.typeURL)
+	k, known := KindOf(r.typeURL)
 	if !known || !c.conn.asked[k] {
 		c.count(func(m *Metrics) { m.Ignored += uint64(len(r.items)) })
 		return nil
 	}
 	c.conn.answered = true
 	o := c.state.take(k, r, c.o.StateOfTheWorld)
-	c.state.conflicts(o)
 	event := &Event{Kind: k, Version: r.version, Nonce: r.nonce, Resources: len(r.items), Unchanged: o.unchanged, Ignored: o.ignored,
 		Removed: o.removed, Bytes: r.bytes, Received: r.received, Decoded: pace.Now()}
 	if err := c.settle(ctx, o); err != nil {
@@ -370,6 +422,7 @@ func (c *Client) handle(ctx context.Context, r *response) error {
 	event.Applied, event.Changed = pace.Now(), o.changed
 	slices.SortFunc(o.refused, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) }) // the same refusals make the same text
 	event.Refused = o.refused
+	event.Warned = o.warned
 	c.answer(k, r, event, o.more)
 	c.follow()
 	c.setState(Connected, nil)
@@ -377,6 +430,7 @@ func (c *Client) handle(ctx context.Context, r *response) error {
 		m.Responses[k]++
 		m.BytesReceived += uint64(r.bytes)
 		m.Refused += uint64(len(o.refused) + o.more)
+		m.Warned += uint64(len(o.warned))
 		m.Unchanged += uint64(o.unchanged)
 		m.Ignored += uint64(o.ignored)
 	})
@@ -384,8 +438,7 @@ func (c *Client) handle(ctx context.Context, r *response) error {
 }
 
 func (c *Client) settle(ctx context.Context, o *outcome) error {
-	err := c.state.settle(func(change mesh.Change) error {
-		err := c.o.Apply(ctx, change)
+	err := c.state.settle(ctx, func(err error) error {
 		if ctx.Err() != nil {
 			return errEnds
 		}
@@ -400,12 +453,6 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 	if err != nil {
 		return err
 	}
-	waiting := 0
-	for name := range c.state.dirtyListeners {
-		if c.state.listeners[name] != nil {
-			waiting++
-		}
-	}
 	hungry := c.state.hungry()
 	for name := range hungry {
 		if _, known := c.begun[name]; !known {
@@ -418,10 +465,7 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 		}
 	}
 	c.count(func(m *Metrics) {
-		for k := range m.Resources {
-			m.Resources[k] = len(c.state.taken[k])
-		}
-		m.Waiting, m.WaitingClusters = waiting, len(hungry)
+		m.Waiting, m.WaitingClusters, m.WaitingRoutes = c.state.waiting(), len(hungry), c.state.missing()
 	})
 	return nil
 }
@@ -461,40 +505,56 @@ func (c *Client) wanted(k Kind) []string {
 	case Listeners:
 		return c.o.ListenerNames
 	}
-	return c.services
+	return c.named[k]
 }
 
-// follow asks for the endpoints of clusters that came, no longer for those of clusters that went, and the same for host
-// names.
+// follow asks for what resources that came name (the endpoints of clusters, the routes of listeners), no longer for
+// what only those that went did, and the same for host names.
 func (c *Client) follow() {
-	services, hosts := c.state.sweep()
-	c.names.follow(hosts, c.state)
-	if len(services) == 0 || c.conn == nil {
+	named, hosts := c.state.sweep()
+	c.count(func(m *Metrics) {
+		for k := range m.Resources {
+			m.Resources[k] = c.state.count(Kind(k))
+		}
+	})
+	if len(hosts) > 0 {
+		c.names.follow(hosts, c.connections)
+	}
+	if c.conn == nil {
 		return
 	}
-	if !c.conn.asked[Endpoints] {
-		c.subscribe(Endpoints)
+	for k, names := range named {
+		if len(names) > 0 {
+			c.ask(Kind(k), names)
+		}
+	}
+}
+
+// ask asks for those of some names of a kind that are wanted, and no longer for the others.
+func (c *Client) ask(k Kind, names []string) {
+	if !c.conn.asked[k] {
+		c.subscribe(k)
 		return
 	}
 	if c.o.StateOfTheWorld {
-		c.services = c.state.serviceNames()
-		if h := &c.conn.holds[Endpoints]; h.request != nil { // it says what is asked for now
-			h.request.names = c.services
+		c.named[k] = c.state.names(k)
+		if h := &c.conn.holds[k]; h.request != nil { // it says what is asked for now
+			h.request.names = c.named[k]
 			return
 		}
-		c.conn.queue = append(c.conn.queue, &request{kind: Endpoints, version: c.versions[Endpoints], nonce: c.conn.nonces[Endpoints], names: c.services})
+		c.conn.queue = append(c.conn.queue, &request{kind: k, version: c.versions[k], nonce: c.conn.nonces[k], names: c.named[k]})
 		return
 	}
-	q := &request{kind: Endpoints}
-	slices.Sort(services)
-	for _, name := range services {
-		switch want := c.state.services[name] != nil; {
-		case want && !c.conn.subscribed[name]:
+	q := &request{kind: k}
+	slices.Sort(names)
+	for _, name := range names {
+		switch want := c.state.wants(k, name); {
+		case want && !c.conn.subscribed[k][name]:
 			q.subscribe = append(q.subscribe, name)
-			c.conn.subscribed[name] = true
-		case !want && c.conn.subscribed[name]:
+			c.conn.subscribed[k][name] = true
+		case !want && c.conn.subscribed[k][name]:
 			q.unsubscribe = append(q.unsubscribe, name)
-			delete(c.conn.subscribed, name)
+			delete(c.conn.subscribed[k], name)
 		}
 	}
 	if len(q.subscribe)+len(q.unsubscribe) > 0 {
@@ -550,10 +610,7 @@ func (c *Client) look(ctx context.Context) error {
 	}
 	starved := false
 	for name, since := range c.begun {
-		if w := c.state.clusters[name]; w != nil && w.Wait > 0 && now.Sub(since) > w.Wait {
-			c.state.starve(name)
-			starved = true
-		}
+		starved = c.state.overdue(name, now.Sub(since)) || starved
 	}
 	if !starved {
 		return nil
@@ -587,7 +644,7 @@ func (c *Client) resolved(ctx context.Context, a answer) error {
 	if a.err != nil {
 		c.count(func(m *Metrics) { m.LookupErrors++ })
 	}
-	if !c.names.done(a, c.state) {
+	if !c.names.done(a, c.connections) {
 		return nil
 	}
 	return c.unasked(ctx)

@@ -25,7 +25,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/subject/mesh"
-	"tare/internal/subject/mesh/xds/controlplane"
+	"tare/internal/subject/mesh/controlplane"
 )
 
 // model is a store that holds every change against what it may rely on.
@@ -285,7 +285,8 @@ func TestFollow(t *testing.T) {
 		if c.State().Phase != Connected || c.State().Err != nil {
 			t.Errorf("state %+v", c.State())
 		}
-		if n := c.Metrics(); n.Streams != 1 || n.Resources != [kinds]int{} || n.Applied == 0 || n.Acks[Clusters] == 0 {
+		m.until("counted", func() bool { return c.Metrics().Resources == [kinds]int{} })
+		if n := c.Metrics(); n.Streams != 1 || n.Applied == 0 || n.Acks[Clusters] == 0 {
 			t.Errorf("metrics %+v", n)
 		}
 	})
@@ -320,19 +321,20 @@ func TestRefused(t *testing.T) {
 		m.run(p.address, world)
 		m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]")
 		badA := proto.Clone(a).(*clusterv3.Cluster)
-		badA.LbPolicy = clusterv3.Cluster_MAGLEV
+		badA.LbSubsetConfig = &clusterv3.Cluster_LbSubsetConfig{}
 		badB := edsCluster("b")
-		badB.OutlierDetection = &clusterv3.OutlierDetection{}
-		http := testresource.MakeRouteHTTPListener(testresource.Ads, "l", 80, "r")
+		badB.LbSubsetConfig = &clusterv3.Cluster_LbSubsetConfig{}
+		other := tcpListener("l", 80, "a")
+		other.FilterChains[0].Filters[0].ConfigType = nil
 		bad := controlplane.Resources{Clusters: []*clusterv3.Cluster{badA, badB, edsCluster("c")},
 			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 70000), endpoints("c", 3)},
-			Listeners: []*listenerv3.Listener{http, tcpListener("m", 80, "c"), tcpListener("n", 81, "c"), tcpListener("o", 81, "c")}}
+			Listeners: []*listenerv3.Listener{other, tcpListener("m", 80, "c"), tcpListener("n", 81, "c"), tcpListener("o", 81, "c")}}
 		p.set(bad)
 		// What is good came, what is bad is as it was: l still has its address, so that m cannot have it.
 		m.is("a: 127.0.0.1:1; c: 127.0.0.1:3; l 10.0.0.1:80 -> [a]; n 10.0.0.1:81 -> [c]")
 		want := []string{
-			`cluster "a": lb_policy: MAGLEV is not supported`,
-			`cluster "b": outlier_detection: is not supported`,
+			`cluster "a": lb_subset_config: is not supported`,
+			`cluster "b": lb_subset_config: is not supported`,
 			`endpoints "a": endpoints[0].lb_endpoints[0].endpoint.address.socket_address.port_value: must be 1 to 65535, not 70000`,
 			`listener "l": filter_chains[0].filters[0]: `,
 			`listener "m": address: listener "l" has tcp 10.0.0.1:80`,

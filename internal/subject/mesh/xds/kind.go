@@ -1,7 +1,7 @@
 // Package xds is a client of the xDS protocol (aggregated discovery service, version 3): it asks a control plane for
-// clusters, their endpoints and listeners, as state of the world or as deltas, and hands on what changes as
-// mesh.Change, in an order in which no listener refers to a cluster that is not there. What cannot be taken is refused
-// by name, and what was there before stays (docs/xds.md).
+// clusters, their endpoints, listeners and their routes, as state of the world or as deltas, and hands on what changes
+// as mesh.Change, in an order in which no listener refers to a cluster that is not there. What cannot be taken is
+// refused by name, and what was there before stays (docs/xds.md).
 package xds
 
 import (
@@ -18,24 +18,33 @@ const (
 	Clusters Kind = iota
 	Endpoints
 	Listeners
-	kinds = 3
+	Routes
+	Secrets
+	kinds = 5
 )
 
 var typeURLs = [kinds]string{
 	"type.googleapis.com/envoy.config.cluster.v3.Cluster",
 	"type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
 	"type.googleapis.com/envoy.config.listener.v3.Listener",
+	"type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
+	"type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret",
 }
 
 // TypeURL is the kind's name in the protocol.
 func (k Kind) TypeURL() string { return typeURLs[k] }
 
-func (k Kind) String() string { return [...]string{"clusters", "endpoints", "listeners"}[k] }
+func (k Kind) String() string {
+	return [...]string{"clusters", "endpoints", "listeners", "routes", "secrets"}[k]
+}
 
 // one is the kind's name for a single resource, in refusals.
-func (k Kind) one() string { return [...]string{"cluster", "endpoints", "listener"}[k] }
+func (k Kind) one() string {
+	return [...]string{"cluster", "endpoints", "listener", "routes", "secret"}[k]
+}
 
-func kindOf(typeURL string) (Kind, bool) {
+// KindOf is the kind of a name in the protocol.
+func KindOf(typeURL string) (Kind, bool) {
 	for k, url := range typeURLs {
 		if url == typeURL {
 			return Kind(k), true
@@ -72,7 +81,7 @@ type parsed struct {
 	name string // as the resource or the response has it
 	sum  digest // of its value
 	same bool   // it is as it came before; nothing more is known then
-	made any    // *translate.Cluster, translate.Assignment or *mesh.Listener; nil where it was not decoded
+	made any    // by sorter.parse; nil where it was not decoded
 	err  error  // why it cannot be
 }
 

@@ -20,7 +20,7 @@ import (
 
 	"tare/internal/pace"
 	"tare/internal/subject/mesh"
-	"tare/internal/subject/mesh/xds/controlplane"
+	"tare/internal/subject/mesh/controlplane"
 )
 
 // services are n services of 20 endpoints each.
@@ -200,7 +200,6 @@ func BenchmarkTake(b *testing.B) {
 	}
 	turn := func(k Kind, resp *response) {
 		o := s.take(k, resp, true)
-		s.conflicts(o)
 		if err := s.settle(func(mesh.Change) error { return nil }, o); err != nil || len(o.refused) > 0 {
 			b.Fatal(err, o.refused)
 		}

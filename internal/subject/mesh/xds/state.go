@@ -3,14 +3,11 @@ package xds
 import (
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"maps"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
+	"time"
 
 	"tare/internal/fault"
 	"tare/internal/subject/mesh"
@@ -24,10 +21,7 @@ import (
 // order between the kinds of resources, which the protocol leaves to the control plane, does not matter to whoever
 // connects.
 type state struct {
-	limits Limits
-	seeds  [2]maphash.Seed
-	taken  [kinds]map[string]taken // what was accepted of each kind, by name
-	bytes  int                     // of all that was taken
+	intake
 
 	clusters  map[string]*translate.Cluster
 	assigned  map[string]translate.Assignment // by service
@@ -35,6 +29,7 @@ type state struct {
 	hosts     map[string]map[string]bool      // clusters by the host names that they have
 	addresses map[string][]netip.Addr         // of host names that were looked up; there without any: the look-up failed
 	late      map[string]bool                 // clusters that have waited long enough for endpoints
+	serving   servings
 	listeners map[string]*mesh.Listener
 	places    map[place]map[string]bool // wanted listeners by address
 
@@ -47,21 +42,6 @@ type state struct {
 	serviceChanges, hostChanges map[string]bool // names of which the last cluster went, or the first came, since they were cleared
 }
 
-// taken is what is kept of a resource as it came, to know it when it comes again.
-type taken struct {
-	sum     digest
-	size    int // bytes
-	version string
-}
-
-// digest stands for the bytes of a resource. Nobody outside the process knows by what seeds it is made, so that two
-// resources of one digest come by chance alone: once in 10^38.
-type digest [2]uint64
-
-func (s *state) digest(b []byte) digest {
-	return digest{maphash.Bytes(s.seeds[0], b), maphash.Bytes(s.seeds[1], b)}
-}
-
 type place struct {
 	address  netip.AddrPort
 	protocol mesh.Protocol
@@ -69,18 +49,114 @@ type place struct {
 
 func newState(l Limits) *state {
 	s := &state{
-		limits: l, clusters: map[string]*translate.Cluster{}, assigned: map[string]translate.Assignment{}, services: map[string]map[string]bool{},
-		hosts: map[string]map[string]bool{}, addresses: map[string][]netip.Addr{}, late: map[string]bool{}, listeners: map[string]*mesh.Listener{},
+		clusters: map[string]*translate.Cluster{}, assigned: map[string]translate.Assignment{}, services: map[string]map[string]bool{},
+		hosts: map[string]map[string]bool{}, addresses: map[string][]netip.Addr{}, late: map[string]bool{},
+		serving: newServings(), listeners: map[string]*mesh.Listener{},
 		places: map[place]map[string]bool{}, active: *mesh.NewConfig(), users: map[string]int{}, used: map[place]string{},
 		dirtyClusters: map[string]bool{}, dirtyListeners: map[string]bool{}, serviceChanges: map[string]bool{}, hostChanges: map[string]bool{},
 	}
-	for k := range s.taken {
-		s.taken[k] = map[string]taken{}
-	}
-	for i := range s.seeds {
-		s.seeds[i] = maphash.MakeSeed()
-	}
+	s.intake = newIntake(l, s)
 	return s
+}
+
+func (*state) kinds() []Kind { return []Kind{Clusters, Endpoints, Listeners, Routes} }
+
+// lists says whether a kind of the state of the world comes whole, so that what is not there is gone.
+func (*state) lists(k Kind) bool { return k == Clusters || k == Listeners }
+
+// wants says whether anybody asked for a resource.
+func (s *state) wants(k Kind, name string) bool { return s.lists(k) || s.namers(k)[name] != nil }
+
+// names are those that are asked for by name, in order, because others name them.
+func (s *state) names(k Kind) []string { return slices.Sorted(maps.Keys(s.namers(k))) }
+
+// namers are who names the resources of a kind: clusters their endpoints, listeners their routes.
+func (s *state) namers(k Kind) map[string]map[string]bool {
+	switch k {
+	case Endpoints:
+		return s.services
+	case Routes:
+		return s.serving.users
+	}
+	return nil
+}
+
+func (*state) parse(k Kind, b []byte) (any, error) {
+	switch k {
+	case Clusters:
+		return made(translate.ParseCluster(b))
+	case Endpoints:
+		return made(translate.ParseAssignment(b))
+	case Listeners:
+		return made(translate.ReadListener(b))
+	case Routes:
+		return made(translate.ParseRoutes(b))
+	}
+	return nil, fmt.Errorf("%s are not asked for", k)
+}
+
+func made[T any](v T, err error) (any, error) { return v, err }
+
+func (s *state) put(_ Kind, name string, made any, o *outcome) (undo func(), err error) {
+	switch made := made.(type) {
+	case *translate.Cluster:
+		return s.stageCluster(name, made, o)
+	case translate.Assignment:
+		return s.stageAssignment(name, made)
+	case *translate.Listener:
+		return s.stageListener(name, made, o)
+	case *translate.Routes:
+		return s.stageRoutes(name, made, o)
+	}
+	return nil, fmt.Errorf("there is no place for a %T", made)
+}
+
+// drop makes a resource unwanted. Endpoints stay as long as a cluster is there that has them.
+func (s *state) drop(k Kind, name string, o *outcome) {
+	switch k {
+	case Clusters:
+		s.want(name, nil)
+	case Listeners:
+		_ = s.setListener(name, nil, o) // without one there is nothing to be wrong
+	case Routes:
+		s.setRoutes(name, nil)
+	}
+}
+
+// take stages a response, but for listeners that want an address that another one wants.
+func (s *state) take(k Kind, r *response, full bool) *outcome {
+	if fresh := max(0, len(r.items)-len(s.taken[k])); len(s.dirtyClusters) < fresh && k == Clusters {
+		dirty := make(map[string]bool, len(s.dirtyClusters)+fresh) // growing it one by one would take a tenth of the time
+		maps.Copy(dirty, s.dirtyClusters)
+		s.dirtyClusters = dirty
+	}
+	o := s.intake.take(k, r, full)
+	s.again(o)
+	s.conflicts(o)
+	return o
+}
+
+// missing is how many routes some listener needs that have not come.
+func (s *state) missing() int { return s.serving.missing() }
+
+// waiting is how many listeners wait for clusters or for their address.
+func (s *state) waiting() (n int) {
+	for name := range s.dirtyListeners {
+		if s.listeners[name] != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// overdue says whether what is hungry has waited for long enough, and lets it be without then.
+func (s *state) overdue(name string, waited time.Duration) bool {
+	w := s.clusters[name]
+	if w == nil || w.Wait == 0 || waited <= w.Wait {
+		return false
+	}
+	s.starve(name)
+	return true
 }
 
 // hungry are the clusters that wait for their first endpoints.
@@ -126,6 +202,7 @@ type outcome struct {
 	ignored   int
 	changed   int
 	removed   int
+	warned    []*translate.Warning
 	undo      []func() // of what was staged, by resource; see reject
 	staged    map[resource]int
 }
@@ -146,206 +223,14 @@ func (o *outcome) refuse(err error) {
 	}
 }
 
-// expect makes room for what will be staged of resources that were read, if more of the rest is of their kind.
-func (o *outcome) expect(read []item, rest int) {
-	if o.staged != nil {
-		return
-	}
-	n := 0
-	for i := range read {
-		if !read[i].read.same {
-			n++
-		}
-	}
-	if n = n * rest / len(read); n > 0 {
-		o.staged, o.undo = make(map[resource]int, n), make([]func(), 0, n)
-	}
-}
-
-// take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (clusters and
-// listeners of the state of the world).
-func (s *state) take(k Kind, r *response, full bool) *outcome {
-	fresh := max(0, len(r.items)-len(s.taken[k]))
-	if len(s.taken[k]) == 0 { // growing maps one by one would take a tenth of the time
-		s.taken[k] = make(map[string]taken, fresh)
-	}
-	if len(s.dirtyClusters) < fresh && k == Clusters {
-		dirty := make(map[string]bool, len(s.dirtyClusters)+fresh)
-		maps.Copy(dirty, s.dirtyClusters)
-		s.dirtyClusters = dirty
-	}
-	o := &outcome{}
-	seen := make(map[string]bool, len(r.items))
-	nameless := false // what has no name could be any: then nothing counts as gone
-	for from := 0; from < len(r.items); from += readAhead {
-		some := r.items[from:min(from+readAhead, len(r.items))]
-		s.readAll(k, some)
-		o.expect(some, len(r.items)-from)
-		for i := range some {
-			it := &some[i]
-			if err := s.stage(k, it, seen, o); err != nil {
-				if it.read.name == "" {
-					nameless = true
-					err = fmt.Errorf("resources[%d]: %w", from+i, err)
-				}
-				o.refuse(err)
-			}
-			it.read = parsed{} // it may be far larger than the resource
-		}
-	}
-	if full && k != Endpoints && !nameless {
-		for name := range s.taken[k] {
-			if !seen[name] {
-				s.remove(k, name, o)
-			}
-		}
-	}
-	for _, name := range r.removed {
-		if _, ok := s.taken[k][name]; ok && !seen[name] {
-			s.remove(k, name, o)
-		}
-	}
-	return o
-}
-
-// readAhead is how many resources are decoded before the first of them is staged, and readAlone below how many of them
-// one CPU does it as soon as several.
-const (
-	readAhead = 1024
-	readAlone = 32
-)
-
-// readAll reads resources, on several CPUs where that is worth it.
-func (s *state) readAll(k Kind, items []item) {
-	if len(items) < readAlone {
-		for i := range items {
-			s.read(k, &items[i])
-		}
-		return
-	}
-	var next atomic.Int64
-	var all sync.WaitGroup
-	work := func() {
-		for {
-			to := int(next.Add(readAlone / 2))
-			from := to - readAlone/2
-			if from >= len(items) {
-				return
-			}
-			for i := range items[from:min(to, len(items))] {
-				s.read(k, &items[from+i])
-			}
-		}
-	}
-	for range min(runtime.GOMAXPROCS(0), len(items)/readAlone) - 1 {
-		all.Go(work)
-	}
-	work()
-	all.Wait()
-}
-
-// read decodes a resource, unless it is as it came before or would be refused or ignored in any case. It changes
-// nothing of the state.
-func (s *state) read(k Kind, it *item) {
-	p := &it.read
-	if p.name = translate.Name(it.value); it.name != "" {
-		p.name = it.name
-	}
-	if it.typeURL != typeURLs[k] || it.ttl || len(it.value) > s.limits.Resource || k == Endpoints && s.services[p.name] == nil && p.name != "" {
-		return
-	}
-	p.sum = s.digest(it.value)
-	old, had := s.taken[k][p.name]
-	if p.same = had && old.sum == p.sum && old.size == len(it.value); p.same {
-		return
-	}
-	switch k {
-	case Clusters:
-		p.made, p.err = made(translate.ParseCluster(it.value))
-	case Endpoints:
-		p.made, p.err = made(translate.ParseAssignment(it.value))
-	case Listeners:
-		p.made, p.err = made(translate.ParseListener(it.value))
-	}
-}
-
-func made[T any](v T, err error) (any, error) { return v, err }
-
-// stage makes one resource wanted.
-func (s *state) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err error) {
-	name := it.read.name
-	before := len(seen)
-	seen[name] = true
-	switch {
-	case name != "" && len(seen) == before:
-		return refused(k, name, "it is given twice")
-	case it.typeURL != typeURLs[k]:
-		return refused(k, name, "it is of type %.200q, not %s", it.typeURL, typeURLs[k])
-	case it.ttl:
-		return refused(k, name, "a time to live is not supported")
-	case len(it.value) > s.limits.Resource:
-		return refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
-	case k == Endpoints && s.services[name] == nil && name != "":
-		o.ignored++ // nobody asked for it, or it was on its way when the last cluster went
-		return nil
-	}
-	old, had := s.taken[k][name]
-	if it.read.same {
-		o.unchanged++
-		if old.version != it.version {
-			old.version = it.version
-			s.taken[k][name] = old
-		}
-		return nil
-	}
-	if !had && len(s.taken[k]) >= s.limits.Resources {
-		return refused(k, name, "there are %d %s already, which is the most that the client keeps", len(s.taken[k]), k)
-	}
-	if size := s.bytes - old.size + len(it.value); size > s.limits.Bytes {
-		return refused(k, name, "with it there would be %d bytes of resources; the client keeps %d", size, s.limits.Bytes)
-	}
-	if it.read.err != nil {
-		return it.read.err
-	}
-	var undo func()
-	switch made := it.read.made.(type) {
-	case *translate.Cluster:
-		undo, err = s.stageCluster(name, made)
-	case translate.Assignment:
-		undo, err = s.stageAssignment(name, made)
-	case *mesh.Listener:
-		undo, err = s.stageListener(name, made)
-	}
-	if err != nil {
-		return err
-	}
-	s.bytes += len(it.value) - old.size
-	s.taken[k][name] = taken{it.read.sum, len(it.value), it.version}
-	o.changed++
-	o.staged[resource{k, name}] = len(o.undo)
-	o.undo = append(o.undo, func() {
-		undo()
-		s.forget(k, name)
-		if had {
-			s.bytes += old.size
-			s.taken[k][name] = old
-		}
-	})
-	return nil
-}
-
-func (s *state) forget(k Kind, name string) {
-	s.bytes -= s.taken[k][name].size
-	delete(s.taken[k], name)
-}
-
-func (s *state) stageCluster(name string, c *translate.Cluster) (undo func(), err error) {
+func (s *state) stageCluster(name string, c *translate.Cluster, o *outcome) (undo func(), err error) {
 	if c.Name != name {
 		return nil, refused(Clusters, name, "name: it is %.200q", c.Name)
 	}
 	old := s.clusters[name]
 	late := s.late[name]
 	s.want(name, c)
+	o.warned = append(o.warned, c.Warnings...)
 	return func() {
 		s.want(name, old)
 		if late {
@@ -357,6 +242,7 @@ func (s *state) stageCluster(name string, c *translate.Cluster) (undo func(), er
 // want makes c the wanted form of a cluster; nil for none.
 func (s *state) want(name string, c *translate.Cluster) {
 	s.dirtyClusters[name] = true
+	s.serving.arrives(s.clusters[name], c)
 	var service string // whose endpoints the cluster still needs
 	if c != nil && c.Discovery == translate.EDS {
 		service = c.Service
@@ -444,15 +330,6 @@ func (s *state) touchService(service string) {
 	s.dirtyClusters[service] = true
 }
 
-func (s *state) stageListener(name string, l *mesh.Listener) (undo func(), err error) {
-	if l.Name != name {
-		return nil, refused(Listeners, name, "name: it is %.200q", l.Name)
-	}
-	old := s.listeners[name]
-	s.wantListener(name, l)
-	return func() { s.wantListener(name, old) }, nil
-}
-
 func (s *state) wantListener(name string, l *mesh.Listener) {
 	s.dirtyListeners[name] = true
 	if old := s.listeners[name]; old != nil {
@@ -466,18 +343,6 @@ func (s *state) wantListener(name string, l *mesh.Listener) {
 	}
 }
 
-// remove makes a resource unwanted. Endpoints stay as long as a cluster is there that has them.
-func (s *state) remove(k Kind, name string, o *outcome) {
-	s.forget(k, name)
-	o.removed++
-	switch k {
-	case Clusters:
-		s.want(name, nil)
-	case Listeners:
-		s.wantListener(name, nil)
-	}
-}
-
 // conflicts refuses, of the listeners that a response brought, those that want an address that another one wants: what
 // was there before stays.
 func (s *state) conflicts(o *outcome) {
@@ -485,12 +350,15 @@ func (s *state) conflicts(o *outcome) {
 		again = false
 		var staged []string
 		for r := range o.staged {
-			if r.kind == Listeners {
+			if r.kind == Listeners && s.listeners[r.name] != nil {
 				staged = append(staged, r.name)
 			}
 		}
 		slices.Sort(staged)
 		for _, name := range slices.Backward(staged) { // of two that are new, the first by name stays
+			if s.listeners[name] == nil {
+				continue
+			}
 			at := placeOf(s.listeners[name])
 			if len(s.places[at]) < 2 {
 				continue
@@ -537,6 +405,8 @@ func (s *state) form(c *translate.Cluster) (*mesh.Cluster, bool) {
 			}
 		}
 		return c.At(func(host string) []netip.Addr { return s.addresses[host] }), true
+	case translate.Original:
+		return nil, false
 	}
 	return c.Known(), true
 }
@@ -550,12 +420,12 @@ func (s *state) plan() mesh.Change {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.dirtyClusters)) {
 		c := s.clusters[name]
-		if c == nil {
+		if c == nil || c.Discovery == translate.Original {
 			unwanted = append(unwanted, name)
 			continue
 		}
 		if made, ok := s.form(c); ok {
-			change.Clusters = append(change.Clusters, made)
+			change.Clusters = append(change.Clusters, c.Shield(made, s.serving.guarded))
 		}
 	}
 	if len(s.dirtyListeners) > 0 {
@@ -571,7 +441,7 @@ func (s *state) plan() mesh.Change {
 		count(more, s.active.Listeners[name], -1)
 	}
 	gone := func(name string) {
-		if _, there := s.active.Clusters[name]; there && s.clusters[name] == nil && s.users[name]+more[name] == 0 {
+		if _, there := s.active.Clusters[name]; there && !s.stored(name) && s.users[name]+more[name] == 0 {
 			change.RemovedClusters = append(change.RemovedClusters, name)
 		}
 	}
@@ -743,21 +613,35 @@ func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
 		}
 	}
 	for name := range s.dirtyClusters {
-		if s.clusters[name] == nil && s.active.Clusters[name] == nil {
+		if !s.stored(name) && s.active.Clusters[name] == nil {
 			delete(s.dirtyClusters, name)
 		}
 	}
 	return nil
 }
 
-// sweep forgets the endpoints and addresses that no cluster has any more, and tells the names that came and went.
-func (s *state) sweep() (services, hosts []string) {
+// stored says whether the store is to have a cluster: it is wanted, and not one that lets connections pass.
+func (s *state) stored(name string) bool {
+	c := s.clusters[name]
+	return c != nil && c.Discovery != translate.Original
+}
+
+// sweep forgets the endpoints, routes and addresses that nobody has any more, and tells the names that came and went.
+func (s *state) sweep() (named [kinds][]string, hosts []string) {
+	for name := range s.serving.changes {
+		if s.serving.users[name] == nil {
+			s.setRoutes(name, nil)
+			s.forget(Routes, name)
+		}
+		named[Routes] = append(named[Routes], name)
+	}
+	clear(s.serving.changes)
 	for name := range s.serviceChanges {
 		if s.services[name] == nil {
 			delete(s.assigned, name)
 			s.forget(Endpoints, name)
 		}
-		services = append(services, name)
+		named[Endpoints] = append(named[Endpoints], name)
 	}
 	for name := range s.hostChanges {
 		if s.hosts[name] == nil {
@@ -767,7 +651,7 @@ func (s *state) sweep() (services, hosts []string) {
 	}
 	clear(s.serviceChanges)
 	clear(s.hostChanges)
-	return services, hosts
+	return named, hosts
 }
 
 // errEnds is for Apply where the client is to end; it is not about the change.
@@ -879,14 +763,15 @@ func halves[T any](list []T, try func([]T) error, name func(T) resource) (bad []
 func (s *state) unwant(r resource, o *outcome) bool {
 	switch r.kind {
 	case Listeners:
-		if s.reject(r, o) {
+		owner := s.serving.owner(r.name)
+		if s.reject(resource{Listeners, owner}, o) {
 			return true
 		}
 		l := s.listeners[r.name]
 		if l == nil {
 			return false
 		}
-		s.forget(Listeners, r.name) // so that it is tried again when it comes again
+		s.forget(Listeners, owner) // so that it is tried again when it comes again
 		s.wantListener(r.name, s.active.Listeners[r.name])
 		delete(s.dirtyListeners, r.name)
 		return true
@@ -911,21 +796,6 @@ func (s *state) unwant(r resource, o *outcome) bool {
 		return true
 	}
 	return false
-}
-
-// serviceNames are the endpoints that are asked for, in order.
-func (s *state) serviceNames() []string { return slices.Sorted(maps.Keys(s.services)) }
-
-// versions are what the client has of a kind, for the first request of a stream of deltas.
-func (s *state) versions(k Kind) map[string]string {
-	if len(s.taken[k]) == 0 {
-		return nil
-	}
-	out := make(map[string]string, len(s.taken[k]))
-	for name, t := range s.taken[k] {
-		out[name] = t.version
-	}
-	return out
 }
 
 // maxReason bounds the text of a refusal, and maxReasons that of all of a response: a control plane takes messages of 4

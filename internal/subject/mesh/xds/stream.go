@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"tare/internal/pace"
 	"tare/internal/version"
@@ -37,7 +38,7 @@ type conn struct {
 	answered   bool
 	nonces     [kinds]string
 	holds      [kinds]hold
-	subscribed map[string]bool // endpoints; deltas
+	subscribed [kinds]map[string]bool // what is asked for by name; deltas
 	why        atomic.Pointer[error]
 }
 
@@ -61,7 +62,10 @@ const window = 8 << 20
 // open begins a stream; opened tells when there is one, ended its end.
 func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 	ctx, cancel := context.WithCancel(ctx)
-	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel, begun: time.Now(), opened: make(chan struct{}), subscribed: map[string]bool{}}
+	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel, begun: time.Now(), opened: make(chan struct{})}
+	for k := range c.subscribed {
+		c.subscribed[k] = map[string]bool{}
+	}
 	go func() {
 		err := c.run(ctx, o, sent)
 		if why := c.why.Load(); why != nil {
@@ -164,6 +168,12 @@ func (c *conn) patience(now time.Time, o *Options, never bool) {
 func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error) {
 	node := &corev3.Node{Id: o.Node, Cluster: o.Cluster, UserAgentName: "tare",
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: version.Version}}
+	if len(o.Metadata) > 0 {
+		node.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{}}
+		for name, value := range o.Metadata {
+			node.Metadata.Fields[name] = structpb.NewStringValue(value)
+		}
+	}
 	client := discoveryv3.NewAggregatedDiscoveryServiceClient(cc)
 	if o.StateOfTheWorld {
 		s, err := client.StreamAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))

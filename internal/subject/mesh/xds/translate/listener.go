@@ -2,14 +2,16 @@ package translate
 
 import (
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 
-	xdsmatcherv3 "github.com/cncf/xds/go/xds/type/matcher/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	networkrbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	udpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/udp/udp_proxy/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"tare/internal/subject/mesh"
 )
@@ -17,33 +19,76 @@ import (
 // The filters that are supported, by the types of their configuration.
 const (
 	tcpProxyType = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"
+	httpType     = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 	rbacType     = "envoy.extensions.filters.network.rbac.v3.RBAC"
 	udpProxyType = "envoy.extensions.filters.udp.udp_proxy.v3.UdpProxyConfig"
-	udpRouteType = "envoy.extensions.filters.udp.udp_proxy.v3.Route"
 )
 
 // maxCombinations bounds what a listener's matches and policies multiply to before rules are made of them.
 const maxCombinations = 1 << 12
 
-// ParseListener reads a Listener.
+// Listener is a listener whose connections may depend on routes, and on which clusters there are. Expand makes of it
+// what a data plane serves.
+type Listener struct {
+	Name     string
+	Routes   []string // the route configurations (RDS) that it needs, each once
+	Warnings []*Warning
+
+	at       mesh.Listener // name, address and protocol
+	inbound  bool          // connections came to the workload, and were redirected
+	original bool          // connections are handled by where they were going, not by the listener's own address
+	parts    []part        // the filter chains, the default one last
+	plain    *mesh.Listener
+}
+
+// part is a filter chain.
+type part struct {
+	field    string // of the listener, for messages
+	chain    mesh.Chain
+	fallback bool   // it is the default chain
+	reads    bool   // it is chosen by what a connection says: server name, application protocol, TLS or not
+	tls      bool   // it ends TLS
+	closed   string // why its connections must be refused; empty: they need not
+	http     bool
+	route    string  // http: the name of its routes; or
+	routes   *Routes // its routes
+}
+
+// ParseListener reads a Listener that needs nothing else.
 func ParseListener(b []byte) (*mesh.Listener, error) {
+	l, err := ReadListener(b)
+	if err != nil {
+		return nil, err
+	}
+	if l.plain == nil {
+		return nil, refusal("listener", l.Name, refuse("it depends on routes, or on what connections say"))
+	}
+	return l.plain, nil
+}
+
+// ReadListener reads a Listener.
+func ReadListener(b []byte) (*Listener, error) {
 	var m listenerv3.Listener
 	if err := decode(b, &m); err != nil {
 		return nil, refusal("listener", Name(b), err)
 	}
-	l := &mesh.Listener{Name: m.GetName()}
-	if err := listener(&m, l); err != nil {
+	l := &Listener{Name: m.GetName(), at: mesh.Listener{Name: m.GetName(), Protocol: mesh.TCP}}
+	var list []*Warning
+	if err := l.read(&m, notes{list: &list}); err != nil {
 		return nil, refusal("listener", l.Name, err)
 	}
+	l.Warnings = warnings("listener", l.Name, list)
 	return l, nil
 }
 
-func listener(m *listenerv3.Listener, l *mesh.Listener) error {
+func (l *Listener) read(m *listenerv3.Listener, n notes) error {
 	err := only(m, "name", "address", "filter_chains", "default_filter_chain", "listener_filters", "udp_listener_config",
+		"use_original_dst",
 		// The data plane binds no socket and buffers nothing, so that these have no effect:
 		"stat_prefix", "stats_matcher", "metadata", "traffic_direction", "access_log", "bind_to_port", "per_connection_buffer_limit_bytes", "drain_type",
 		"enable_reuse_port", "tcp_backlog_size", "listener_filters_timeout", "continue_on_listener_filters_timeout", "ignore_global_conn_limit",
-		"bypass_overload_manager", "max_connections_to_accept_per_socket_event")
+		"bypass_overload_manager", "max_connections_to_accept_per_socket_event", "connection_balance_config", "freebind",
+		"socket_options", "transparent", "tcp_fast_open_queue_length")
 	if err != nil {
 		return err
 	}
@@ -57,42 +102,64 @@ func listener(m *listenerv3.Listener, l *mesh.Listener) error {
 	if address.Addr().IsMulticast() {
 		return in("address", in("socket_address", in("address", refuse("%s is multicast", address.Addr()))))
 	}
-	l.Address, l.Protocol = address, mesh.TCP
+	l.at.Address = address
 	if protocol == corev3.SocketAddress_UDP {
-		l.Protocol = mesh.UDP
+		l.at.Protocol = mesh.UDP
 	}
 	if u := m.GetUdpListenerConfig(); u != nil {
 		if err := only(u, "downstream_socket_config"); err != nil {
 			return in("udp_listener_config", err)
 		}
 	}
-	if err := listenerFilters(m, l); err != nil {
+	l.original = m.GetUseOriginalDst().GetValue()
+	if err := l.filters(m); err != nil {
 		return in("listener_filters", err)
 	}
+	l.inbound = l.original && m.GetTrafficDirection() == corev3.TrafficDirection_INBOUND
 	for i, from := range m.GetFilterChains() {
-		c, err := chain(from)
+		field := "filter_chains[" + strconv.Itoa(i) + "]"
+		p, err := l.chain(from, n.in(field))
 		if err != nil {
-			return in("filter_chains", item(i, err))
+			return in(field, err)
 		}
-		l.Chains = append(l.Chains, c)
+		p.field = field
+		l.parts = append(l.parts, p)
 	}
 	if from := m.GetDefaultFilterChain(); from != nil {
-		c, err := chain(from)
+		p, err := l.chain(from, n.in("default_filter_chain"))
 		switch {
 		case err == nil && from.GetFilterChainMatch() != nil:
 			err = in("filter_chain_match", refuse("the default chain is for whatever no other matches"))
-		case err == nil && l.Default != nil:
+		case err == nil && l.at.Protocol == mesh.UDP && len(m.GetListenerFilters()) > 0:
 			err = refuse("the listener filter stands for it")
 		}
 		if err != nil {
 			return in("default_filter_chain", err)
 		}
-		l.Default = &c
+		p.field, p.fallback = "default_filter_chain", true
+		l.parts = append(l.parts, p)
 	}
-	if len(l.Chains) == 0 && l.Default == nil {
+	if len(l.parts) == 0 {
 		return in("filter_chains", refuse("is missing"))
 	}
-	return rules(l)
+	for _, p := range l.parts {
+		if p.route != "" && !slices.Contains(l.Routes, p.route) {
+			l.Routes = append(l.Routes, p.route)
+		}
+		if l.original || p.reads || p.tls || p.http || p.closed != "" {
+			return nil
+		}
+	}
+	whole := l.at
+	for i, p := range l.parts {
+		if p.fallback {
+			whole.Default = &l.parts[i].chain
+		} else {
+			whole.Chains = append(whole.Chains, p.chain)
+		}
+	}
+	l.plain = &whole
+	return rules(l.plain)
 }
 
 // rules refuses what comes to more rules than a listener can have.
@@ -127,14 +194,27 @@ func product(factors ...int) int {
 	return n
 }
 
-// listenerFilters takes the one filter that there can be: the proxy of a UDP listener, which is then its only chain.
-func listenerFilters(m *listenerv3.Listener, l *mesh.Listener) error {
+// The listener filters that only look at connections, so that a chain can be chosen by what they say.
+var looking = []string{
+	"envoy.extensions.filters.listener.http_inspector.v3.HttpInspector",
+	"envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector",
+}
+
+const originalType = "envoy.extensions.filters.listener.original_dst.v3.OriginalDst"
+
+// filters takes the listener filters: those that look, and the proxy of a UDP listener, which is then its only chain.
+func (l *Listener) filters(m *listenerv3.Listener) error {
 	for i, f := range m.GetListenerFilters() {
-		if t := typeOf(f.GetTypedConfig()); t != udpProxyType || l.Protocol != mesh.UDP {
-			return item(i, unsupported(f.GetName(), t))
-		}
+		t := typeOf(f.GetTypedConfig())
 		switch {
-		case l.Chains != nil:
+		case l.at.Protocol == mesh.TCP && slices.Contains(looking, t):
+			continue // filter_disabled says where they look, which makes no difference
+		case l.at.Protocol == mesh.TCP && t == originalType:
+			l.original = true
+			continue
+		case t != udpProxyType || l.at.Protocol != mesh.UDP:
+			return item(i, unsupported(f.GetName(), t))
+		case l.parts != nil:
 			return item(i, refuse("there can be one proxy"))
 		case len(m.GetFilterChains()) > 0:
 			return item(i, refuse("a listener has filter chains or a UDP proxy, not both"))
@@ -147,11 +227,13 @@ func listenerFilters(m *listenerv3.Listener, l *mesh.Listener) error {
 		if err != nil {
 			return item(i, in("typed_config", err))
 		}
-		c := mesh.Chain{Name: f.GetName()}
-		if c.Proxy, err = udpProxy(&p); err != nil {
+		chains, err := udpChains(f.GetName(), &p)
+		if err != nil {
 			return item(i, in("typed_config", err))
 		}
-		l.Chains = []mesh.Chain{c}
+		for _, c := range chains {
+			l.parts = append(l.parts, part{field: "listener_filters", chain: c})
+		}
 	}
 	return nil
 }
@@ -163,31 +245,72 @@ func unsupported(name, kind string) error {
 	return refuse("%s (%s) is not supported", clip(name), clip(kind))
 }
 
-func chain(m *listenerv3.FilterChain) (c mesh.Chain, err error) {
-	if err := only(m, "filter_chain_match", "filters", "transport_socket", "name", "metadata"); err != nil {
-		return c, err
+const downstreamTLS = "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext"
+
+// chain reads a filter chain. What a workload's own inbound chain cannot do closes it: its neighbours are there for
+// other ports, and must not go with it.
+func (l *Listener) chain(m *listenerv3.FilterChain, n notes) (p part, err error) {
+	err = only(m, "filter_chain_match", "filters", "transport_socket", "name", "metadata", "transport_socket_connect_timeout")
+	if err != nil {
+		return p, err
 	}
-	c.Name = m.GetName()
-	if c.Match, err = match(m.GetFilterChainMatch()); err != nil {
-		return c, in("filter_chain_match", err)
+	p.chain.Name = m.GetName()
+	if p.chain.Match, p.reads, err = match(m.GetFilterChainMatch()); err != nil {
+		return p, in("filter_chain_match", err)
 	}
-	if err := rawSocket(m.GetTransportSocket()); err != nil {
-		return c, in("transport_socket", err)
+	if typeOf(m.GetTransportSocket().GetTypedConfig()) == downstreamTLS {
+		p.tls = true
+	} else if err := rawSocket(m.GetTransportSocket()); err != nil {
+		return p, in("transport_socket", err)
+	}
+	if len(m.GetFilters()) == 0 { // closes what it takes, as in Envoy
+		p.chain.RBAC = []mesh.RBAC{{Deny: true, Policies: []mesh.Principal{{}}}}
+		return p, nil
 	}
 	for i, f := range m.GetFilters() {
-		if err := filter(f, &c, i == len(m.GetFilters())-1); err != nil {
-			return c, in("filters", item(i, err))
+		at := n.in("filters").item(i)
+		if err := p.filter(f, i == len(m.GetFilters())-1, at); err != nil {
+			if err = in("filters", item(i, err)); !l.inbound {
+				return p, err
+			}
+			p.closed = err.Error()
+			return p, nil
 		}
 	}
-	if c.Proxy.Clusters == nil {
-		return c, in("filters", refuse("there is no tcp_proxy"))
+	if p.chain.Proxy.Clusters == nil && !p.http {
+		return p, in("filters", refuse("there is no tcp_proxy"))
 	}
-	return c, nil
+	return p, nil
 }
 
-func filter(f *listenerv3.Filter, c *mesh.Chain, last bool) error {
+// observers are filters that watch connections and requests, or tell the other side who this is, and change neither
+// where they go nor whether they may.
+var observers = []string{
+	"stats.PluginConfig",
+	"envoy.tcp.metadataexchange.config.MetadataExchange",
+	"io.istio.http.peer_metadata.Config",
+	"io.istio.network.authn.Config",
+}
+
+func observing(kind string) bool { return slices.Contains(observers, kind) }
+
+// unheededFilters are what their chains do without.
+var unheededFilters = map[string]string{
+	"envoy.extensions.filters.network.local_ratelimit.v3.LocalRateLimit":   "the rate of connections is not limited",
+	"envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit": "connections are not limited",
+	"envoy.extensions.filters.network.set_filter_state.v3.Config":          "nobody reads the state",
+}
+
+func (p *part) filter(f *listenerv3.Filter, last bool, n notes) error {
 	kind := typeOf(f.GetTypedConfig())
-	if kind != tcpProxyType && kind != rbacType {
+	if !last && observing(kind) {
+		return nil
+	}
+	if why := unheededFilters[kind]; why != "" && !last {
+		n.note("%s: %s", clip(f.GetName()), why)
+		return nil
+	}
+	if kind != tcpProxyType && kind != rbacType && kind != httpType {
 		return unsupported(f.GetName(), kind)
 	}
 	if err := only(f, "name", "typed_config"); err != nil {
@@ -201,52 +324,59 @@ func filter(f *listenerv3.Filter, c *mesh.Chain, last bool) error {
 		if err := typed(f.GetTypedConfig(), &m); err != nil {
 			return in("typed_config", err)
 		}
-		r, enforced, err := rbac(&m)
+		r, enforced, err := rbac(&m, n.in("typed_config"))
 		if err != nil {
 			return in("typed_config", err)
 		}
 		if enforced {
-			c.RBAC = append(c.RBAC, r)
+			p.chain.RBAC = append(p.chain.RBAC, r)
 		}
 		return nil
 	}
 	if !last {
 		return refuse("a tcp_proxy must be the last filter")
 	}
+	if kind == httpType {
+		p.http = true
+		return in("typed_config", p.manager(f.GetTypedConfig(), n))
+	}
 	var m tcpproxyv3.TcpProxy
 	err := typed(f.GetTypedConfig(), &m)
 	if err == nil {
-		c.Proxy, err = tcpProxy(&m)
+		p.chain.Proxy, err = tcpProxy(&m, n.in("typed_config"))
 	}
 	return in("typed_config", err)
 }
 
-func match(m *listenerv3.FilterChainMatch) (out mesh.Match, err error) {
+// match reads by what addresses a chain is chosen, and whether it also takes what a connection says.
+func match(m *listenerv3.FilterChainMatch) (out mesh.Match, reads bool, err error) {
 	if m == nil {
-		return out, nil
+		return out, false, nil
 	}
-	if err := only(m, "destination_port", "prefix_ranges", "source_prefix_ranges", "source_ports"); err != nil {
-		return out, err
+	if err := only(m, "destination_port", "prefix_ranges", "source_prefix_ranges", "source_ports",
+		"server_names", "transport_protocol", "application_protocols"); err != nil {
+		return out, false, err
 	}
+	reads = len(m.GetServerNames())+len(m.GetApplicationProtocols()) > 0 || m.GetTransportProtocol() != ""
 	if p := m.GetDestinationPort(); p != nil {
 		if out.DestinationPort, err = port(p.GetValue()); err != nil {
-			return out, in("destination_port", err)
+			return out, reads, in("destination_port", err)
 		}
 	}
 	if out.Destinations, err = cidrs(m.GetPrefixRanges()); err != nil {
-		return out, in("prefix_ranges", err)
+		return out, reads, in("prefix_ranges", err)
 	}
 	if out.Sources, err = cidrs(m.GetSourcePrefixRanges()); err != nil {
-		return out, in("source_prefix_ranges", err)
+		return out, reads, in("source_prefix_ranges", err)
 	}
 	for i, p := range m.GetSourcePorts() {
 		q, err := port(p)
 		if err != nil {
-			return out, in("source_ports", item(i, err))
+			return out, reads, in("source_ports", item(i, err))
 		}
 		out.SourcePorts = append(out.SourcePorts, q)
 	}
-	return out, nil
+	return out, reads, nil
 }
 
 func port(p uint32) (uint16, error) {
@@ -256,14 +386,26 @@ func port(p uint32) (uint16, error) {
 	return uint16(p), nil
 }
 
-func tcpProxy(m *tcpproxyv3.TcpProxy) (p mesh.Proxy, err error) {
-	err = only(m, "stat_prefix", "cluster", "weighted_clusters", "max_connect_attempts", "idle_timeout",
+func tcpProxy(m *tcpproxyv3.TcpProxy, n notes) (p mesh.Proxy, err error) {
+	err = only(m, "stat_prefix", "cluster", "weighted_clusters", "max_connect_attempts", "idle_timeout", "hash_policy",
+		"max_downstream_connection_duration",
 		"access_log", "access_log_flush_interval", "flush_access_log_on_connected", "access_log_options") // nothing is logged
 	if err != nil {
 		return p, err
 	}
-	if t := m.GetIdleTimeout(); t != nil && (t.GetSeconds() != 0 || t.GetNanos() != 0) {
-		return p, in("idle_timeout", refuse("must be 0 s: connections are never ended"))
+	for _, limit := range []struct {
+		field string
+		*durationpb.Duration
+	}{
+		{"idle_timeout", m.GetIdleTimeout()},
+		{"max_downstream_connection_duration", m.GetMaxDownstreamConnectionDuration()},
+	} {
+		if limit.GetSeconds() != 0 || limit.GetNanos() != 0 {
+			n.in(limit.field).note("connections are never ended")
+		}
+	}
+	if len(m.GetHashPolicy()) > 0 {
+		n.in("hash_policy").note("%s", noAffinity)
 	}
 	p.StatPrefix = m.GetStatPrefix()
 	if a := m.GetMaxConnectAttempts(); a != nil {
@@ -304,42 +446,4 @@ func tcpProxy(m *tcpproxyv3.TcpProxy) (p mesh.Proxy, err error) {
 		p.Clusters = append(p.Clusters, mesh.WeightedCluster{Name: c.GetName(), Weight: c.GetWeight()})
 	}
 	return p, nil
-}
-
-func udpProxy(m *udpproxyv3.UdpProxyConfig) (p mesh.Proxy, err error) {
-	if err := only(m, "stat_prefix", "cluster", "matcher", "access_log", "proxy_access_log", "access_log_options"); err != nil {
-		return p, err
-	}
-	p.StatPrefix = m.GetStatPrefix()
-	name := m.GetCluster() //lint:ignore SA1019 still the short way that many use
-	if m.GetMatcher() != nil {
-		if name, err = udpRoute(m.GetMatcher()); err != nil {
-			return p, in("matcher", err)
-		}
-	}
-	if name == "" {
-		return p, in("cluster", refuse("is missing"))
-	}
-	p.Clusters = []mesh.WeightedCluster{{Name: name, Weight: 1}}
-	return p, nil
-}
-
-// udpRoute is the cluster of a matcher without conditions.
-func udpRoute(m *xdsmatcherv3.Matcher) (string, error) {
-	if err := only(m, "on_no_match"); err != nil {
-		return "", err
-	}
-	if err := only(m.GetOnNoMatch(), "action"); err != nil {
-		return "", in("on_no_match", err)
-	}
-	a := m.GetOnNoMatch().GetAction()
-	if typeOf(a.GetTypedConfig()) != udpRouteType {
-		return "", in("on_no_match", in("action", unsupported(a.GetName(), typeOf(a.GetTypedConfig()))))
-	}
-	var r udpproxyv3.Route
-	err := decode(a.GetTypedConfig().GetValue(), &r)
-	if err == nil {
-		err = only(&r, "cluster")
-	}
-	return r.GetCluster(), in("on_no_match", in("action", in("typed_config", err)))
 }

@@ -18,32 +18,40 @@ const (
 )
 
 // rbac is an RBAC filter; one without rules enforces nothing.
-func rbac(m *networkrbacv3.RBAC) (out mesh.RBAC, enforced bool, err error) {
-	if err := only(m, "rules", "stat_prefix"); err != nil {
+func rbac(m *networkrbacv3.RBAC, n notes) (out mesh.RBAC, enforced bool, err error) {
+	if err := only(m, "rules", "stat_prefix", "shadow_rules", "shadow_rules_stat_prefix"); err != nil {
 		return out, false, err
 	}
-	r := m.GetRules()
-	if r == nil {
+	if m.GetShadowRules() != nil {
+		n.in("shadow_rules").note("nobody tries them: they let nothing pass, and stop nothing")
+	}
+	if m.GetRules() == nil {
 		return out, false, nil
 	}
+	out, err = enforce(m.GetRules())
+	return out, true, err
+}
+
+// enforce reads the rules of an RBAC filter.
+func enforce(r *rbacv3.RBAC) (out mesh.RBAC, err error) {
 	if err := only(r, "action", "policies"); err != nil {
-		return out, false, in("rules", err)
+		return out, in("rules", err)
 	}
 	switch r.GetAction() {
 	case rbacv3.RBAC_ALLOW:
 	case rbacv3.RBAC_DENY:
 		out.Deny = true
 	default:
-		return out, false, in("rules", in("action", refuse("%s is not supported", r.GetAction())))
+		return out, in("rules", in("action", refuse("%s is not supported", r.GetAction())))
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.GetPolicies())) { // in order, so that the same bytes mean the same
 		list, err := policy(name, r.GetPolicies()[name])
 		if err != nil {
-			return out, false, in("rules", in("policies", in("["+clip(name)+"]", err)))
+			return out, in("rules", in("policies", in("["+clip(name)+"]", err)))
 		}
 		out.Policies = append(out.Policies, list...)
 	}
-	return out, true, nil
+	return out, nil
 }
 
 // policy matches where one of its permissions and one of its principals do.

@@ -1,6 +1,7 @@
-// Package translate makes resources of the xDS protocol (Envoy's, version 3) into the mesh's own types. Whatever a data
-// plane at connection level cannot do is refused by resource and field, never dropped in silence; what can have no
-// effect there is let pass (docs/xds.md lists both). It is pure, and takes hostile input.
+// Package translate makes resources of the xDS protocol (Envoy's, version 3) into the mesh's own types, as far as a
+// data plane at connection level can honour them. What cannot be honoured is a warning by resource and field where
+// connections still go to the right place, and refused where they would not; nothing is dropped in silence (docs/xds.md
+// has the tables). It is pure, and takes hostile input.
 package translate
 
 import (
@@ -22,7 +23,7 @@ import (
 
 // Refusal is why a resource cannot be taken.
 type Refusal struct {
-	Kind  string // cluster, endpoints or listener
+	Kind  string // cluster, endpoints, listener or routes
 	Name  string // of the resource; empty where it cannot be read
 	Field string // path, such as filter_chains[1].filters[0]; empty where the resource as a whole is meant
 	What  string
@@ -39,7 +40,50 @@ func (r *Refusal) Error() string {
 	return s + ": " + r.What
 }
 
-// Name reads the name of a resource, which is field 1 of all three kinds, also of one that can otherwise not be
+// Warning is what of a resource is taken otherwise than it says: connections go where they are to go, and something
+// beside that is not done.
+type Warning Refusal
+
+func (w *Warning) String() string { return (*Refusal)(w).Error() }
+
+// notes gathers warnings with the field that they are about.
+type notes struct {
+	field string
+	list  *[]*Warning
+}
+
+func (n notes) in(field string) notes {
+	n.field = join(n.field, field)
+	return n
+}
+
+func (n notes) item(i int) notes { return n.in("[" + strconv.Itoa(i) + "]") }
+
+func (n notes) note(format string, args ...any) {
+	*n.list = append(*n.list, &Warning{Field: n.field, What: fmt.Sprintf(format, args...)})
+}
+
+// warnings are those of a resource, each once.
+func warnings(kind, name string, list []*Warning) (out []*Warning) {
+	seen := make(map[Warning]bool, len(list))
+	for _, w := range list {
+		w.Kind, w.Name = kind, name
+		if !seen[*w] {
+			seen[*w] = true
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+func join(a, b string) string {
+	if a == "" || b == "" || b[0] == '[' {
+		return a + b
+	}
+	return a + "." + b
+}
+
+// Name reads the name of a resource, which is field 1 of all kinds, also of one that can otherwise not be
 // decoded.
 func Name(b []byte) (name string) {
 	for len(b) > 0 {
@@ -77,14 +121,7 @@ func in(field string, err error) error {
 	if err == nil || !errors.As(err, &w) {
 		return err
 	}
-	switch {
-	case w.field == "":
-		w.field = field
-	case w.field[0] == '[':
-		w.field = field + w.field
-	default:
-		w.field = field + "." + w.field
-	}
+	w.field = join(field, w.field)
 	return w
 }
 
@@ -113,13 +150,26 @@ func decode(b []byte, m proto.Message) error {
 	return nil
 }
 
-// typed reads what is in an Any as m, whose type it must be.
-func typed(a *anypb.Any, m proto.Message) error { return decode(a.GetValue(), m) }
+// typed reads what is in an Any as m, whose type it must be: what stands for such a message has other bytes.
+func typed(a *anypb.Any, m proto.Message) error {
+	if kind := held(a); kind != string(m.ProtoReflect().Descriptor().FullName()) {
+		return refuse("%s is not supported", clip(kind))
+	}
+	return decode(a.GetValue(), m)
+}
 
-// typeOf is the name of the message in an Any.
+// held is the name of the message in an Any.
+func held(a *anypb.Any) string { return last(a.GetTypeUrl()) }
+
+func last(url string) string { return url[strings.LastIndexByte(url, '/')+1:] }
+
+// typeOf is the name of the message in an Any, and of what stands for a message that the sender has no type of.
 func typeOf(a *anypb.Any) string {
-	url := a.GetTypeUrl()
-	return url[strings.LastIndexByte(url, '/')+1:]
+	kind := held(a)
+	if kind == "udpa.type.v1.TypedStruct" || kind == "xds.type.v3.TypedStruct" {
+		return last(Name(a.GetValue())) // its field 1 is the type's URL
+	}
+	return kind
 }
 
 // only refuses a message in which a field is set that is not among those named, or that this version does not know.

@@ -112,25 +112,21 @@ func TestListenerRefused(t *testing.T) {
 		`{"name":"l",` + address + `,"filter_chains":[{"filters":[` + tcp + `]},{"filters":[{"name":"http","typed_config":{"@type":"type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster"}}]}]}`: `listener "l": filter_chains[1].filters[0]: http (envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster) is not supported`,
 		`{"name":"l",` + address + `,"filter_chains":[{"filters":[{"name":"envoy.filters.network.http_connection_manager"}]}]}`:                                                                                                        `listener "l": filter_chains[0].filters[0]: envoy.filters.network.http_connection_manager is not supported`,
 		`{"name":"l",` + address + `,"filter_chains":[{"filters":[` + tcp + `,` + tcp + `]}]}`:                                                                                                                                         `listener "l": filter_chains[0].filters[0]: a tcp_proxy must be the last filter`,
-		`{"name":"l",` + address + `,"filter_chains":[{"filters":[]}]}`:                                                                                                                                                                `listener "l": filter_chains[0].filters: there is no tcp_proxy`,
-		`{"name":"l",` + address + `,"filter_chains":[{"filter_chain_match":{"server_names":["a"]},"filters":[` + tcp + `]}]}`:                                                                                                         `listener "l": filter_chains[0].filter_chain_match.server_names: is not supported`,
+		`{"name":"l",` + address + `,"filter_chains":[{"filters":[{}]}]}`:                                                                                                                                                              `listener "l": filter_chains[0].filters[0]:  is not supported`,
 		`{"name":"l",` + address + `,"filter_chains":[{"transport_socket":{"name":"envoy.transport_sockets.tls"},"filters":[` + tcp + `]}]}`:                                                                                           `listener "l": filter_chains[0].transport_socket: envoy.transport_sockets.tls () is not supported`,
-		`{"name":"l",` + address + `,"use_original_dst":true,"filter_chains":[{"filters":[` + tcp + `]}]}`:                                                                                                                             `listener "l": use_original_dst: is not supported`,
 		`{"name":"l",` + address + `,"listener_filters":[{"name":"envoy.filters.listener.original_dst"}],"filter_chains":[{"filters":[` + tcp + `]}]}`:                                                                                 `listener "l": listener_filters[0]: envoy.filters.listener.original_dst is not supported`,
 		`{"name":"l","address":{"socket_address":{"address":"web.local","port_value":80}},"filter_chains":[{"filters":[` + tcp + `]}]}`:                                                                                                `listener "l": address.socket_address.address: "web.local" is no IP address`,
-		`{"name":"l","address":{"pipe":{"path":"/x"}}}`:                                                                                                                                                                                `listener "l": address.pipe: is not supported`,
-		tcpWith(`"cluster":"web","idle_timeout":"1s"`):                                                                                                                                                                                 `listener "l": filter_chains[0].filters[0].typed_config.idle_timeout: must be 0 s: connections are never ended`,
-		tcpWith(`"cluster":"web","tunneling_config":{"hostname":"x"}`):                                                                                                                                                                 `listener "l": filter_chains[0].filters[0].typed_config.tunneling_config: is not supported`,
-		tcpWith(`"weighted_clusters":{"clusters":[{"name":"a","weight":4294967295},{"name":"b","weight":1}]}`):                                                                                                                         `listener "l": filter_chains[0].filters[0].typed_config.weighted_clusters.clusters[1].weight: the weights of all clusters are too much for 32 bits`,
-		tcpWith(`"weighted_clusters":{"clusters":[{"name":"a","weight":0}]}`):                                                                                                                                                          `listener "l": filter_chains[0].filters[0].typed_config.weighted_clusters.clusters[0].weight: must be 1 or more`,
-		udpWith(`"cluster":"dns","use_original_src_ip":true`):                                                                                                                                                                          `listener "l": listener_filters[0].typed_config.use_original_src_ip: is not supported`,
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"not_rule":{"any":true}}],"principals":[{"any":true}]}}}`):                                                                                                                 `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].not_rule: is not supported`,
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"any":true}],"principals":[{"authenticated":{}}]}}}`):                                                                                                                      `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].principals[0].authenticated: is not supported`,
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"destination_port":0}],"principals":[{"any":true}]}}}`):                                                                                                                    `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].destination_port: must be 1 to 65535, not 0`,
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"destination_port_range":{"start":0,"end":1}}],"principals":[{"any":true}]}}}`):                                                                                            `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].destination_port_range: [0, 1) is no range of ports`,
-		rbacWith(`"rules":{"action":"LOG"}`):        `listener "l": filter_chains[0].filters[0].typed_config.rules.action: LOG is not supported`,
-		rbacWith(`"shadow_rules":{}`):               `listener "l": filter_chains[0].filters[0].typed_config.shadow_rules: is not supported`,
-		rbacWith(`"enforcement_type":"CONTINUOUS"`): `listener "l": filter_chains[0].filters[0].typed_config.enforcement_type: is not supported`,
+		`{"name":"l","address":{"pipe":{"path":"/x"}}}`:                                                                                                      `listener "l": address.pipe: is not supported`,
+		tcpWith(`"cluster":"web","tunneling_config":{"hostname":"x"}`):                                                                                       `listener "l": filter_chains[0].filters[0].typed_config.tunneling_config: is not supported`,
+		tcpWith(`"weighted_clusters":{"clusters":[{"name":"a","weight":4294967295},{"name":"b","weight":1}]}`):                                               `listener "l": filter_chains[0].filters[0].typed_config.weighted_clusters.clusters[1].weight: the weights of all clusters are too much for 32 bits`,
+		tcpWith(`"weighted_clusters":{"clusters":[{"name":"a","weight":0}]}`):                                                                                `listener "l": filter_chains[0].filters[0].typed_config.weighted_clusters.clusters[0].weight: must be 1 or more`,
+		udpWith(`"cluster":"dns","use_original_src_ip":true`):                                                                                                `listener "l": listener_filters[0].typed_config.use_original_src_ip: is not supported`,
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"not_rule":{"any":true}}],"principals":[{"any":true}]}}}`):                                       `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].not_rule: is not supported`,
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"any":true}],"principals":[{"authenticated":{}}]}}}`):                                            `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].principals[0].authenticated: is not supported`,
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"destination_port":0}],"principals":[{"any":true}]}}}`):                                          `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].destination_port: must be 1 to 65535, not 0`,
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"destination_port_range":{"start":0,"end":1}}],"principals":[{"any":true}]}}}`):                  `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].destination_port_range: [0, 1) is no range of ports`,
+		rbacWith(`"rules":{"action":"LOG"}`):                                                                                                                 `listener "l": filter_chains[0].filters[0].typed_config.rules.action: LOG is not supported`,
+		rbacWith(`"enforcement_type":"CONTINUOUS"`):                                                                                                          `listener "l": filter_chains[0].filters[0].typed_config.enforcement_type: is not supported`,
 		`{"name":"l",` + address + `,"filter_chains":[{"filter_chain_match":{"source_ports":[` + strings.Repeat("1,", 40) + `2]},"filters":[` + tcp + `]}]}`: `listener "l": filter_chains: its filter chains and RBAC policies come to more than the 32 rules that a listener can have`,
 	} {
 		_, err := ParseListener(of(t, &listenerv3.Listener{}, json))
@@ -218,22 +214,13 @@ func TestClusterDNS(t *testing.T) {
 
 func TestClusterRefused(t *testing.T) {
 	for json, want := range map[string]string{
-		`{` + eds + `}`:                            `cluster: name: is missing`,
-		`{"name":"c"}`:                             `cluster "c": load_assignment: is missing`,
-		`{"name":"c","type":"LOGICAL_DNS"}`:        `cluster "c": type: LOGICAL_DNS is not supported`,
-		`{"name":"c","type":"ORIGINAL_DST"}`:       `cluster "c": type: ORIGINAL_DST is not supported`,
-		`{"name":"c","cluster_type":{"name":"x"}}`: `cluster "c": cluster_type: is not supported`,
-		`{"name":"c","type":"EDS"}`:                `cluster "c": eds_cluster_config: is missing`,
-		`{"name":"c","type":"EDS","eds_cluster_config":{"eds_config":{"path":"/x"}}}`:          `cluster "c": eds_cluster_config.eds_config.path: is not supported`,
-		`{"name":"c",` + eds + `,"lb_policy":"LEAST_REQUEST"}`:                                 `cluster "c": lb_policy: LEAST_REQUEST is not supported`,
-		`{"name":"c",` + eds + `,"outlier_detection":{}}`:                                      `cluster "c": outlier_detection: is not supported`,
-		`{"name":"c",` + eds + `,"health_checks":[{}]}`:                                        `cluster "c": health_checks: is not supported`,
-		`{"name":"c",` + eds + `,"connect_timeout":"0s"}`:                                      `cluster "c": connect_timeout: must be more than 0 s`,
-		`{"name":"c",` + eds + `,"transport_socket":{"name":"tls"}}`:                           `cluster "c": transport_socket: tls () is not supported`,
-		`{"name":"c",` + eds + `,"common_lb_config":{"zone_aware_lb_config":{}}}`:              `cluster "c": common_lb_config.zone_aware_lb_config: is not supported`,
-		`{"name":"c",` + eds + `,"common_lb_config":{"healthy_panic_threshold":{"value":50}}}`: `cluster "c": common_lb_config.healthy_panic_threshold: must be 0 %, not 50 %: endpoints that are not healthy are never asked`,
-		`{"name":"c",` + eds + `,"circuit_breakers":{"thresholds":[{"retry_budget":{}}]}}`:     `cluster "c": circuit_breakers.thresholds[0].retry_budget: is not supported`,
-		`{"name":"c",` + eds + `,"circuit_breakers":{"thresholds":[{"max_connections":0}]}}`:   `cluster "c": circuit_breakers.thresholds[0].max_connections: must be 1 or more: a cluster that takes no connections is one without endpoints`,
+		`{` + eds + `}`: `cluster: name: is missing`,
+		`{"name":"c","cluster_type":{"name":"x"}}`:                                           `cluster "c": cluster_type: is not supported`,
+		`{"name":"c","type":"EDS"}`:                                                          `cluster "c": eds_cluster_config: is missing`,
+		`{"name":"c","type":"EDS","eds_cluster_config":{"eds_config":{"path":"/x"}}}`:        `cluster "c": eds_cluster_config.eds_config.path: is not supported`,
+		`{"name":"c",` + eds + `,"connect_timeout":"0s"}`:                                    `cluster "c": connect_timeout: must be more than 0 s`,
+		`{"name":"c",` + eds + `,"transport_socket":{"name":"tls"}}`:                         `cluster "c": transport_socket: tls () is not supported`,
+		`{"name":"c",` + eds + `,"circuit_breakers":{"thresholds":[{"max_connections":0}]}}`: `cluster "c": circuit_breakers.thresholds[0].max_connections: must be 1 or more: a cluster that takes no connections is one without endpoints`,
 		`{"name":"c","type":"STRICT_DNS","load_assignment":{"endpoints":[{"lb_endpoints":[{"endpoint":{"address":{"socket_address":{"address":"a b","port_value":1}}}}]}]}}`: `cluster "c": load_assignment.endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "a b" is no host name`,
 		`{"name":"c","type":"STATIC","load_assignment":{"endpoints":[{"lb_endpoints":[{"endpoint":{"address":{"socket_address":{"address":"a","port_value":1}}}}]}]}}`:       `cluster "c": load_assignment.endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "a" is no IP address`,
 	} {
@@ -274,7 +261,7 @@ func TestReferenceResources(t *testing.T) {
 		t.Errorf("got %+v, %v", l, err)
 	}
 	_, err = ParseListener(bytesOf(t, testresource.MakeRouteHTTPListener(testresource.Ads, "l", 80, "r")))
-	if err == nil || !strings.Contains(err.Error(), `listener "l": filter_chains[0].filters[0]: `) || !strings.HasSuffix(err.Error(), "HttpConnectionManager) is not supported") {
+	if err == nil || err.Error() != `listener "l": it depends on routes, or on what connections say` {
 		t.Errorf("got %v", err)
 	}
 }

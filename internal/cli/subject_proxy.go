@@ -1,0 +1,94 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+
+	"tare/internal/fault"
+	"tare/internal/param"
+	"tare/internal/role"
+	"tare/internal/subject/mesh/proxy"
+)
+
+func newProxy() *cobra.Command {
+	var only proxy.Options // those that the command line alone has
+	var human bool
+	var values param.Values
+	c := &cobra.Command{
+		Use:   "proxy (--config FILE | --xds ADDRESS)",
+		Short: "Run a small sidecar proxy for HTTP and TCP with mTLS, routes and access rules, until interrupted",
+		Example: `  tare subject proxy --config proxy.yaml
+  tare subject proxy --xds 127.0.0.1:18000 --node web-1`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if (only.Config == "") == (only.XDS == "") {
+				return fault.New(fault.Usage, "--config", "give --config or --xds; "+seeHelp(cmd),
+					"one place is needed from which the configuration comes")
+			}
+			o, err := proxy.OptionsOf(values)
+			if err != nil {
+				return wrongUse(cmd, err)
+			}
+			o.Config, o.XDS, o.Node, o.Drain = only.Config, only.XDS, only.Node, only.Drain
+			o.Stats, o.UID, o.GID = only.Stats, only.UID, only.GID
+			if human || isatty.IsTerminal(os.Stdout.Fd()) {
+				return forPeople(cmd.Context(), cmd.OutOrStdout(), printProxy, func(ctx context.Context, conn *role.Conn) error {
+					return proxy.Run(ctx, o, conn)
+				})
+			}
+			conn := role.NewConn(os.Stdin, os.Stdout)
+			return reported(conn, proxy.Run(cmd.Context(), o, conn))
+		},
+	}
+	f := c.Flags()
+	values = param.Flags(f, proxy.Settings...)
+	f.StringVar(&only.Config, "config", "", "YAML or JSON file of resources in Envoy's form")
+	f.StringVar(&only.XDS, "xds", "", "control plane that says what to do: HOST:PORT or unix:PATH")
+	f.StringVar(&only.Node, "node", "", "id by which the control plane knows the proxy (default tare)")
+	f.DurationVar(&only.Drain, "drain", 2*time.Second, "how long requests under way have when the proxy is to end")
+	f.StringVar(
+		&only.Stats,
+		"stats",
+		"",
+		"path of a socket at which whoever connects is told what the proxy has done, as JSON",
+	)
+	f.IntVar(&only.UID, "uid", 0, "user to run as once files are read and listeners listen; 0 for nobody else")
+	f.IntVar(&only.GID, "gid", 0, "its group")
+	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
+	return c
+}
+
+func printProxy(w io.Writer, m role.Message) (err error) {
+	switch m.Event {
+	case role.Ready:
+		var r proxy.Ready
+		if err = decodeMessage(m, &r); err != nil {
+			return err
+		}
+		from := r.Config
+		if r.XDS != "" {
+			from = r.XDS
+		}
+		_, err = fmt.Fprintf(
+			w,
+			"the proxy does what %s says, on %d of the machine's CPUs at a time\n",
+			from,
+			r.Workers,
+		)
+		for _, l := range r.Listeners {
+			fmt.Fprintf(w, "  %s at %s\n", printable(l.Name), l.Address)
+		}
+	case role.Log:
+		var line string
+		if err = decodeMessage(m, &line); err == nil {
+			_, err = fmt.Fprintln(w, printable(line))
+		}
+	}
+	return err
+}

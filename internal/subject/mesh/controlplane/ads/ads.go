@@ -1,0 +1,239 @@
+// Package ads is the aggregated discovery service of xDS: what data planes have subscribed to, what they have been
+// told, and in which order they are told the rest.
+//
+// A view is what one key is told: tables of resources, by type. Which key a data plane has is for the caller to say.
+// Setting a view never waits for a data plane; each stream goes from what it told last to what there is now, so that
+// changes which come faster than answers become one.
+package ads
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"tare/internal/pace"
+)
+
+// Sent is one response as it left. Time is nanoseconds by pace.Now (CLOCK_MONOTONIC), just before it was handed to the
+// transport.
+type Sent struct {
+	TypeURL, Nonce string
+	Resources      int
+	Removed        int // deltas only
+	Time           int64
+	Node           string // the id of the data plane
+}
+
+// Answer is what a data plane said to a response.
+type Answer struct {
+	Node, TypeURL, Nonce string
+	Version              string // state of the world: the last that it took
+	Refused              string // why; empty: it was taken
+	Time                 int64  // ns by pace.Now
+}
+
+// Options are who is told, and who hears of it. The zero value will do: all data planes then have the key "".
+type Options struct {
+	// Key is the view that a data plane is told. It is called once for each stream, whose context has the peer. An
+	// error ends the stream, with PermissionDenied if it is no status of gRPC's.
+	Key      func(context.Context, *corev3.Node) (string, error)
+	OnSent   func(Sent)   // called by the stream's goroutine
+	OnAnswer func(Answer) // the same
+	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when the view
+	// was set and when they left: see TimesOf. With state of the world the version is data, and stays as it is.
+	Stamped bool
+	// Patience is how long an answer is waited for, before the same type is told again or the next stage of a change
+	// goes on without it; default 2 s. Envoy answers clusters only once they are warm, which can take 15 s.
+	Patience time.Duration
+}
+
+// stampFormat is how a version has the times: that of View.Since, and that of Sent.
+const stampFormat = "%s set=%d sent=%d"
+
+// TimesOf reads the times (ns by pace.Now) that a stamped response tells in its version.
+func TimesOf(version string) (set, sent int64, ok bool) {
+	var number string
+	n, err := fmt.Sscanf(version, stampFormat, &number, &set, &sent)
+	return set, sent, err == nil && n == 3
+}
+
+// View is what a data plane is told: all resources, by the URL of their type.
+type View struct {
+	Tables map[string]*Table
+	Since  int64 // the time (ns by pace.Now) that Stamped tells as that of the change; 0: that of Set
+}
+
+type view struct {
+	tables map[string]*Table
+	since  int64
+}
+
+func (v *view) table(url string) *Table {
+	if v != nil {
+		if t := v.tables[url]; t != nil {
+			return t
+		}
+	}
+	return empty
+}
+
+// entry is a key: what it is told, and whom that is.
+type entry struct {
+	view    atomic.Pointer[view]
+	gone    chan struct{}        // closed by Delete
+	streams map[*stream]struct{} // guarded by Server.mu
+}
+
+// Server is an aggregated discovery service. Make it with New.
+type Server struct {
+	o         Options
+	receivers sync.WaitGroup
+	sets      nameSets
+	mu        sync.Mutex
+	entries   map[string]*entry
+}
+
+// New makes a server. A data plane is answered once its key has a view.
+func New(o Options) *Server {
+	if o.Key == nil {
+		o.Key = func(context.Context, *corev3.Node) (string, error) { return "", nil }
+	}
+	if o.Patience <= 0 {
+		o.Patience = 2 * time.Second
+	}
+	return &Server{o: o, entries: map[string]*entry{}}
+}
+
+// at is the entry of a key. s.mu is held.
+func (s *Server) at(key string) *entry {
+	e := s.entries[key]
+	if e == nil {
+		e = &entry{gone: make(chan struct{}), streams: map[*stream]struct{}{}}
+		s.entries[key] = e
+	}
+	return e
+}
+
+// Set makes v what a key is told, and returns the time (ns by pace.Now) at which its streams began to hear of it. It
+// waits for none of them. The view must not be changed afterwards.
+func (s *Server) Set(key string, v View) int64 {
+	now := pace.Now()
+	if v.Since == 0 {
+		v.Since = now
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.at(key)
+	e.view.Store(&view{v.Tables, v.Since})
+	for stream := range e.streams {
+		stream.wakeUp()
+	}
+	return now
+}
+
+// Delete forgets a key and ends its streams.
+func (s *Server) Delete(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e != nil {
+		delete(s.entries, key)
+		close(e.gone)
+	}
+}
+
+// Streams is how many data planes are connected.
+func (s *Server) Streams() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
+		n += len(e.streams)
+	}
+	return n
+}
+
+// Wait waits until nothing of any stream is at work. The gRPC server must have been stopped.
+func (s *Server) Wait() { s.receivers.Wait() }
+
+// Register adds the service to a gRPC server, which must have been made with ServerOptions.
+func (s *Server) Register(to grpc.ServiceRegistrar) {
+	method := func(name string, delta bool) grpc.StreamDesc {
+		return grpc.StreamDesc{StreamName: name, ServerStreams: true, ClientStreams: true,
+			Handler: func(_ any, g grpc.ServerStream) error { return s.handle(g, delta) }}
+	}
+	to.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "envoy.service.discovery.v3.AggregatedDiscoveryService", HandlerType: (*any)(nil),
+		Streams: []grpc.StreamDesc{
+			method("StreamAggregatedResources", false), method("DeltaAggregatedResources", true)},
+		Metadata: "envoy/service/discovery/v3/ads.proto",
+	}, s)
+}
+
+// readBuffer is what a connection keeps to read into, in bytes; the 32 KiB of gRPC would be most of what an idle data
+// plane costs.
+const readBuffer = 4 << 10
+
+// ServerOptions are what a gRPC server needs for the service, and bounds of what a peer can cost.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(MaxRequest),
+		grpc.MaxConcurrentStreams(1000), grpc.MaxHeaderListSize(64 << 10), grpc.ConnectionTimeout(10 * time.Second),
+		grpc.ReadBufferSize(readBuffer)}
+}
+
+// handle serves a stream of either variant.
+func (s *Server) handle(g grpc.ServerStream, delta bool) error {
+	first := &request{delta: delta}
+	if err := g.RecvMsg(first); errors.Is(err, io.EOF) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if first.err != nil {
+		return first.err
+	}
+	var node corev3.Node
+	if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(first.node, &node); err != nil {
+		return status.Error(codes.InvalidArgument, "the node is malformed")
+	}
+	if len(node.GetId()) > maxID {
+		return tooMuch("bytes of a node's id", maxID)
+	}
+	key, err := s.o.Key(g.Context(), &node)
+	if err != nil {
+		if _, is := status.FromError(err); is {
+			return err
+		}
+		return status.Error(codes.PermissionDenied, err.Error())
+	}
+	stream := &stream{o: &s.o, sets: &s.sets, delta: delta, node: node.GetId(), wake: make(chan struct{}, 1)}
+	s.join(key, stream)
+	defer s.leave(key, stream)
+	first.node = nil
+	return stream.serve(g, first, &s.receivers)
+}
+
+func (s *Server) join(key string, stream *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stream.entry = s.at(key)
+	stream.entry.streams[stream] = struct{}{}
+}
+
+func (s *Server) leave(key string, stream *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := stream.entry
+	delete(e.streams, stream)
+	if len(e.streams) == 0 && e.view.Load() == nil && s.entries[key] == e { // nobody ever set it
+		delete(s.entries, key)
+	}
+}

@@ -1,0 +1,461 @@
+package ads
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A data plane hears of what it has subscribed to, once, and again when that changes.
+func TestFollow(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{Patience: forEver})
+		p := connect(t, serve(t, s), delta)
+		p.want("C")
+		p.want("E", "a", "b")
+		s.Set("", viewOf(t, "C a b E a b c")) // nobody is answered before
+		p.takes("C a b")
+		p.takes("E a b")
+		p.quiet()
+		s.Set("", viewOf(t, "C a b E a b c"))
+		p.quiet()
+		s.Set("", viewOf(t, "C a b E a=1 b c=1"))
+		p.takes("E a")
+		p.quiet()
+		s.Set("", viewOf(t, "C a b c E a=1 b c=1"))
+		p.takes(map[bool]string{false: "C a b c", true: "C c"}[delta])
+		p.quiet()
+		p.want("E", map[bool][]string{false: {"a", "b", "c"}, true: {"c"}}[delta]...)
+		p.takes("E c")
+		p.quiet()
+	})
+}
+
+// A refused response is not sent again until something changes; then what it said is said again, as it is now.
+func TestRefusal(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		var answers []Answer
+		s := New(Options{Patience: forEver, OnAnswer: func(a Answer) { answers = append(answers, a) }})
+		p := connect(t, serve(t, s), delta)
+		s.Set("", viewOf(t, "C a b E a b"))
+		p.want("C")
+		p.expect("C a b")
+		p.answer("C", "I do not like b")
+		p.want("E", "a", "b")
+		p.expect("E a b")
+		p.answer("E", "nor its endpoints")
+		p.quiet()
+		s.Set("", viewOf(t, "C a b=1 E a b"))
+		p.takes("C a b")
+		p.takes("E a b") // of clusters that are warming
+		p.quiet()
+		s.Set("", viewOf(t, "C a b=2 E a b"))
+		p.takes(map[bool]string{false: "C a b", true: "C b"}[delta]) // nothing is in doubt any more
+		p.takes("E b")
+		p.quiet()
+		if len(answers) < 2 || answers[0].Refused != "I do not like b" || answers[0].Node != "node" ||
+			answers[1].TypeURL != EndpointType || answers[1].Refused == "" || answers[2].Refused != "" {
+			t.Errorf("answers %+v", answers)
+		}
+	})
+}
+
+// Whoever gets a cluster gets its endpoints once more, whether or not it was waiting for them, and the same with routes
+// of listeners.
+func TestWarming(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{Patience: forEver})
+		p := connect(t, serve(t, s), delta)
+		s.Set("", viewOf(t, "C a b E a b L l=r m=q R r q"))
+		p.want("C")
+		p.takes("C a b")
+		p.want("E", "a", "b")
+		p.takes("E a b")
+		p.want("L")
+		p.takes("L l m")
+		p.want("R", "r", "q")
+		p.takes("R q r")
+		s.Set("", viewOf(t, "C a=1 b E a b L l=r m=q R r q"))
+		p.expect(map[bool]string{false: "C a b", true: "C a"}[delta])
+		p.takes("E a") // before the answer to the cluster: Envoy gives none until it has them
+		p.answer("C", "")
+		p.quiet()
+		s.Set("", viewOf(t, "C a=1 b E a b L l=r/1 m=q R r q"))
+		p.takes(map[bool]string{false: "L l m", true: "L l"}[delta])
+		p.takes("R r")
+		p.quiet()
+	})
+}
+
+// What is new comes before what refers to it, what is gone goes after what referred to it, and each waits for the
+// answer to the other.
+func TestOrder(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{Patience: forEver})
+		p := connect(t, serve(t, s), delta)
+		s.Set("", viewOf(t, "C a b E a b S s L l=r R r"))
+		p.want("C")
+		p.takes("C a b")
+		p.want("E", "a", "b", "c")
+		if p.takes(map[bool]string{false: "E a b", true: "E a b -c"}[delta]); delta {
+			p.want("S", "s", "z")
+			p.takes("S s -z")
+		} else {
+			p.want("S", "s")
+			p.takes("S s")
+		}
+		p.want("L")
+		p.takes("L l")
+		p.want("R", "r")
+		p.takes("R r")
+		s.Set("", viewOf(t, "C b c E b=1 c S s=1 L m=r R r=1"))
+		p.expect(map[bool]string{false: "C a b c", true: "C c"}[delta])
+		p.expect("E b c")
+		p.expect("S s")
+		p.answer("S", "")
+		p.answer("E", "")
+		p.quiet() // listeners wait for the clusters
+		p.answer("C", "")
+		p.expect(map[bool]string{false: "L m", true: "L m -l"}[delta])
+		p.expect("R r")
+		p.answer("R", "")
+		p.quiet() // and so does what goes
+		p.answer("L", "no")
+		if delta {
+			p.takes("C -a")
+			p.takes("E -a")
+		} else {
+			p.takes("C b c")
+		}
+		p.quiet()
+	})
+}
+
+// Changes while a response is not answered become one.
+func TestCoalesced(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{Patience: forEver})
+		p := connect(t, serve(t, s), delta)
+		s.Set("", viewOf(t, "E a b"))
+		p.want("E", "a", "b")
+		p.expect("E a b")
+		for i := range 5 {
+			s.Set("", viewOf(t, fmt.Sprintf("E a=%d b=%d", i, i)))
+		}
+		s.Set("", viewOf(t, "E a=9 b"))
+		p.quiet()
+		p.answer("E", "")
+		p.takes("E a")
+		p.quiet()
+	})
+}
+
+// A data plane that does not answer is told the latest all the same, after a while.
+func TestPatience(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{Patience: 50 * time.Millisecond})
+		p := connect(t, serve(t, s), delta)
+		s.Set("", viewOf(t, "C a E a L l"))
+		p.want("C")
+		p.want("L")
+		p.expect("C a")
+		p.expect("L l")
+		s.Set("", viewOf(t, "C b E a L m"))
+		p.expect(map[bool]string{false: "C a b", true: "C b"}[delta])
+		p.expect(map[bool]string{false: "L m", true: "L m -l"}[delta])
+		p.expect(map[bool]string{false: "C b", true: "C -a"}[delta])
+	})
+}
+
+// A data plane that neither reads nor answers holds nobody else.
+func TestSlowStream(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{Patience: 10 * time.Millisecond})
+		address := serve(t, s)
+		slow, quick := connect(t, address, delta), connect(t, address, delta)
+		long := strings.Repeat("x", 1<<20)
+		slow.want("C")
+		quick.want("C")
+		for i := range 20 { // far more than a connection buffers
+			s.Set("", viewOf(t, fmt.Sprint("C a=", i, long)))
+			quick.takes("C a")
+		}
+		if n := s.Streams(); n != 2 {
+			t.Errorf("%d streams", n)
+		}
+	})
+}
+
+// What no name asks for is all of clusters and listeners, and nothing of what they refer to, until a name was given.
+func TestNothingNamed(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{Patience: forEver})
+		p := connect(t, serve(t, s), delta)
+		s.Set("", viewOf(t, "C a b E a b"))
+		p.want("E")
+		p.want("C")
+		p.takes("C a b")
+		p.quiet()
+		if delta {
+			return
+		}
+		p.want("C", "*", "a")
+		p.takes("C a b")
+		p.want("C", "a")
+		p.quiet()
+		s.Set("", viewOf(t, "C a b=1 E a b"))
+		p.quiet()
+		p.want("C") // now it is nothing
+		p.quiet()
+		s.Set("", viewOf(t, "C a=1 b=2 E a b"))
+		p.quiet()
+		p.want("C", "b")
+		p.takes("C b")
+		p.want("C", "*")
+		p.takes("C a b")
+		p.want("E", "*")
+		p.takes("E a b")
+		p.quiet()
+	})
+}
+
+// Even where there is nothing, who waits for clusters or listeners is answered.
+func TestNothingThere(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{Patience: forEver})
+		p := connect(t, serve(t, s), delta)
+		s.Set("", View{})
+		p.want("C")
+		p.takes("C")
+		p.want("L")
+		p.takes("L")
+		p.want("E", "a")
+		if delta {
+			p.takes("E -a")
+		}
+		p.quiet()
+		s.Set("", viewOf(t, "E a"))
+		p.takes("E a")
+		p.quiet()
+	})
+}
+
+// An answer to an older response says nothing of the latest, and what it asks for is out of date.
+func TestStaleNonce(t *testing.T) {
+	s := New(Options{Patience: forEver})
+	p := connect(t, serve(t, s), false)
+	s.Set("", viewOf(t, "E a b c"))
+	p.want("E", "a")
+	p.takes("E a")
+	old := p.nonces["E"]
+	p.want("E", "a", "b")
+	p.expect("E b")
+	latest := p.nonces["E"]
+	p.nonces["E"] = old
+	p.want("E", "c")
+	p.quiet()
+	p.nonces["E"] = latest
+	p.want("E", "a", "c")
+	p.takes("E c")
+	p.quiet()
+}
+
+func TestDeltaSubscriptions(t *testing.T) {
+	s := New(Options{Patience: forEver})
+	p := connect(t, serve(t, s), true)
+	change := func(kind string, add, drop []string) {
+		t.Helper()
+		p.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: urlOf(kind), ResourceNamesSubscribe: add,
+			ResourceNamesUnsubscribe: drop})
+	}
+	s.Set("", viewOf(t, "C a b c E a b c"))
+	change("E", []string{"a"}, nil)
+	p.takes("E a")
+	change("E", []string{"a", "b"}, nil) // it may have forgotten a
+	p.takes("E a b")
+	change("E", []string{"c"}, []string{"a", "nobody asked"})
+	p.takes("E c")
+	s.Set("", viewOf(t, "C a b c E a=1 b c=1"))
+	p.takes("E c")
+	s.Set("", viewOf(t, "C a b c E b c=1"))
+	p.quiet()
+	s.Set("", viewOf(t, "C a b c E a=2 b"))
+	p.takes("E -c")
+	s.Set("", viewOf(t, "C a b c E a=2 b c=2"))
+	p.takes("E c")
+	change("E", nil, []string{"b", "c"})
+	p.quiet()
+	s.Set("", viewOf(t, "C a b c E b=1 c=3"))
+	p.quiet()
+
+	change("C", []string{"a"}, nil)
+	p.takes("C a")
+	change("C", []string{"*"}, nil)
+	p.takes("C b c")
+	change("C", []string{"b", "z"}, nil)
+	p.takes("C b -z")
+	change("C", nil, []string{"b", "z"}) // is it still among all?
+	p.takes("C b -z")
+	change("C", nil, []string{"*"})
+	p.quiet()
+	s.Set("", viewOf(t, "C a=1 b=1 c=1"))
+	p.takes("C a")
+	change("C", nil, []string{"a"})
+	p.quiet()
+	s.Set("", viewOf(t, "C a=2 b=2 c=2"))
+	p.quiet()
+}
+
+// A data plane that comes back says what it has, and is told the rest.
+func TestDeltaReconnect(t *testing.T) {
+	s := New(Options{Patience: forEver})
+	address := serve(t, s)
+	p := connect(t, address, true)
+	s.Set("", viewOf(t, "C a b c E a b c"))
+	p.want("C")
+	clusters := p.takes("C a b c").versions
+	p.want("E", "a", "b", "c")
+	endpoints := p.takes("E a b c").versions
+	s.Set("", viewOf(t, "C a b=1 d E a b c=1 d"))
+	p = connect(t, address, true)
+	// The order in which Envoy may ask; see the comment on forced pushes in istio's pilot/pkg/xds/delta.go.
+	p.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: EndpointType, ResourceNamesSubscribe: []string{"a", "b", "c"},
+		InitialResourceVersions: endpoints})
+	p.takes("E c")
+	p.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: ClusterType, InitialResourceVersions: clusters})
+	p.expect("C b d")
+	p.takes("E b") // b is warming
+	p.answer("C", "")
+	p.takes("C -c")
+	p.quiet()
+	p = connect(t, address, true)
+	p.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: ClusterType, ResourceNamesSubscribe: []string{"*"},
+		InitialResourceVersions: map[string]string{"a": clusters["a"]}})
+	p.takes("C b d")
+	p.quiet()
+}
+
+// Each node is told what its key is, and who has none is not served.
+func TestKeys(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{Patience: forEver, Key: func(_ context.Context, n *corev3.Node) (string, error) {
+			switch id := n.GetId(); id {
+			case "x", "y":
+				return id, nil
+			case "later":
+				return "", status.Error(codes.Unavailable, "not yet")
+			default:
+				return "", errors.New("who are you?")
+			}
+		}})
+		address := serve(t, s)
+		x, y := connectAs(t, address, delta, "x"), connectAs(t, address, delta, "y")
+		x.want("C")
+		y.want("C")
+		s.Set("x", viewOf(t, "C a b"))
+		x.takes("C a b")
+		s.Set("y", viewOf(t, "C b c"))
+		y.takes("C b c")
+		x.quiet()
+		s.Delete("x")
+		if err := x.ends(); status.Code(err) != codes.NotFound {
+			t.Error(err)
+		}
+		y.quiet()
+		for node, want := range map[string]codes.Code{"": codes.PermissionDenied, "later": codes.Unavailable} {
+			p := connectAs(t, address, delta, node)
+			p.want("C")
+			if err := p.ends(); status.Code(err) != want {
+				t.Errorf("%q: %v", node, err)
+			}
+		}
+		x = connectAs(t, address, delta, "x") // without a view, it waits
+		x.want("C")
+		s.Set("x", viewOf(t, "C a"))
+		x.takes("C a")
+	})
+}
+
+func TestBounds(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{})
+		s.Set("", View{})
+		address := serve(t, s)
+		many := func(n int) (names []string) {
+			for i := range n {
+				names = append(names, fmt.Sprint(i))
+			}
+			return names
+		}
+		long := func(n int) string { return strings.Repeat("x", n) }
+		for name, c := range map[string]struct {
+			do   func(p *peer)
+			want codes.Code
+		}{
+			"no type":        {func(p *peer) { p.want("") }, codes.InvalidArgument},
+			"names":          {func(p *peer) { p.want("E", many(maxNames+1)...) }, codes.ResourceExhausted},
+			"a long name":    {func(p *peer) { p.want("E", long(maxName+1)) }, codes.ResourceExhausted},
+			"a long id":      {func(p *peer) { p.node = long(maxID + 1); p.want("C") }, codes.ResourceExhausted},
+			"a long node":    {func(p *peer) { p.node = long(maxNode + 1); p.want("C") }, codes.ResourceExhausted},
+			"a long request": {func(p *peer) { p.want("E", long(MaxRequest)) }, codes.ResourceExhausted},
+			"types":          {func(p *peer) { p.types(maxTypes + 1) }, codes.ResourceExhausted},
+			"no node":        {func(p *peer) { p.said = true; p.types(1); p.want("") }, codes.InvalidArgument},
+		} {
+			p := connect(t, address, delta)
+			c.do(p)
+			if err := p.ends(); status.Code(err) != c.want {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if delta { // bit by bit
+			p := connect(t, address, delta)
+			for i := range 5 {
+				names := many(maxNames / 4)
+				for j := range names {
+					names[j] = fmt.Sprint(i, "-", j)
+				}
+				p.want("E", names...)
+			}
+			if err := p.ends(); status.Code(err) != codes.ResourceExhausted {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// types subscribes to n types.
+func (p *peer) types(n int) {
+	for i := range n {
+		p.want(fmt.Sprint("type", i))
+	}
+}
+
+func TestStamped(t *testing.T) {
+	sent := make(chan Sent, 10)
+	s := New(Options{Stamped: true, OnSent: func(x Sent) { sent <- x }})
+	p := connect(t, serve(t, s), true)
+	v := viewOf(t, "C a b")
+	v.Since = 42
+	s.Set("", v)
+	p.want("C")
+	g := p.takes("C a b")
+	x := <-sent
+	set, at, ok := TimesOf(g.version)
+	if set != 42 || at != x.Time || !ok || x.Nonce != g.nonce || x.Resources != 2 || x.Node != "node" ||
+		x.TypeURL != ClusterType {
+		t.Errorf("%q, %+v", g.version, x)
+	}
+	for _, plain := range []string{"", "k3-17", "k3-17 set=1", "k3-17 set=x sent=2"} {
+		if _, _, ok := TimesOf(plain); ok {
+			t.Errorf("%q has times", plain)
+		}
+	}
+}

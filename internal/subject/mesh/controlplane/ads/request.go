@@ -1,0 +1,244 @@
+package ads
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// What a data plane can make the server keep, or work through at once.
+const (
+	MaxRequest = 16 << 20 // bytes of a request
+
+	maxNode  = 1 << 20 // bytes of a node; Envoy's, which names its extensions, has some 30 KB
+	maxID    = 1024    // bytes of the id in it
+	maxNames = 1 << 17 // names of one type, in a request and in all
+	maxName  = 4096    // bytes of one
+	maxTypes = 32      // types on a stream
+	maxWrong = 2 << 20 // bytes of why a response is refused; the rest is cut off
+)
+
+// request is one of either variant, as far as the server reads it.
+type request struct {
+	delta bool
+
+	node    []byte // encoded
+	url     string
+	nonce   string
+	version string            // state of the world
+	names   []string          // deltas: to subscribe to
+	drop    []string          // deltas: to unsubscribe from
+	known   map[string]string // deltas: versions by name
+	refused bool
+	wrong   string
+
+	err error // a *status.Status's, where it cannot be read or is too much
+}
+
+// Codec is gRPC's own for messages, which also reads and writes what this package's streams work with. A gRPC server
+// with a Server must have it: grpc.ForceServerCodecV2(ads.Codec()).
+func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
+
+type codec struct{ encoding.CodecV2 }
+
+// Unmarshal implements encoding.CodecV2.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	r, ok := v.(*request)
+	if !ok {
+		return c.CodecV2.Unmarshal(data, v)
+	}
+	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer b.Free()
+	r.err = r.parse(b.ReadOnlyData())
+	return nil
+}
+
+// Marshal implements encoding.CodecV2. The bytes of resources are not copied.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if r, ok := v.(*response); ok {
+		return r.parts, nil
+	}
+	return c.CodecV2.Marshal(v)
+}
+
+// field is what a number means in a request.
+type field int
+
+const (
+	other field = iota
+	nodeField
+	urlField
+	nonceField
+	versionField
+	namesField
+	dropField
+	knownField
+	errorField
+)
+
+// fields are the numbers of DiscoveryRequest and DeltaDiscoveryRequest in discovery.proto.
+var fields = map[bool][8]field{
+	false: {1: versionField, 2: nodeField, 3: namesField, 4: urlField, 5: nonceField, 6: errorField},
+	true:  {1: nodeField, 2: urlField, 3: namesField, 4: dropField, 5: knownField, 6: nonceField, 7: errorField},
+}
+
+var errMalformed = status.Error(codes.InvalidArgument, "the request is malformed")
+
+func tooMuch(what string, most int) error {
+	return status.Errorf(codes.ResourceExhausted, "the request has more than %d %s", most, what)
+}
+
+// parse reads a request. The generated decoder would make a tree of the node each time, and take memory for names
+// before they could be counted.
+func (r *request) parse(b []byte) error {
+	meanings := fields[r.delta]
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return errMalformed
+		}
+		meaning := other
+		if int(number) < len(meanings) && kind == protowire.BytesType {
+			meaning = meanings[number]
+		}
+		if meaning == other {
+			m := protowire.ConsumeFieldValue(number, kind, b[n:])
+			if m < 0 {
+				return errMalformed
+			}
+			b = b[n+m:]
+			continue
+		}
+		value, m := protowire.ConsumeBytes(b[n:])
+		if m < 0 {
+			return errMalformed
+		}
+		if err := r.take(meaning, value); err != nil {
+			return err
+		}
+		b = b[n+m:]
+	}
+	return nil
+}
+
+func (r *request) take(f field, value []byte) error {
+	switch f {
+	case nodeField: // of several the parts are one message
+		if len(r.node)+len(value) > maxNode {
+			return tooMuch("bytes of a node", maxNode)
+		}
+		r.node = append(r.node, value...)
+	case urlField:
+		return text(&r.url, value)
+	case nonceField:
+		return text(&r.nonce, value)
+	case versionField:
+		return text(&r.version, value)
+	case namesField:
+		return name(&r.names, value)
+	case dropField:
+		return name(&r.drop, value)
+	case knownField:
+		return r.takeKnown(value)
+	case errorField:
+		r.refused = true
+		return r.takeError(value)
+	}
+	return nil
+}
+
+// takeKnown reads an entry of a map: a name and its version.
+func (r *request) takeKnown(b []byte) error {
+	var key, version string
+	err := each(b, func(number protowire.Number, value []byte) error {
+		switch number {
+		case 1:
+			return text(&key, value)
+		case 2:
+			return text(&version, value)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if r.known == nil {
+		r.known = map[string]string{}
+	}
+	if r.known[key] = version; len(r.known) > maxNames {
+		return tooMuch("versions", maxNames)
+	}
+	return nil
+}
+
+// takeError reads the message of a google.rpc.Status, which may be long.
+func (r *request) takeError(b []byte) error {
+	return each(b, func(number protowire.Number, value []byte) error {
+		if number == 2 {
+			if !utf8.Valid(value) {
+				return errMalformed
+			}
+			r.wrong = strings.ToValidUTF8(string(value[:min(len(value), maxWrong)]), "")
+		}
+		return nil
+	})
+}
+
+// each calls do for the fields of a message that have a length, and skips all others.
+func each(b []byte, do func(number protowire.Number, value []byte) error) error {
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return errMalformed
+		}
+		m := protowire.ConsumeFieldValue(number, kind, b[n:])
+		if m < 0 {
+			return errMalformed
+		}
+		if kind == protowire.BytesType {
+			value, _ := protowire.ConsumeBytes(b[n:])
+			if err := do(number, value); err != nil {
+				return err
+			}
+		}
+		b = b[n+m:]
+	}
+	return nil
+}
+
+func text(to *string, value []byte) error {
+	if len(value) > maxName {
+		return tooMuch("bytes of a name", maxName)
+	}
+	if !utf8.Valid(value) {
+		return errMalformed
+	}
+	*to = string(value)
+	return nil
+}
+
+func name(to *[]string, value []byte) error {
+	if len(*to) == maxNames {
+		return tooMuch("names", maxNames)
+	}
+	var s string
+	err := text(&s, value)
+	*to = append(*to, s)
+	return err
+}
+
+// stubs are the resources that a data plane says it has, by name and version alone.
+func (r *request) stubs() *Table {
+	list := make([]*Resource, 0, len(r.known))
+	for name, version := range r.known {
+		list = append(list, &Resource{name: name, version: version})
+	}
+	slices.SortFunc(list, func(a, b *Resource) int { return strings.Compare(a.name, b.name) })
+	return newTable(list)
+}

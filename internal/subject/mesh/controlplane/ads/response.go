@@ -1,0 +1,37 @@
+package ads
+
+import (
+	"google.golang.org/grpc/mem"
+)
+
+// response is one of either variant. Its parts are what it is on the wire: those of resources are shared.
+type response struct {
+	sub                *subscription
+	version            string
+	resources, removed int
+	parts              mem.BufferSlice
+	nonce              string
+}
+
+// encode makes the parts. version is what the response says, whichever field of the variant it is.
+func (r *response) encode(delta bool, version string, resources []*Resource, removed []string) {
+	r.resources, r.removed = len(resources), len(removed)
+	var b []byte
+	if version != "" {
+		b = appendString(b, fieldVersion, version)
+	}
+	b = appendString(b, fieldType, r.sub.url)
+	b = appendString(b, fieldNonce, r.nonce)
+	for _, name := range removed {
+		b = appendString(b, fieldRemoved, name)
+	}
+	r.parts = make(mem.BufferSlice, 0, len(resources)+1)
+	r.parts = append(r.parts, mem.SliceBuffer(b))
+	for _, x := range resources {
+		if delta {
+			r.parts = append(r.parts, x.delta)
+		} else {
+			r.parts = append(r.parts, x.world)
+		}
+	}
+}

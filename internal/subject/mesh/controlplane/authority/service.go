@@ -1,0 +1,195 @@
+package authority
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// Service signs certificates of agents that keep their keys to themselves, as
+// istio.v1.auth.IstioCertificateService/CreateCertificate. An agent shows a bootstrap token ("authorization: Bearer
+// TOKEN") the first time, and later the certificate that it has, by TLS. It gets a certificate of that very identity:
+// asking for another is refused and logged.
+//
+// Who asks is known before the request is read. Requests are bounded in size, kind of key and rate.
+type Service struct {
+	a       *Authority
+	tokens  *Tokens
+	signing *limits // by identity
+	refused *limits // by host: tokens that are not valid
+}
+
+// ServiceOptions are the bounds of a Service. The zero value will do.
+type ServiceOptions struct {
+	Rate  float64 // signatures per second and identity; default DefaultRate
+	Burst float64 // signatures at once and identity; default DefaultBurst
+}
+
+// The bounds of a Service where ServiceOptions say nothing.
+const (
+	DefaultRate  = 1
+	DefaultBurst = 20
+)
+
+// How often a host may show a token that is not valid: at once, and per second. What is beyond is refused without a
+// look at the token.
+const (
+	refusedBurst = 100
+	refusedRate  = 10
+)
+
+// NewService makes the service of an authority. Without tokens (nil) certificates are renewed only.
+func NewService(a *Authority, tokens *Tokens, o ServiceOptions) *Service {
+	if tokens == nil {
+		tokens = &Tokens{}
+	}
+	if o.Rate == 0 {
+		o.Rate = DefaultRate
+	}
+	if o.Burst == 0 {
+		o.Burst = DefaultBurst
+	}
+	return &Service{a, tokens, newLimits(o.Rate, o.Burst), newLimits(refusedRate, refusedBurst)}
+}
+
+// Register makes the service known to a gRPC server, which must use Authority.ServerTLS: tokens are taken over TLS
+// alone.
+func (s *Service) Register(r grpc.ServiceRegistrar) {
+	// A stream of one message each way is a plain call on the wire. In this form the peer is known before gRPC reads
+	// its message.
+	r.RegisterService(&grpc.ServiceDesc{
+		ServiceName: serviceName, HandlerType: (*any)(nil), Metadata: "security/v1alpha1/ca.proto",
+		Streams: []grpc.StreamDesc{{
+			StreamName: callName, ClientStreams: true, ServerStreams: true,
+			Handler: func(_ any, stream grpc.ServerStream) error { return s.serve(stream) },
+		}},
+	}, s)
+}
+
+func (s *Service) serve(stream grpc.ServerStream) error {
+	ctx := stream.Context()
+	who, token, err := s.authenticate(ctx)
+	if err != nil {
+		return err
+	}
+	if !s.signing.take(who) {
+		return status.Errorf(codes.ResourceExhausted, "too many certificates for %s: wait a while", who)
+	}
+	m := newRequest()
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	l, t, err := s.sign(who, token, readRequest(m))
+	if err != nil {
+		s.a.refuse(ctx, "%s a certificate: %s", who, shown(err.Error()))
+		return refusal(err)
+	}
+	return stream.SendMsg(responseMessage(l.pem, t.pem))
+}
+
+// refusal is the status of gRPC for a request that is not signed.
+func refusal(err error) error {
+	code := codes.InvalidArgument
+	switch {
+	case errors.Is(err, errOther):
+		code = codes.PermissionDenied
+	case errors.Is(err, errToken):
+		code = codes.Unauthenticated
+	}
+	return status.Error(code, err.Error())
+}
+
+// authenticate tells who asks, and the token by which it is known if it has no certificate.
+func (s *Service) authenticate(ctx context.Context) (string, *Token, error) {
+	id, err := s.a.Identity(ctx)
+	if err == nil {
+		err = s.a.check(id)
+	}
+	if err == nil {
+		return id, nil, nil
+	}
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.AuthInfo == nil || p.AuthInfo.AuthType() != "tls" {
+		return "", nil, status.Error(codes.Unauthenticated, "certificates are signed over TLS only")
+	}
+	host := hostOf(p.Addr)
+	if !s.refused.open(host) {
+		return "", nil, status.Error(codes.ResourceExhausted, "too many bootstrap tokens that are not valid: wait a while")
+	}
+	token, shown := bearer(ctx)
+	if shown {
+		if id, err = s.tokens.identity(token); err == nil {
+			err = s.a.check(id)
+		}
+		if err == nil {
+			return id, &token, nil
+		}
+	}
+	s.refused.take(host)
+	s.a.refuse(ctx, "a certificate: %s", err)
+	return "", nil, status.Error(codes.Unauthenticated, err.Error())
+}
+
+// bearer is the token of a call's metadata.
+func bearer(ctx context.Context) (Token, bool) {
+	for _, v := range metadata.ValueFromIncomingContext(ctx, "authorization") {
+		if token, ok := strings.CutPrefix(v, bearerPrefix); ok {
+			return Token(token), true
+		}
+	}
+	return "", false
+}
+
+const bearerPrefix = "Bearer "
+
+// sign checks a request, uses the token up and signs, with the trust of the moment.
+func (s *Service) sign(who string, token *Token, r request) (leaf, *trust, error) {
+	for _, wanted := range []string{r.subject, r.impersonated} {
+		if wanted != "" && wanted != who {
+			return leaf{}, nil, fmt.Errorf("%w, %s", errOther, shown(wanted))
+		}
+	}
+	key, err := parseRequest(r.csr, who)
+	if err != nil {
+		return leaf{}, nil, err
+	}
+	if token != nil {
+		if err := s.tokens.use(*token); err != nil {
+			return leaf{}, nil, err
+		}
+	}
+	life := s.a.o.Life
+	if r.seconds > 0 && r.seconds < int64(life/time.Second) {
+		life = time.Duration(r.seconds) * time.Second
+	}
+	for {
+		t := s.a.trust.Load()
+		l, err := s.a.sign(t, who, key, life)
+		if err != nil {
+			return leaf{}, nil, err
+		}
+		if s.a.note(t, l) {
+			return l, t, nil
+		}
+	}
+}
+
+// note keeps in mind until when an agent's certificate counts. It is false if the trust has changed since it was
+// signed.
+func (a *Authority) note(t *trust, l leaf) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.trust.Load() != t {
+		return false
+	}
+	a.signed.now = latest(a.signed.now, l.notAfter)
+	return true
+}

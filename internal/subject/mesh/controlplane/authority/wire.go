@@ -1,0 +1,116 @@
+package authority
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// Istio's certificate service as it is on the wire (istio.io/api, security/v1alpha1/ca.proto). Two messages of five
+// fields do not need the module.
+const (
+	serviceName = "istio.v1.auth.IstioCertificateService"
+	callName    = "CreateCertificate"
+	methodName  = "/" + serviceName + "/" + callName
+)
+
+// request is IstioCertificateRequest.
+type request struct {
+	csr          string // PEM
+	subject      string // optional: the identity that is wanted
+	seconds      int64  // optional: the life that is wanted
+	impersonated string // of metadata: another identity that is wanted
+}
+
+// impersonate is the key of metadata by which Istio's node proxies ask for identities of their workloads.
+const impersonate = "ImpersonatedIdentity"
+
+var messages = describe()
+
+func describe() protoreflect.MessageDescriptors {
+	type kind = descriptorpb.FieldDescriptorProto_Type
+	field := func(name string, number int32, k kind) *descriptorpb.FieldDescriptorProto {
+		return &descriptorpb.FieldDescriptorProto{
+			Name: &name, Number: &number, Type: &k, Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(),
+		}
+	}
+	text, number := descriptorpb.FieldDescriptorProto_TYPE_STRING, descriptorpb.FieldDescriptorProto_TYPE_INT64
+	metadata := field("metadata", 4, descriptorpb.FieldDescriptorProto_TYPE_MESSAGE)
+	metadata.TypeName = proto.String(".google.protobuf.Struct")
+	chain := field("cert_chain", 1, text)
+	chain.Label = descriptorpb.FieldDescriptorProto_LABEL_REPEATED.Enum()
+	structs := structpb.File_google_protobuf_struct_proto
+	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
+		Name: proto.String("tare/istio_certificate_service.proto"), Package: proto.String("istio.v1.auth"),
+		Syntax: proto.String("proto3"), Dependency: []string{structs.Path()},
+		MessageType: []*descriptorpb.DescriptorProto{{
+			Name: proto.String("IstioCertificateRequest"), Field: []*descriptorpb.FieldDescriptorProto{
+				field("csr", 1, text), field("subject_id", 2, text), field("validity_duration", 3, number), metadata,
+			},
+		}, {
+			Name: proto.String("IstioCertificateResponse"), Field: []*descriptorpb.FieldDescriptorProto{chain},
+		}},
+	}, protoregistry.GlobalFiles)
+	if err != nil {
+		panic(err) // the description above is wrong, and each test would show it
+	}
+	return file.Messages()
+}
+
+func newRequest() *dynamicpb.Message  { return dynamicpb.NewMessage(messages.Get(0)) }
+func newResponse() *dynamicpb.Message { return dynamicpb.NewMessage(messages.Get(1)) }
+
+func get(m *dynamicpb.Message, name protoreflect.Name) protoreflect.Value {
+	return m.Get(m.Descriptor().Fields().ByName(name))
+}
+
+func set(m *dynamicpb.Message, name protoreflect.Name, v any) {
+	m.Set(m.Descriptor().Fields().ByName(name), protoreflect.ValueOf(v))
+}
+
+func readRequest(m *dynamicpb.Message) request {
+	r := request{
+		csr: get(m, "csr").String(), subject: get(m, "subject_id").String(), seconds: get(m, "validity_duration").Int(),
+	}
+	metadata := get(m, "metadata").Message()
+	fields := metadata.Get(metadata.Descriptor().Fields().ByName("fields")).Map()
+	if v := fields.Get(protoreflect.ValueOfString(impersonate).MapKey()); v.IsValid() {
+		value := v.Message()
+		r.impersonated = value.Get(value.Descriptor().Fields().ByName("string_value")).String()
+	}
+	return r
+}
+
+func requestMessage(r request) proto.Message {
+	m := newRequest()
+	set(m, "csr", r.csr)
+	set(m, "validity_duration", r.seconds)
+	return m
+}
+
+func responseMessage(chain ...[]byte) proto.Message {
+	m := newResponse()
+	list := m.Mutable(m.Descriptor().Fields().ByName("cert_chain")).List()
+	for _, text := range chain {
+		list.Append(protoreflect.ValueOfString(string(text)))
+	}
+	return m
+}
+
+// readResponse gives the certificate and the roots: the first and the last element.
+func readResponse(m *dynamicpb.Message) (chain, roots []byte, err error) {
+	list := get(m, "cert_chain").List()
+	if list.Len() < 2 {
+		return nil, nil, fmt.Errorf("the answer has %d certificates, and needs one and its root", list.Len())
+	}
+	for i := range list.Len() - 1 {
+		chain = append(chain, list.Get(i).String()...)
+	}
+	return chain, []byte(list.Get(list.Len() - 1).String()), nil
+}

@@ -1,0 +1,207 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"google.golang.org/protobuf/proto"
+
+	"tare/internal/fault"
+	"tare/internal/role"
+	"tare/internal/subject/mesh/controlplane/ads"
+)
+
+// started is a control plane as its parent sees it.
+func started(t *testing.T, file string) (conn *role.Conn, end func() error) {
+	t.Helper()
+	input, toChild := io.Pipe()
+	fromChild, output := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := Run(context.Background(), Settings{File: file, Listen: "127.0.0.1:0"}, role.NewConn(input, output))
+		output.Close()
+		ended <- err
+	}()
+	end = func() error {
+		toChild.Close()
+		go io.Copy(io.Discard, fromChild)
+		return <-ended
+	}
+	return role.NewConn(fromChild, toChild), end
+}
+
+func TestRun(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "mesh.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("services: [{name: a, address: 10.0.0.1:80, endpoints: [{address: 127.0.0.1:1}]}]")
+	conn, end := started(t, file)
+	var r Ready
+	if err := conn.Expect(role.Ready, &r, nil); err != nil {
+		t.Fatal(err)
+	}
+	if r.Clusters != 1 || r.Endpoints != 1 || r.Listeners != 1 || r.Config != file {
+		t.Errorf("ready %+v", r)
+	}
+	logged := func(want string) {
+		t.Helper()
+		m, err := conn.Receive()
+		if err != nil || m.Event != role.Log || !strings.Contains(string(m.Data), want) {
+			t.Errorf("got %s %s, %v; want %s", m.Event, m.Data, err, want)
+		}
+	}
+	write("services: [{name: a}, {name: b}]")
+	logged("2 clusters, 2 endpoint assignments, 0 listeners")
+	write("services: [{}]")
+	logged("the configuration stays as it was")
+	var d Done
+	if err := conn.Send(SetEvent, Config{Services: []Service{{Name: "x", Endpoints: []Endpoint{{Address: "127.0.0.1:1"}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Expect(SetEvent, &d, nil); err != nil || d.Time == 0 {
+		t.Errorf("set: %+v, %v", d, err)
+	}
+	if err := conn.Send(SetEvent, Config{Services: []Service{{}}}); err != nil {
+		t.Fatal(err)
+	}
+	var wrong *fault.Error
+	if err := conn.Expect(SetEvent, &d, nil); !errors.As(err, &wrong) || wrong.Code != fault.Usage {
+		t.Errorf("a wrong configuration: %v", err)
+	}
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A kind of which nothing changed keeps its version, and so do resources that are the same in other words.
+func TestVersions(t *testing.T) {
+	s := New(Options{})
+	defer s.Close()
+	set := func(text string) (versions [3]string) {
+		t.Helper()
+		r, err := Parse("c.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Set(context.Background(), r); err != nil {
+			t.Fatal(err)
+		}
+		for i, url := range []string{ads.ClusterType, ads.EndpointType, ads.ListenerType} {
+			versions[i] = s.last[everyone].tables[url].Version()
+		}
+		return versions
+	}
+	const one = "services: [{name: a, address: 10.0.0.1:80, endpoints: [{address: 127.0.0.1:1}]}]"
+	first := set(one)
+	if again := set(one + " # the same"); again != first {
+		t.Errorf("the same has versions %v and %v", first, again)
+	}
+	other := set("services: [{name: a, address: 10.0.0.1:80, endpoints: [{address: 127.0.0.1:2}]}]")
+	if other[0] != first[0] || other[1] == first[1] || other[2] != first[2] {
+		t.Errorf("other endpoints have versions %v after %v", other, first)
+	}
+	if _, err := s.Set(context.Background(), func() Resources {
+		r, _ := Parse("", []byte(one))
+		r.Clusters = append(r.Clusters, r.Clusters[0])
+		return r
+	}()); err == nil {
+		t.Error("a cluster that is given twice is taken")
+	}
+}
+
+// What is built upon the tables before is what a server would have that never had others.
+func TestTables(t *testing.T) {
+	services := func(text string) []*endpointv3.ClusterLoadAssignment {
+		t.Helper()
+		var list []*endpointv3.ClusterLoadAssignment
+		for _, word := range strings.Fields(text) { // name=port
+			name, port, _ := strings.Cut(word, "=")
+			n, err := strconv.Atoi(port)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := Parse("c.yaml", fmt.Appendf(nil, "services: [{name: %s, endpoints: [{address: \"127.0.0.1:%d\"}]}]", name, n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, r.Endpoints...)
+		}
+		return list
+	}
+	set := func(s *Server, list []*endpointv3.ClusterLoadAssignment) *ads.Table {
+		t.Helper()
+		if _, err := s.Set(context.Background(), Resources{Endpoints: list}); err != nil {
+			t.Fatal(err)
+		}
+		return s.last[everyone].tables[ads.EndpointType]
+	}
+	s := New(Options{})
+	defer s.Close()
+	for i, text := range []string{"a=1 b=2 c=3", "a=1 b=9 c=3", "b=9 a=1 c=3", "a=1 c=4", "a=1 c=4 d=5", "a=2 c=5 d=6", "a=2 e=5 d=6", "", "", "a=1"} {
+		list, before := services(text), s.last[everyone].resources.Endpoints
+		for j := range list { // what is the same stays the very message
+			for _, m := range before {
+				if proto.Equal(list[j], m) {
+					list[j] = m
+				}
+			}
+		}
+		got := set(s, list)
+		anew := New(Options{})
+		want := set(anew, list)
+		anew.Close()
+		if got.Version() != want.Version() || got.Len() != len(list) {
+			t.Errorf("%d: %q: version %s of %d; a server that is new: %s", i, text, got.Version(), got.Len(), want.Version())
+		}
+		for _, m := range list {
+			if a, b := got.Get(m.GetClusterName()), want.Get(m.GetClusterName()); a == nil || a.Version() != b.Version() {
+				t.Errorf("%d: %q: %s is %+v, not %+v", i, text, m.GetClusterName(), a, b)
+			}
+		}
+	}
+}
+
+// Keys share what is the same for them, and one that is not there any more ends.
+func TestSetAll(t *testing.T) {
+	s := New(Options{})
+	defer s.Close()
+	parse := func(text string) Resources {
+		t.Helper()
+		r, err := Parse("c.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	one, two := parse("services: [{name: a}, {name: b}]"), parse("services: [{name: a}, {name: b}]")
+	two.Clusters = two.Clusters[:1]
+	for _, all := range []map[string]Resources{{"x": one, "y": two}, {"y": two, "z": one}} {
+		if _, err := s.SetAll(context.Background(), all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	y, z := s.last["y"].tables, s.last["z"].tables
+	if len(s.last) != 2 || y[ads.EndpointType] != z[ads.EndpointType] || y[ads.ClusterType].Len() != 1 ||
+		y[ads.ClusterType].Get("a") != z[ads.ClusterType].Get("a") {
+		t.Errorf("%+v", s.last)
+	}
+	one.Clusters = append(one.Clusters, one.Clusters[0])
+	if _, err := s.SetAll(context.Background(), map[string]Resources{"x": one}); err == nil || len(s.last) != 2 {
+		t.Errorf("a cluster that is given twice is taken, or changes something: %v, %+v", err, s.last)
+	}
+}

@@ -1,0 +1,313 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"tare/internal/fault"
+	"tare/internal/subject/mesh/controlplane/ads"
+	"tare/internal/subject/mesh/controlplane/authority"
+	"tare/internal/subject/mesh/controlplane/proxyconfig"
+)
+
+const secureMesh = `
+mtls: strict
+discovery: policy
+services:
+  - {name: api, protocol: http, identity: api, access: [{from: [web]}], endpoints: [{address: 127.0.0.1:9001}]}
+proxies:
+  - {id: web-1, identity: web, outbound: {api: 127.0.0.1:9002}}
+  - {id: api-1, identity: api, inbound: {api: {listen: 127.0.0.1:9001, to: 127.0.0.1:9000}}, outbound: {}}
+`
+
+func compiled(t *testing.T, text string) *proxyconfig.Mesh {
+	t.Helper()
+	m, err := proxyconfig.Parse("mesh.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// served is a control plane at work, and its address. The test ends it.
+func served(t *testing.T, text string, o PlaneOptions) (*Plane, string) {
+	t.Helper()
+	p, err := NewPlane(t.Context(), compiled(t, text), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Listens(l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() { ended <- p.Run(ctx) }()
+	go func() { ended <- p.Serve(l) }()
+	t.Cleanup(func() {
+		cancel()
+		p.Close()
+		for range 2 {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return p, l.Addr().String()
+}
+
+// ask asks as a node for resources of a type, and gives what came first by name.
+func ask(t *testing.T, address string, c credentials.TransportCredentials, node, typeURL string, names ...string) (map[string][]byte, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// A server that refuses may end the stream before the request is out: then Recv has the reason.
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{
+		Node: &corev3.Node{Id: node}, TypeUrl: typeURL, ResourceNamesSubscribe: names,
+	}); err != nil && err != io.EOF {
+		return nil, err
+	}
+	r, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	got := map[string][]byte{}
+	for _, x := range r.GetResources() {
+		got[x.GetName()] = x.GetResource().GetValue()
+	}
+	return got, nil
+}
+
+// as are the credentials of a client of an identity.
+func as(t *testing.T, p *Plane, identity string) credentials.TransportCredentials {
+	t.Helper()
+	id, err := authority.Identity(p.Authority().TrustDomain(), identity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.Authority().Credentials(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return credentials.NewTLS(authority.ClientTLS(func() (authority.Credentials, error) { return c, nil },
+		authority.ControlPlane(p.Authority().TrustDomain())))
+}
+
+// withoutCertificate is the TLS of a client that trusts the control plane and shows nothing of itself.
+func withoutCertificate(t *testing.T, p *Plane) *tls.Config {
+	t.Helper()
+	return authority.ClientTLS(func() (authority.Credentials, error) {
+		return authority.Credentials{Roots: p.Authority().RootsPEM()}, nil
+	}, authority.ControlPlane(p.Authority().TrustDomain()))
+}
+
+// TestPlaneTellsOnlyOwn: a proxy is told what concerns it and its own secrets, by its certificate alone.
+func TestPlaneTellsOnlyOwn(t *testing.T) {
+	p, address := served(t, secureMesh, PlaneOptions{})
+	for node, c := range map[string]struct {
+		identity string
+		clusters []string
+	}{
+		"web-1": {"web", []string{"api"}},
+		"api-1": {"api", []string{"inbound:api"}},
+	} {
+		got, err := ask(t, address, as(t, p, c.identity), node, ads.ClusterType)
+		if err != nil || !slices.Equal(slices.Sorted(maps.Keys(got)), c.clusters) {
+			t.Errorf("%s is told of %v, %v; want %v", node, slices.Sorted(maps.Keys(got)), err, c.clusters)
+		}
+		secrets, err := ask(t, address, as(t, p, c.identity), node, ads.SecretType, "identity", "roots")
+		if err != nil || len(secrets) != 2 {
+			t.Fatalf("%s: secrets %v, %v", node, slices.Sorted(maps.Keys(secrets)), err)
+		}
+		var s tlsv3.Secret
+		if err := proto.Unmarshal(secrets["identity"], &s); err != nil {
+			t.Fatal(err)
+		}
+		own, err := p.Authority().Credentials("spiffe://mesh.local/ns/default/sa/" + c.identity)
+		if err != nil || !bytes.Equal(s.GetTlsCertificate().GetCertificateChain().GetInlineBytes(), own.Chain) {
+			t.Errorf("the certificate of %s is another's: %v", node, err)
+		}
+	}
+	for name, c := range map[string]struct {
+		with credentials.TransportCredentials
+		node string
+		code codes.Code
+	}{
+		"another's node":   {as(t, p, "web"), "api-1", codes.PermissionDenied},
+		"no such node":     {as(t, p, "web"), "web-2", codes.PermissionDenied},
+		"no node":          {as(t, p, "web"), "", codes.PermissionDenied},
+		"no certificate":   {credentials.NewTLS(withoutCertificate(t, p)), "web-1", codes.Unauthenticated},
+		"in the clear":     {insecure.NewCredentials(), "web-1", codes.Unavailable},
+		"another identity": {as(t, p, "other"), "web-1", codes.PermissionDenied},
+	} {
+		got, err := ask(t, address, c.with, c.node, ads.ClusterType)
+		if status.Code(err) != c.code {
+			t.Errorf("%s: %v, %v; want %v", name, got, err, c.code)
+		}
+	}
+}
+
+// TestPlaneInTheClear: without certificates proxies are told apart by the names of their nodes.
+func TestPlaneInTheClear(t *testing.T) {
+	p, address := served(t, strings.Replace(secureMesh, "strict", "off", 1), PlaneOptions{Credentials: t.TempDir()})
+	got, err := ask(t, address, insecure.NewCredentials(), "web-1", ads.ClusterType)
+	if err != nil || len(got) != 1 || got["api"] == nil {
+		t.Errorf("%v, %v", slices.Sorted(maps.Keys(got)), err)
+	}
+	if _, err := ask(t, address, insecure.NewCredentials(), "other", ads.ClusterType); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a stranger: %v", err)
+	}
+	if _, err := p.Set(t.Context(), compiled(t, secureMesh)); err == nil || !strings.Contains(err.Error(), "mtls") {
+		t.Errorf("certificates appeared while it runs: %v", err)
+	}
+	// A mesh without proxies is told to every node, and one with them again to its own alone.
+	for i, text := range []string{"services: [{name: a}]", strings.Replace(secureMesh, "strict", "off", 1)} {
+		if _, err := p.Set(t.Context(), compiled(t, text)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ask(t, address, insecure.NewCredentials(), "anybody", ads.ClusterType)
+		if told := err == nil && got["a"] != nil; told != (i == 0) {
+			t.Errorf("%d: anybody is told %v, %v", i, slices.Sorted(maps.Keys(got)), err)
+		}
+	}
+}
+
+// TestPlaneCredentials: the files of proxies are private, have no key where none belongs, and are replaced before they
+// end.
+func TestPlaneCredentials(t *testing.T) {
+	dir, roots := t.TempDir(), t.TempDir()
+	for _, d := range []string{dir, roots} {
+		if err := os.Chmod(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var fresh []byte
+	for range 2 { // the second is the control plane started again, which proxies still trust
+		t.Run("", func(t *testing.T) {
+			p, _ := served(t, secureMesh, PlaneOptions{Credentials: dir, Roots: roots, Life: 4 * time.Second})
+			if fresh != nil && !bytes.Equal(fresh, p.Authority().RootsPEM()) {
+				t.Error("the roots are others after a restart")
+			}
+			fresh = p.Authority().RootsPEM()
+			for _, name := range []string{EnvoyBootstrapFile, authority.EnvoyIdentityFile, authority.EnvoyRootsFile} {
+				file := filepath.Join(dir, "web-1", name)
+				info, err := os.Stat(file)
+				if err != nil || info.Mode().Perm() != 0o600 {
+					t.Fatalf("%s: %v, %v", name, info, err)
+				}
+				text, err := os.ReadFile(file)
+				if has := bytes.Contains(text, []byte("privateKey")); err != nil || has != (name == authority.EnvoyIdentityFile) {
+					t.Errorf("%s has a key: %v; %v", name, has, err)
+				}
+			}
+			identity := filepath.Join(dir, "web-1", authority.EnvoyIdentityFile)
+			first, err := os.ReadFile(identity)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+				now, err := os.ReadFile(identity)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(now, first) {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatal("the certificate was not replaced")
+				}
+			}
+		})
+	}
+}
+
+// TestPlaneRefusesDirectories: a directory that others can write, and an id that leads out of it.
+func TestPlaneRefusesDirectories(t *testing.T) {
+	open := t.TempDir()
+	if err := os.Chmod(open, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	own := t.TempDir()
+	for name, c := range map[string]struct{ dir, id string }{
+		"others can write": {open, "web-1"}, "up": {own, ".."}, "elsewhere": {own, "../x"}, "absolute": {own, "/x"},
+	} {
+		text := strings.ReplaceAll(secureMesh, "id: web-1", "id: "+c.id)
+		p, err := NewPlane(t.Context(), compiled(t, text), PlaneOptions{Credentials: c.dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Listens("127.0.0.1:1"); fault.CodeOf(err) != fault.Usage {
+			t.Errorf("%s: %v", name, err)
+		}
+		p.Close()
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(own), "x")); err == nil {
+		t.Error("a file was written elsewhere")
+	}
+}
+
+// TestPlaneTokens: an agent with a token gets a certificate for a key of its own, and is told by that; the token is of
+// no use a second time, nor for another identity.
+func TestPlaneTokens(t *testing.T) {
+	var tokens authority.Tokens
+	p, address := served(t, secureMesh, PlaneOptions{Tokens: &tokens})
+	const web, api = "spiffe://mesh.local/ns/default/sa/web", "spiffe://mesh.local/ns/default/sa/api"
+	token, err := tokens.New(web, time.Minute, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := func(id string) (authority.Credentials, error) {
+		a := authority.Agent{Address: address, Identity: id, Roots: p.Authority().RootsPEM(), Token: token}
+		return a.Request(t.Context(), authority.Credentials{})
+	}
+	if _, err := request(api); status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated {
+		t.Errorf("a token of web asks for api: %v", err)
+	}
+	if token, err = tokens.New(web, time.Minute, false); err != nil {
+		t.Fatal(err)
+	}
+	c, err := request(web)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := credentials.NewTLS(authority.ClientTLS(func() (authority.Credentials, error) { return c, nil },
+		authority.ControlPlane(p.Authority().TrustDomain())))
+	if got, err := ask(t, address, own, "web-1", ads.ClusterType); err != nil || got["api"] == nil {
+		t.Errorf("the agent's certificate: %v, %v", got, err)
+	}
+	if _, err := request(web); err == nil {
+		t.Error("a token was taken twice")
+	}
+}

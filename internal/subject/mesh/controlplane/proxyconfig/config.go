@@ -1,0 +1,196 @@
+// Package proxyconfig compiles a mesh file into what each proxy of the mesh is told, as Envoy's resources.
+package proxyconfig
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"unicode/utf8"
+
+	"github.com/goccy/go-yaml"
+
+	"tare/internal/fault"
+)
+
+// Config is what a mesh file says: services in plain words, who serves and calls them, and resources as Envoy has them.
+// A mesh without proxies is told to every node alike.
+type Config struct {
+	TrustDomain string           `json:"trust_domain" yaml:"trust_domain"` // of identities; default mesh.local
+	MTLS        string           `json:"mtls" yaml:"mtls"`                 // off (default), permissive or strict
+	Discovery   string           `json:"discovery" yaml:"discovery"`       // permissive (default) or policy
+	Services    []Service        `json:"services" yaml:"services"`
+	Proxies     []Proxy          `json:"proxies" yaml:"proxies"`
+	Ingress     []Ingress        `json:"ingress" yaml:"ingress"`
+	Resources   []map[string]any `json:"resources" yaml:"resources"` // each with its "@type"
+}
+
+// Service is an address and what serves it: endpoints of its own, or other services by weight. Without an address it is
+// only there to be named by others, or reached at addresses of the proxies.
+type Service struct {
+	Name           string            `json:"name" yaml:"name"`
+	Address        string            `json:"address" yaml:"address"`
+	Protocol       string            `json:"protocol" yaml:"protocol"` // tcp (default), udp, http, http2 or grpc
+	Identity       string            `json:"identity" yaml:"identity"` // ACCOUNT or NAMESPACE/ACCOUNT: as whom it answers
+	Policy         string            `json:"policy" yaml:"policy"`     // round-robin (default) or random
+	MaxConnections uint32            `json:"max_connections" yaml:"max_connections"`
+	ConnectTimeout string            `json:"connect_timeout" yaml:"connect_timeout"` // such as 250ms; default 5s
+	Endpoints      []Endpoint        `json:"endpoints" yaml:"endpoints"`
+	Zones          map[string]uint32 `json:"zones" yaml:"zones"`   // weights of zones against each other
+	Split          map[string]uint32 `json:"split" yaml:"split"`   // other services and their weights
+	Routes         []Route           `json:"routes" yaml:"routes"` // HTTP: the first that matches
+	Access         []Access          `json:"access" yaml:"access"` // which identities may call it
+	Allow          []Rule            `json:"allow" yaml:"allow"`   // only these connections
+	Deny           []Rule            `json:"deny" yaml:"deny"`     // all but these
+}
+
+// Endpoint is one place that serves.
+type Endpoint struct {
+	Address  string `json:"address" yaml:"address"` // IP:port, or host:port, all of whose addresses serve
+	Weight   uint32 `json:"weight" yaml:"weight"`   // default 1
+	Health   string `json:"health" yaml:"health"`   // healthy (default), unhealthy or draining
+	Priority uint32 `json:"priority" yaml:"priority"`
+	Zone     string `json:"zone" yaml:"zone"`
+}
+
+// Route is the requests that match, and where they go.
+type Route struct {
+	Name    string            `json:"name" yaml:"name"` // for access lists
+	Match   Match             `json:"match" yaml:"match"`
+	To      map[string]uint32 `json:"to" yaml:"to"`           // services and their weights; default: the service itself
+	Timeout string            `json:"timeout" yaml:"timeout"` // of the whole request, such as 2s; default: none
+	Retries Retries           `json:"retries" yaml:"retries"`
+}
+
+// Match is requests of a path, a method and headers; what is empty holds for all.
+type Match struct {
+	Path    string            `json:"path" yaml:"path"`     // exactly, without the query
+	Prefix  string            `json:"prefix" yaml:"prefix"` // of the path, letter by letter
+	Regex   string            `json:"regex" yaml:"regex"`   // RE2, of the whole path without the query
+	Method  string            `json:"method" yaml:"method"`
+	Headers map[string]string `json:"headers" yaml:"headers"` // exactly; "*": any value
+}
+
+// Retries is how often a request is tried again, and after which failures.
+type Retries struct {
+	Attempts uint32 `json:"attempts" yaml:"attempts"` // after the first one
+	// On are Envoy's words for failures, or status codes; default connect-failure and refused-stream.
+	On []string `json:"on" yaml:"on"`
+}
+
+// Access is who may call what.
+type Access struct {
+	From   []string `json:"from" yaml:"from"`     // identities; "*": all of the trust domain
+	Routes []string `json:"routes" yaml:"routes"` // by name; default: all requests
+}
+
+// Rule is connections by where they come from and go to; what is empty holds for all.
+type Rule struct {
+	From  []string `json:"from" yaml:"from"`   // addresses or prefixes
+	To    []string `json:"to" yaml:"to"`       // the same
+	Ports []string `json:"ports" yaml:"ports"` // of the destination: 80, or 8000-8999
+}
+
+// Proxy is one proxy: whose it is, what it serves and where its application calls services.
+type Proxy struct {
+	ID       string             `json:"id" yaml:"id"` // of its node
+	Identity string             `json:"identity" yaml:"identity"`
+	Inbound  map[string]Inbound `json:"inbound" yaml:"inbound"` // by service
+	// Outbound is where services are reached, as IP:port by service. Given, no others are reached through the proxy;
+	// nil: each is at its own address.
+	Outbound map[string]string `json:"outbound" yaml:"outbound"`
+}
+
+// Inbound is where a proxy takes connections of a service, and where its application does.
+type Inbound struct {
+	Listen string `json:"listen" yaml:"listen"` // IP:port
+	To     string `json:"to" yaml:"to"`         // IP:port or host:port
+}
+
+// Ingress is a listener for callers from outside the mesh, who have no identity.
+type Ingress struct {
+	Service string `json:"service" yaml:"service"`
+	Listen  string `json:"listen" yaml:"listen"` // IP:port
+	Proxy   string `json:"proxy" yaml:"proxy"`   // where it is: one that serves it, or one that calls it
+	TLS     bool   `json:"tls" yaml:"tls"`       // by the proxy's certificate; callers need none
+}
+
+// maxFile bounds a configuration file: some 200,000 endpoints.
+const maxFile = 64 << 20
+
+// Example is a small configuration, for the hint of an error.
+const Example = "services: [{name: web, address: 10.96.0.1:80, endpoints: [{address: 127.0.0.1:8080, weight: 3}]}]"
+
+// ReadFile reads and compiles a mesh file.
+func ReadFile(path string) (*Mesh, error) {
+	const mend, what = "name a file with --config", "the configuration cannot be read"
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("it has more than %d MiB", maxFile>>20)
+	}
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
+	}
+	return Parse(path, data)
+}
+
+// Parse compiles a configuration in YAML; name is the file's, for errors. Whatever is wrong with it is a *fault.Error
+// of code Usage that has the line.
+func Parse(name string, data []byte) (*Mesh, error) {
+	var c Config
+	if line := tooDeep(data); line > 0 {
+		return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d", name, line), Example,
+			"brackets or lists are nested more than %d deep", maxDepth)
+	}
+	if !utf8.Valid(data) {
+		return nil, fault.New(fault.Usage, name, Example, "this is no text in UTF-8")
+	}
+	if err := yaml.UnmarshalWithOptions(data, &c, yaml.Strict()); err != nil && !errors.Is(err, io.EOF) {
+		var at yaml.Error
+		if errors.As(err, &at) && at.GetToken() != nil && at.GetToken().Position != nil {
+			where := fmt.Sprintf("%s:%d", name, at.GetToken().Position.Line)
+			return nil, fault.New(fault.Usage, where, Example, "%s", at.GetMessage())
+		}
+		return nil, fault.New(fault.Usage, name, Example, "%s", err)
+	}
+	m, err := c.Compile()
+	if err != nil {
+		if line := lineOf(data, err); line > 0 {
+			name = fmt.Sprintf("%s:%d", name, line)
+		}
+		return nil, fault.Wrap(err, fault.Usage, name, Example, "the configuration is wrong")
+	}
+	return m, nil
+}
+
+// maxDepth is far more than a configuration needs. The YAML parser takes time by the square of the depth.
+const maxDepth = 100
+
+// tooDeep is the line at which brackets, or lists that begin on it ("- - -"), nest deeper than maxDepth; 0: none does.
+func tooDeep(data []byte) int {
+	brackets := 0
+	for i, line := range bytes.Split(data, []byte("\n")) {
+		lists := 0
+		for rest, more := line, true; more; lists++ {
+			rest, more = bytes.CutPrefix(bytes.TrimLeft(rest, " \t"), []byte("-"))
+		}
+		for _, c := range line {
+			switch c {
+			case '[', '{':
+				brackets++
+			case ']', '}':
+				brackets = max(0, brackets-1)
+			}
+			if brackets > maxDepth || lists > maxDepth {
+				return i + 1
+			}
+		}
+	}
+	return 0
+}

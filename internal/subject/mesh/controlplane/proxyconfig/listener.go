@@ -1,0 +1,343 @@
+package proxyconfig
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	xdscorev3 "github.com/cncf/xds/go/xds/core/v3"
+	matcherv3 "github.com/cncf/xds/go/xds/type/matcher/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
+	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	udpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/udp/udp_proxy/v3"
+	networkinputsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/matching/common_inputs/network/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// outbound is the listener where the service is called, at one of its addresses; each is made once.
+func (s *service) outbound(address string) (*listenerv3.Listener, error) {
+	if l := s.listeners[address]; l != nil {
+		return l, nil
+	}
+	at, ip, err := listenAt(address, s.protocol)
+	if err != nil {
+		return nil, err
+	}
+	l := &listenerv3.Listener{Name: s.Name, Address: at}
+	cells, err := s.judge(ip)
+	if err != nil {
+		return nil, err
+	}
+	if s.protocol == protocolUDP {
+		l.ListenerFilters, err = s.datagrams(cells)
+	} else {
+		var filters []*listenerv3.Filter
+		if s.protocol.http() {
+			filters, err = httpFilters(s.Name, s.Name, manager{})
+		} else {
+			filters, err = tcpFilters(s.Name, s.weights(), false)
+		}
+		l.FilterChains = chains(cells, filters)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.listeners[address] = l
+	return l, nil
+}
+
+// chains has connections of allowed cells go through filters, and the others closed: Envoy closes what a chain without
+// filters takes as soon as it is accepted.
+func chains(cells []cell, filters []*listenerv3.Filter) (out []*listenerv3.FilterChain) {
+	type kind struct {
+		to      netip.Prefix
+		allowed bool
+		all     bool // of sources
+	}
+	at := map[kind]*listenerv3.FilterChain{}
+	for _, c := range cells {
+		k := kind{c.to, c.allowed, !c.from.IsValid()}
+		chain := at[k]
+		if chain == nil {
+			chain = &listenerv3.FilterChain{}
+			if c.allowed {
+				chain.Filters = filters
+			}
+			if c.to.IsValid() || c.from.IsValid() {
+				chain.FilterChainMatch = &listenerv3.FilterChainMatch{PrefixRanges: ranges(c.to)}
+			}
+			at[k] = chain
+			out = append(out, chain)
+		}
+		if c.from.IsValid() {
+			chain.FilterChainMatch.SourcePrefixRanges = append(chain.FilterChainMatch.SourcePrefixRanges, ranges(c.from)...)
+		}
+	}
+	return out
+}
+
+// filter is a network filter of a listener.
+func filter(name string, config proto.Message) (*listenerv3.Filter, error) {
+	a, err := packed(config)
+	return &listenerv3.Filter{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a}}, err
+}
+
+// tcpFilters hand connections on to clusters by weight, after the TLS handshake where there is one to wait for: only
+// then is known who calls.
+func tcpFilters(name string, to map[string]uint32, handshake bool) ([]*listenerv3.Filter, error) {
+	p := &tcpproxyv3.TcpProxy{StatPrefix: name, IdleTimeout: durationpb.New(0)}
+	if handshake {
+		p.UpstreamConnectMode = tcpproxyv3.UpstreamConnectMode_ON_DOWNSTREAM_TLS_HANDSHAKE
+		p.MaxEarlyDataBytes = wrapperspb.UInt32(0)
+	}
+	if len(to) == 1 {
+		p.ClusterSpecifier = &tcpproxyv3.TcpProxy_Cluster{Cluster: sorted(to)[0]}
+	} else {
+		w := &tcpproxyv3.TcpProxy_WeightedCluster{}
+		for _, name := range sorted(to) {
+			w.Clusters = append(w.Clusters,
+				&tcpproxyv3.TcpProxy_WeightedCluster_ClusterWeight{Name: name, Weight: to[name]})
+		}
+		p.ClusterSpecifier = &tcpproxyv3.TcpProxy_WeightedClusters{WeightedClusters: w}
+	}
+	f, err := filter("envoy.filters.network.tcp_proxy", p)
+	return []*listenerv3.Filter{f}, err
+}
+
+// datagrams hands on datagrams of allowed cells, and drops the others.
+func (s *service) datagrams(cells []cell) ([]*listenerv3.ListenerFilter, error) {
+	cluster := s.Name
+	if len(s.Split) == 1 {
+		cluster = sorted(s.Split)[0]
+	}
+	return udpFilters(s.Name, cluster, cells)
+}
+
+func udpFilters(name, cluster string, cells []cell) ([]*listenerv3.ListenerFilter, error) {
+	route, err := packed(&udpproxyv3.Route{Cluster: cluster})
+	if err != nil {
+		return nil, err
+	}
+	to := &matcherv3.Matcher_OnMatch{OnMatch: &matcherv3.Matcher_OnMatch_Action{
+		Action: &xdscorev3.TypedExtensionConfig{Name: "route", TypedConfig: route}}}
+	match := &matcherv3.Matcher{OnNoMatch: to}
+	if len(cells) > 1 || len(cells) == 1 && !cells[0].allowed {
+		if match, err = bySource(cells, to); err != nil {
+			return nil, err
+		}
+	}
+	config, err := packed(&udpproxyv3.UdpProxyConfig{StatPrefix: name,
+		RouteSpecifier: &udpproxyv3.UdpProxyConfig_Matcher{Matcher: match}})
+	if err != nil {
+		return nil, err
+	}
+	return []*listenerv3.ListenerFilter{{Name: "envoy.filters.udp_listener.udp_proxy",
+		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: config}}}, nil
+}
+
+// bySource does to what comes from allowed cells what onMatch says, and nothing to the rest. Ranges are exclusive, so
+// that only the narrowest one that holds a source counts.
+func bySource(cells []cell, onMatch *matcherv3.Matcher_OnMatch) (*matcherv3.Matcher, error) {
+	ip := &matcherv3.IPMatcher{}
+	nothing := &matcherv3.Matcher_OnMatch{OnMatch: &matcherv3.Matcher_OnMatch_Matcher{Matcher: &matcherv3.Matcher{}}}
+	for _, verdict := range []struct {
+		allowed bool
+		do      *matcherv3.Matcher_OnMatch
+	}{{true, onMatch}, {false, nothing}} {
+		r := &matcherv3.IPMatcher_IPRangeMatcher{OnMatch: verdict.do, Exclusive: true}
+		for _, c := range cells {
+			switch {
+			case c.to.IsValid():
+				return nil, errors.New("udp at any address can have no rules by destination")
+			case c.allowed != verdict.allowed:
+			case !c.from.IsValid():
+				r.Ranges = append(r.Ranges, xdsRange("0.0.0.0", 0), xdsRange("::", 0))
+			default:
+				r.Ranges = append(r.Ranges, xdsRange(c.from.Addr().String(), c.from.Bits()))
+			}
+		}
+		if len(r.Ranges) > 0 {
+			ip.RangeMatchers = append(ip.RangeMatchers, r)
+		}
+	}
+	input, err := packed(&networkinputsv3.SourceIPInput{})
+	if err != nil {
+		return nil, err
+	}
+	trie, err := packed(ip)
+	return &matcherv3.Matcher{MatcherType: &matcherv3.Matcher_MatcherTree_{MatcherTree: &matcherv3.Matcher_MatcherTree{
+		Input: &xdscorev3.TypedExtensionConfig{Name: "source_ip", TypedConfig: input},
+		TreeType: &matcherv3.Matcher_MatcherTree_CustomMatch{
+			CustomMatch: &xdscorev3.TypedExtensionConfig{Name: "ranges", TypedConfig: trie}}}}}, err
+}
+
+func xdsRange(address string, bits int) *xdscorev3.CidrRange {
+	return &xdscorev3.CidrRange{AddressPrefix: address, PrefixLen: wrapperspb.UInt32(uint32(bits))}
+}
+
+// merged is the cluster of a UDP service that is split: udp_proxy has no weights, so that the parts become localities
+// of one cluster.
+func (s *service) merged(names map[string]*service) error {
+	if s.protocol != protocolUDP || len(s.Split) < 2 {
+		return nil
+	}
+	c := &clusterv3.Cluster{Name: s.Name, ConnectTimeout: durationpb.New(5 * time.Second),
+		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{},
+			LocalityConfigSpecifier: weighted()}}
+	a := &endpointv3.ClusterLoadAssignment{ClusterName: s.Name}
+	inside := false
+	for _, name := range sorted(s.Split) {
+		t := names[name]
+		own, named, err := t.assign()
+		if err != nil {
+			return t.where(err)
+		}
+		inside = inside || named
+		l := &endpointv3.LocalityLbEndpoints{Locality: &corev3.Locality{Zone: name},
+			LoadBalancingWeight: wrapperspb.UInt32(s.Split[name])}
+		for _, part := range own.GetEndpoints() {
+			if len(own.GetEndpoints()) > 1 || part.GetPriority() > 0 {
+				const what = ": udp services that others are split into have no zones and priorities"
+				return in("split", wrongAt(errors.New(name+what), name))
+			}
+			l.LbEndpoints = part.GetLbEndpoints()
+		}
+		a.Endpoints = append(a.Endpoints, l)
+	}
+	s.cluster = c
+	if !discover(c, a, inside) {
+		s.assignment = a
+	}
+	return nil
+}
+
+// A place of a proxy's own: where it takes what is for its application.
+type inbound struct {
+	cluster  *clusterv3.Cluster
+	listener *listenerv3.Listener
+}
+
+// inboundName is what the listener, the routes and the cluster of an application are called.
+func inboundName(service string) string { return "inbound:" + service }
+
+// waitForHello is for how long a server that may speak first waits for a client's TLS hello, where plain text is taken
+// as well. A client that says nothing for so long is taken for a plain one.
+const waitForHello = time.Second
+
+// waitForHandshake is for how long a connection may take to say who calls.
+const waitForHandshake = 10 * time.Second
+
+// serve makes what a proxy has of a service of its application. What is the same for another proxy is the same message.
+func (s *service) serve(m *Mesh, at Inbound) (inbound, error) {
+	cluster, err := s.application(m, at.To)
+	if err != nil {
+		return inbound{}, in("to", err)
+	}
+	key := "inbound " + at.Listen
+	if l := s.listeners[key]; l != nil {
+		return inbound{cluster, l}, nil
+	}
+	address, _, err := listenAt(at.Listen, s.protocol)
+	if err != nil {
+		return inbound{}, in("listen", err)
+	}
+	l := &listenerv3.Listener{Name: inboundName(s.Name), Address: address,
+		TrafficDirection: corev3.TrafficDirection_INBOUND}
+	if s.protocol == protocolUDP {
+		l.ListenerFilters, err = udpFilters(l.Name, l.Name, nil)
+	} else {
+		err = s.chainsOf(m, l)
+	}
+	if err != nil {
+		return inbound{}, err
+	}
+	s.listeners[key] = l
+	return inbound{cluster, l}, nil
+}
+
+// chainsOf adds the filter chains of an inbound listener: TLS, plain text, or both.
+func (s *service) chainsOf(m *Mesh, l *listenerv3.Listener) error {
+	plain, err := s.taken(m, false)
+	if err != nil {
+		return err
+	}
+	if m.mtls == off {
+		l.FilterChains = []*listenerv3.FilterChain{plain}
+		return nil
+	}
+	secure, err := s.taken(m, true)
+	if err != nil {
+		return err
+	}
+	if m.mtls == strict {
+		l.FilterChains = []*listenerv3.FilterChain{secure}
+		return nil
+	}
+	inspector, err := packed(&tlsinspectorv3.TlsInspector{})
+	if err != nil {
+		return err
+	}
+	l.ListenerFilters = []*listenerv3.ListenerFilter{{Name: "envoy.filters.listener.tls_inspector",
+		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: inspector}}}
+	if s.protocol == protocolTCP {
+		l.ListenerFiltersTimeout = durationpb.New(waitForHello)
+		l.ContinueOnListenerFiltersTimeout = true
+	}
+	secure.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "tls"}
+	l.FilterChains = []*listenerv3.FilterChain{secure, plain}
+	return nil
+}
+
+// taken is the chain of connections in TLS, or in plain text. A TCP service that not all may call takes those whose
+// certificate says that they may, by the handshake, before which its server is not asked. Nobody else gets a byte.
+func (s *service) taken(m *Mesh, secure bool) (*listenerv3.FilterChain, error) {
+	c := &listenerv3.FilterChain{}
+	if s.protocol == protocolTCP && m.mtls != off && s.restricted && (!secure || len(s.callers) == 0) {
+		return c, nil // closes
+	}
+	name := inboundName(s.Name)
+	var err error
+	if s.protocol.http() {
+		c.Filters, err = httpFilters(name, name, s.guard(m))
+	} else {
+		c.Filters, err = tcpFilters(name, map[string]uint32{name: 1}, secure)
+	}
+	if err == nil && secure {
+		c.TransportSocket, err = s.answers(m)
+		c.TransportSocketConnectTimeout = durationpb.New(waitForHandshake)
+	}
+	return c, err
+}
+
+// application is the cluster of what a proxy has its application serve.
+func (s *service) application(m *Mesh, to string) (*clusterv3.Cluster, error) {
+	if c := m.applications[application{s, to}]; c != nil {
+		return c, nil
+	}
+	address, named, err := socket(to, corev3.SocketAddress_TCP)
+	if err != nil {
+		return nil, err
+	}
+	name := inboundName(s.Name)
+	c := &clusterv3.Cluster{Name: name, ConnectTimeout: durationpb.New(5 * time.Second), CircuitBreakers: breakers(0),
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		LoadAssignment: &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
+			LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
+				Endpoint: &endpointv3.Endpoint{Address: address}}}}}}}}
+	if named {
+		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
+		c.DnsLookupFamily = clusterv3.Cluster_ALL
+	}
+	if err := speaks(c, s.protocol); err != nil {
+		return nil, err
+	}
+	m.applications[application{s, to}] = c
+	return c, nil
+}

@@ -1,0 +1,111 @@
+package proxyconfig
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
+)
+
+// wrong is an error with the place in the configuration that it is about.
+type wrong struct {
+	path  []any  // keys and indexes, from the top
+	label string // the path in words
+	err   error
+}
+
+func (w *wrong) Error() string { return w.label + ": " + w.err.Error() }
+func (w *wrong) Unwrap() error { return w.err }
+
+// in says in which key the problem is.
+func in(key string, err error) error { return within(err, key, key) }
+
+// item says in which element of a list the problem is: list[i].
+func item(list string, i int, err error) error {
+	return within(err, list+"["+strconv.Itoa(i)+"]", list, i)
+}
+
+// within puts a place before that of an error, under a label of its own.
+func within(err error, label string, path ...any) error {
+	if err == nil {
+		return nil
+	}
+	if w, ok := err.(*wrong); ok {
+		return &wrong{append(path, w.path...), label + ": " + w.label, w.err}
+	}
+	return &wrong{path, label, err}
+}
+
+// wrongAt is an error about a place, whose message says by itself which one.
+func wrongAt(err error, path ...any) error {
+	return &placed{path, err}
+}
+
+// placed is an error with a place that its message does not name.
+type placed struct {
+	path []any
+	err  error
+}
+
+func (p *placed) Error() string { return p.err.Error() }
+func (p *placed) Unwrap() error { return p.err }
+
+// lineOf is the line of YAML that an error is about; 0: it cannot be told.
+func lineOf(data []byte, err error) int {
+	var path []any
+	var w *wrong
+	var p *placed
+	if errors.As(err, &w) {
+		path = w.path
+	}
+	if errors.As(err, &p) {
+		path = append(path, p.path...)
+	}
+	file, err := parser.ParseBytes(data, 0)
+	if err != nil || len(path) == 0 || len(file.Docs) == 0 {
+		return 0
+	}
+	line := 0
+	node := ast.Node(file.Docs[0].Body)
+	for _, step := range path {
+		var at *token.Token
+		if node, at = child(node, step); node == nil {
+			break
+		}
+		if at != nil && at.Position != nil {
+			line = at.Position.Line
+		}
+	}
+	return line
+}
+
+// child is the value of a key or an index, and where it begins; nil: there is none.
+func child(n ast.Node, step any) (value ast.Node, at *token.Token) {
+	switch v := n.(type) {
+	case *ast.AnchorNode:
+		return child(v.Value, step)
+	case *ast.TagNode:
+		return child(v.Value, step)
+	case *ast.MappingNode:
+		for _, pair := range v.Values {
+			if value, at = child(pair, step); value != nil {
+				return value, at
+			}
+		}
+	case *ast.MappingValueNode:
+		if v.Key == nil || v.Value == nil {
+			return nil, nil
+		}
+		if at := v.Key.GetToken(); at != nil && at.Value == fmt.Sprint(step) {
+			return v.Value, at
+		}
+	case *ast.SequenceNode:
+		if i, ok := step.(int); ok && i < len(v.Values) && v.Values[i] != nil {
+			return v.Values[i], v.Values[i].GetToken()
+		}
+	}
+	return nil, nil
+}

@@ -1,0 +1,127 @@
+package proxyconfig
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	// So that raw resources can have them:
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/stream/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/cors/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/fault/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/health_check/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/local_ratelimit/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/http_inspector/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/proxy_protocol/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
+)
+
+// Resources are what one node is told. A message is never changed after it was made, and what several nodes have in
+// common is the same message.
+type Resources struct {
+	Clusters  []*clusterv3.Cluster
+	Endpoints []*endpointv3.ClusterLoadAssignment
+	Listeners []*listenerv3.Listener
+	Routes    []*routev3.RouteConfiguration
+	Secrets   []*tlsv3.Secret
+}
+
+// raw adds a resource as Envoy has it. Whether a data plane can do it is not for the control plane to say.
+func (r *Resources) raw(m map[string]any) error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	var a anypb.Any
+	if err := protojson.Unmarshal(text, &a); err != nil {
+		return err
+	}
+	made, err := a.UnmarshalNew()
+	if err != nil {
+		return err
+	}
+	switch made := made.(type) {
+	case *clusterv3.Cluster:
+		r.Clusters = append(r.Clusters, made)
+	case *endpointv3.ClusterLoadAssignment:
+		r.Endpoints = append(r.Endpoints, made)
+	case *listenerv3.Listener:
+		r.Listeners = append(r.Listeners, made)
+	case *routev3.RouteConfiguration:
+		r.Routes = append(r.Routes, made)
+	case *tlsv3.Secret:
+		r.Secrets = append(r.Secrets, made)
+	default:
+		return fmt.Errorf("%s is none of clusters, endpoints, listeners, routes and secrets",
+			made.ProtoReflect().Descriptor().FullName())
+	}
+	return nil
+}
+
+// with is r and more of it, in lists of its own where there is more.
+func (r Resources) with(more Resources) Resources {
+	return Resources{
+		join(r.Clusters, more.Clusters), join(r.Endpoints, more.Endpoints), join(r.Listeners, more.Listeners),
+		join(r.Routes, more.Routes), join(r.Secrets, more.Secrets),
+	}
+}
+
+func join[T any](a, b []T) []T {
+	switch { // clipped, so that nobody can append to a list that others have
+	case len(b) == 0:
+		return slices.Clip(a)
+	case len(a) == 0:
+		return slices.Clip(b)
+	}
+	return slices.Concat(a, b)
+}
+
+// name is a resource by its kind.
+type name struct{ kind, name string }
+
+// names adds the names of all resources to those known. A name that is known already is an error.
+func (r *Resources) names(add func(name) error) error {
+	var err error
+	for _, m := range r.Clusters {
+		err = errors.Join(err, add(name{"cluster", m.GetName()}))
+	}
+	for _, m := range r.Endpoints {
+		err = errors.Join(err, add(name{"endpoints of cluster", m.GetClusterName()}))
+	}
+	for _, m := range r.Listeners {
+		err = errors.Join(err, add(name{"listener", m.GetName()}))
+	}
+	for _, m := range r.Routes {
+		err = errors.Join(err, add(name{"route configuration", m.GetName()}))
+	}
+	for _, m := range r.Secrets {
+		err = errors.Join(err, add(name{"secret", m.GetName()}))
+	}
+	return err
+}
+
+// once says which names stand twice among resources, or once and among those of others; nil: none do. It gives the
+// names.
+func (r *Resources) once(others map[name]bool) (map[name]bool, error) {
+	own := map[name]bool{}
+	return own, r.names(func(n name) error {
+		if own[n] || others[n] {
+			return fmt.Errorf("%s %s is given twice", n.kind, n.name)
+		}
+		own[n] = true
+		return nil
+	})
+}

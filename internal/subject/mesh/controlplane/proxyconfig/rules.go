@@ -1,0 +1,223 @@
+package proxyconfig
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Whether a connection is allowed is judged by the filter chain that takes it, when it is accepted. Envoy's network
+// RBAC judges at the first byte of the client, by which time tcp_proxy has connected and passed on what the server
+// said (envoyproxy/envoy issue 9023).
+
+// condition is a Rule read: one of from, and one of to. Ports have been looked at.
+type condition struct{ from, to []netip.Prefix }
+
+// cell is the connections that come from a source and go to a destination, each the longest prefix of all cells that
+// holds the address. The zero prefix holds all.
+type cell struct {
+	to, from netip.Prefix
+	allowed  bool
+}
+
+// maxCells bounds what destinations and sources multiply to.
+const maxCells = 1 << 16
+
+// judge makes cells of the rules of a listener: every connection is in one. Where nothing is denied it is one cell.
+func (s *service) judge(at netip.AddrPort) ([]cell, error) {
+	deny, _, err := conditions("deny", s.Deny, at)
+	if err != nil {
+		return nil, err
+	}
+	allow, allows, err := conditions("allow", s.Allow, at)
+	if err != nil {
+		return nil, err
+	}
+	destinations, sources := anywhere(at.Addr().Is4()), anywhere(at.Addr().Is4())
+	for _, c := range slices.Concat(deny, allow) {
+		destinations, sources = append(destinations, c.to...), append(sources, c.from...)
+	}
+	destinations, sources = ordered(destinations), ordered(sources)
+	if len(destinations)*len(sources) > maxCells {
+		return nil, in("allow", fmt.Errorf("with deny it comes to more than %d combinations", maxCells))
+	}
+	var rows [][]cell // by destination
+	for _, to := range destinations {
+		var row []cell
+		for _, from := range sources {
+			c := cell{to, from, !matches(deny, to, from) && (!allows || matches(allow, to, from))}
+			if before := holder(row, from); before == nil || before.allowed != c.allowed {
+				row = append(row, c)
+			}
+		}
+		rows = append(rows, row)
+	}
+	return widest(rows, at), nil
+}
+
+// widest leaves out destinations that say what the next wider one does.
+func widest(rows [][]cell, at netip.AddrPort) (out []cell) {
+	var kept [][]cell
+	for _, row := range rows {
+		var before []cell
+		for _, k := range kept {
+			if covers(k[0].to, row[0].to) {
+				before = k // the last one is the narrowest
+			}
+		}
+		same := func(a, b cell) bool { return a.from == b.from && a.allowed == b.allowed }
+		if before == nil || !slices.EqualFunc(before, row, same) {
+			kept = append(kept, row)
+		}
+	}
+	for _, row := range kept {
+		for _, c := range row {
+			// A prefix of all addresses of the listener's family is none at all.
+			if c.to.Bits() == 0 && c.to.Addr().Is4() == at.Addr().Is4() {
+				c.to = netip.Prefix{}
+			}
+			if c.from.Bits() == 0 && c.from.Addr().Is4() == at.Addr().Is4() {
+				c.from = netip.Prefix{}
+			}
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// anywhere holds all addresses that a listener of a family sees.
+func anywhere(four bool) []netip.Prefix {
+	if four {
+		return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
+	}
+	return []netip.Prefix{netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+}
+
+// ordered is the prefixes of a family, each once, wider ones first.
+func ordered(list []netip.Prefix) []netip.Prefix {
+	four := list[0].Addr().Is4()
+	list = slices.DeleteFunc(list, func(p netip.Prefix) bool { return p.Addr().Is4() != four })
+	slices.SortFunc(list, func(a, b netip.Prefix) int {
+		return cmp.Or(cmp.Compare(a.Bits(), b.Bits()), a.Addr().Compare(b.Addr()))
+	})
+	return slices.Compact(list)
+}
+
+// covers says whether all addresses of the narrow prefix are in the wide one.
+func covers(wide, narrow netip.Prefix) bool {
+	return wide.Bits() <= narrow.Bits() && wide.Contains(narrow.Addr())
+}
+
+// holder is the narrowest cell of a row that holds a source; nil: none does.
+func holder(row []cell, from netip.Prefix) (found *cell) {
+	for i := range row {
+		if covers(row[i].from, from) {
+			found = &row[i]
+		}
+	}
+	return found
+}
+
+// matches says whether one of the conditions holds for all connections of a cell.
+func matches(list []condition, to, from netip.Prefix) bool {
+	holds := func(by []netip.Prefix, p netip.Prefix) bool {
+		return len(by) == 0 || slices.ContainsFunc(by, func(q netip.Prefix) bool { return covers(q, p) })
+	}
+	return slices.ContainsFunc(list, func(c condition) bool { return holds(c.to, to) && holds(c.from, from) })
+}
+
+// conditions reads rules for a listener at an address, whose connections all go to its port, and to its address unless
+// that is any. Rules that none of them can match are left out; given says whether there were any.
+func conditions(key string, rules []Rule, at netip.AddrPort) (list []condition, given bool, err error) {
+	for i := range rules {
+		c, reachable, err := rules[i].read(at)
+		if err != nil {
+			return nil, false, item(key, i, err)
+		}
+		if reachable {
+			list = append(list, c)
+		}
+	}
+	return list, len(rules) > 0, nil
+}
+
+func (r *Rule) read(at netip.AddrPort) (c condition, reachable bool, err error) {
+	from, err := prefixes(r.From)
+	if err != nil {
+		return c, false, in("from", err)
+	}
+	to, err := prefixes(r.To)
+	if err != nil {
+		return c, false, in("to", err)
+	}
+	port, err := r.port(at.Port())
+	if err != nil {
+		return c, false, in("ports", err)
+	}
+	c.from = from
+	switch {
+	case !port:
+		return c, false, nil
+	case at.Addr().IsUnspecified():
+		c.to = to
+	case len(to) > 0 && !slices.ContainsFunc(to, func(p netip.Prefix) bool { return p.Contains(at.Addr()) }):
+		return c, false, nil
+	}
+	return c, true, nil
+}
+
+// port says whether a port is one of the rule's.
+func (r *Rule) port(is uint16) (found bool, err error) {
+	for _, text := range r.Ports {
+		first, last, isRange := strings.Cut(text, "-")
+		if !isRange {
+			last = first
+		}
+		a, errA := strconv.ParseUint(first, 10, 16)
+		b, errB := strconv.ParseUint(last, 10, 16)
+		if errA != nil || errB != nil || a == 0 || a > b {
+			return false, fmt.Errorf("%q is neither a port nor a range such as 8000-8999", text)
+		}
+		found = found || a <= uint64(is) && uint64(is) <= b
+	}
+	return found || len(r.Ports) == 0, nil
+}
+
+func prefixes(list []string) (out []netip.Prefix, err error) {
+	for _, text := range list {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			a, also := netip.ParseAddr(text)
+			if also != nil || a.Zone() != "" {
+				return nil, fmt.Errorf("%q is neither an address nor a prefix such as 10.0.0.0/8", text)
+			}
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+		if p.Addr().Is4In6() {
+			if p.Bits() < 96 {
+				return nil, errors.New(text + " holds more than IPv4 addresses: give it as IPv6 prefixes")
+			}
+			p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// ranges are prefixes as Envoy has them; the zero prefix is none.
+func ranges(list ...netip.Prefix) (out []*corev3.CidrRange) {
+	for _, p := range list {
+		if p.IsValid() {
+			out = append(out, &corev3.CidrRange{AddressPrefix: p.Addr().String(),
+				PrefixLen: wrapperspb.UInt32(uint32(p.Bits()))})
+		}
+	}
+	return out
+}

@@ -1,0 +1,389 @@
+package proxyconfig
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	upstreamhttpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// protocol is what a service speaks.
+type protocol string
+
+// The protocols.
+const (
+	protocolTCP   protocol = "tcp"
+	protocolUDP   protocol = "udp"
+	protocolHTTP  protocol = "http"
+	protocolHTTP2 protocol = "http2"
+	protocolGRPC  protocol = "grpc"
+)
+
+func (p protocol) http() bool { return p == protocolHTTP || p == protocolHTTP2 || p == protocolGRPC }
+
+// socket is the transport below it.
+func (p protocol) socket() corev3.SocketAddress_Protocol {
+	if p == protocolUDP {
+		return corev3.SocketAddress_UDP
+	}
+	return corev3.SocketAddress_TCP
+}
+
+// service is a service as it is compiled. What several proxies are told of it is made once.
+type service struct {
+	*Service
+	index    int
+	protocol protocol
+	leads    []*service // others that its split and routes lead to, by name
+	from     []*service // the services that lead to it, in order of the file
+	ids      []string   // SPIFFE ids that answer as it; empty: it is not in the mesh
+	grants   []grant    // who may call it, where restricted
+	callers  []string   // all of these; anyone alone where all may
+	// restricted: only who is granted may call it.
+	restricted bool
+	limited    bool // grants tell requests apart
+	called     bool // at an address of a proxy
+	routes     []*route
+
+	cluster    *clusterv3.Cluster // nil: it only has a split
+	assignment *endpointv3.ClusterLoadAssignment
+	routing    *routev3.RouteConfiguration // HTTP
+	listeners  map[string]*listenerv3.Listener
+}
+
+// where is the service in errors.
+func (s *service) where(err error) error {
+	return within(err, "service "+s.Name, "services", s.index)
+}
+
+// weights are where a service sends what no route says otherwise of: its own endpoints, or its split.
+func (s *service) weights() map[string]uint32 {
+	if len(s.Split) > 0 {
+		return s.Split
+	}
+	return map[string]uint32{s.Name: 1}
+}
+
+// served says whether it has endpoints of its own, be it none at present.
+func (s *service) served() bool { return len(s.Split) == 0 }
+
+// prepare checks what concerns the service alone, and finds the services that it leads to.
+func (s *service) prepare(names map[string]*service) error {
+	switch p := protocol(s.Protocol); p {
+	case protocolTCP, protocolUDP, protocolHTTP, protocolHTTP2, protocolGRPC:
+		s.protocol = p
+	case "": // found out by the services that lead to it
+	default:
+		return in("protocol", fmt.Errorf("%q is none of tcp, udp, http, http2 and grpc", s.Protocol))
+	}
+	if s.protocol == "" && (s.Address != "" || len(s.Split) > 0) {
+		s.protocol = protocolTCP
+	}
+	if len(s.Split) > 0 {
+		if len(s.Endpoints) > 0 || s.MaxConnections > 0 || s.Policy != "" || s.ConnectTimeout != "" || len(s.Zones) > 0 ||
+			s.Identity != "" {
+			return in("split", errors.New("it has no endpoints of its own, and none of what belongs to them"))
+		}
+	}
+	if len(s.Routes) > 0 && !s.protocol.http() {
+		return in("routes", errors.New("only http, http2 and grpc have them"))
+	}
+	if err := s.leadTo(names, s.Split, "split"); err != nil {
+		return err
+	}
+	for i := range s.Routes {
+		if err := item("routes", i, s.leadTo(names, s.Routes[i].To, "to")); err != nil {
+			return err
+		}
+	}
+	slices.SortFunc(s.leads, func(a, b *service) int { return strings.Compare(a.Name, b.Name) })
+	s.leads = slices.Compact(s.leads)
+	return nil
+}
+
+// leadTo checks weights of services, and takes note of these.
+func (s *service) leadTo(names map[string]*service, to map[string]uint32, key string) error {
+	sum := uint64(0)
+	for _, name := range slices.Sorted(maps.Keys(to)) {
+		switch t := names[name]; {
+		case t == nil || len(t.Split) > 0:
+			return in(key, wrongAt(fmt.Errorf("there is no service %s with endpoints", name), name))
+		case to[name] == 0:
+			return in(key, in(name, errors.New("a weight must be 1 or more")))
+		case t != s:
+			s.leads = append(s.leads, t)
+		}
+		if sum += uint64(to[name]); sum > 1<<32-1 {
+			return in(key, errors.New("the weights of all services are too much for 32 bits"))
+		}
+	}
+	return nil
+}
+
+// settle finds the protocol of a service that does not say it, and checks it against those that lead to it.
+func (s *service) settle() error {
+	for _, by := range s.from {
+		switch {
+		case s.protocol == "" || s.Protocol == "" && s.Address == "" && s.protocol == by.protocol:
+			s.protocol = by.protocol
+		case s.Protocol == "" && s.Address == "":
+			return in("protocol", fmt.Errorf("must be given, for %s services lead to it as well as %s ones",
+				by.protocol, s.protocol))
+		case s.protocol.http() != by.protocol.http() || !s.protocol.http() && s.protocol != by.protocol:
+			return in("protocol", fmt.Errorf("%s cannot serve what %s, a %s service, leads to it", s.protocol, by.Name,
+				by.protocol))
+		}
+	}
+	if s.protocol == "" {
+		s.protocol = protocolTCP
+	}
+	if len(s.Allow)+len(s.Deny) > 0 && s.Address == "" {
+		return errors.New("allow and deny need an address")
+	}
+	if s.protocol == protocolUDP && s.Identity != "" {
+		return errors.New("udp has no identity")
+	}
+	return nil
+}
+
+// durationOf reads a duration of a file.
+func durationOf(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("%q is no duration such as 250ms", text)
+	}
+	return d, nil
+}
+
+// unlimited is Envoy's way to have no limit where none given would mean one.
+const unlimited = 1<<32 - 1
+
+// upstream makes the cluster of a service with endpoints, and these. Sidecar proxies get their limits lifted: Envoy's
+// own are 1024 connections and requests, and 3 retries at a time.
+func (s *service) upstream(mesh *Mesh) error {
+	c := &clusterv3.Cluster{Name: s.Name, ConnectTimeout: durationpb.New(5 * time.Second)}
+	switch s.Policy {
+	case "", "round-robin":
+		c.LbPolicy = clusterv3.Cluster_ROUND_ROBIN
+	case "random":
+		c.LbPolicy = clusterv3.Cluster_RANDOM
+	default:
+		return in("policy", fmt.Errorf("%q is neither round-robin nor random", s.Policy))
+	}
+	if s.ConnectTimeout != "" {
+		d, err := durationOf(s.ConnectTimeout)
+		if err != nil {
+			return in("connect_timeout", err)
+		}
+		c.ConnectTimeout = durationpb.New(d)
+	}
+	switch {
+	case len(mesh.config.Proxies) > 0:
+		c.CircuitBreakers = breakers(s.MaxConnections)
+	case s.MaxConnections > 0:
+		c.CircuitBreakers = &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{
+			{MaxConnections: wrapperspb.UInt32(s.MaxConnections)}}}
+	}
+	c.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{}}
+	if len(s.Zones) > 0 {
+		c.CommonLbConfig.LocalityConfigSpecifier = weighted()
+	}
+	a, named, err := s.assign()
+	if err != nil {
+		return err
+	}
+	if err := speaks(c, s.protocol); err != nil {
+		return err
+	}
+	if mesh.mtls != off && len(s.ids) > 0 {
+		if c.TransportSocket, err = calls(s.ids, s.protocol); err != nil {
+			return err
+		}
+	}
+	s.cluster = c
+	if !discover(c, a, named) {
+		s.assignment = a
+	}
+	return nil
+}
+
+// breakers has no limit but the one given.
+func breakers(connections uint32) *clusterv3.CircuitBreakers {
+	if connections == 0 {
+		connections = unlimited
+	}
+	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+		MaxConnections: wrapperspb.UInt32(connections), MaxPendingRequests: wrapperspb.UInt32(unlimited),
+		MaxRequests: wrapperspb.UInt32(unlimited), MaxRetries: wrapperspb.UInt32(unlimited),
+	}}}
+}
+
+func weighted() *clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_ {
+	return &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
+		LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{}}
+}
+
+// discover has a cluster find its endpoints, and says whether they stand in it: host names are looked up by the proxy,
+// all addresses of each.
+func discover(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named bool) (inside bool) {
+	if named {
+		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
+		c.DnsLookupFamily = clusterv3.Cluster_ALL
+		c.LoadAssignment = a
+		return true
+	}
+	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS}
+	c.EdsClusterConfig = &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads()}
+	return false
+}
+
+// ads is where resources that others name come from.
+func ads() *corev3.ConfigSource {
+	return &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3,
+		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
+}
+
+// speaks has a cluster spoken to in HTTP/2 where the protocol is that; HTTP/1.1 needs no word.
+func speaks(c *clusterv3.Cluster, p protocol) error {
+	if p != protocolHTTP2 && p != protocolGRPC {
+		return nil
+	}
+	options, err := packed(&upstreamhttpv3.HttpProtocolOptions{
+		UpstreamProtocolOptions: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig_{
+			ExplicitHttpConfig: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig{
+				ProtocolConfig: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
+					Http2ProtocolOptions: &corev3.Http2ProtocolOptions{}}}}})
+	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{
+		"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
+	return err
+}
+
+// packed is a message as part of another: the same message always gives the same bytes.
+func packed(m proto.Message) (*anypb.Any, error) {
+	a := &anypb.Any{}
+	if err := anypb.MarshalFrom(a, m, proto.MarshalOptions{Deterministic: true}); err != nil {
+		return nil, fmt.Errorf("encoding %s: %w", m.ProtoReflect().Descriptor().FullName(), err)
+	}
+	return a, nil
+}
+
+// assign is the endpoints of a service; named says whether any has a host name.
+func (s *service) assign() (a *endpointv3.ClusterLoadAssignment, named bool, err error) {
+	type place struct {
+		priority uint32
+		zone     string
+	}
+	a = &endpointv3.ClusterLoadAssignment{ClusterName: s.Name}
+	localities := map[place]*endpointv3.LocalityLbEndpoints{}
+	used := map[string]bool{}
+	for i, e := range s.Endpoints {
+		one, host, err := e.endpoint()
+		if err != nil {
+			return nil, false, item("endpoints", i, err)
+		}
+		named = named || host
+		at := place{e.Priority, e.Zone}
+		l := localities[at]
+		if l == nil {
+			l = &endpointv3.LocalityLbEndpoints{Priority: e.Priority}
+			if e.Zone != "" {
+				l.Locality = &corev3.Locality{Zone: e.Zone}
+			}
+			if w, given := s.Zones[e.Zone]; given {
+				if w == 0 {
+					return nil, false, in("zones", in(e.Zone, errors.New("a weight must be 1 or more")))
+				}
+				l.LoadBalancingWeight = wrapperspb.UInt32(w)
+			}
+			used[e.Zone] = true
+			localities[at] = l
+			a.Endpoints = append(a.Endpoints, l)
+		}
+		l.LbEndpoints = append(l.LbEndpoints, one)
+	}
+	for _, zone := range slices.Sorted(maps.Keys(s.Zones)) {
+		if !used[zone] {
+			return nil, false, in("zones", wrongAt(fmt.Errorf("there is no endpoint in %s", zone), zone))
+		}
+	}
+	for _, zone := range slices.Sorted(maps.Keys(used)) {
+		if _, given := s.Zones[zone]; len(s.Zones) > 0 && !given {
+			return nil, false, in("zones", fmt.Errorf("zone %q has endpoints and no weight", zone))
+		}
+	}
+	return a, named, nil
+}
+
+// endpoint is one place that serves; named says whether it has a host name.
+func (e *Endpoint) endpoint() (one *endpointv3.LbEndpoint, named bool, err error) {
+	address, named, err := socket(e.Address, corev3.SocketAddress_TCP)
+	if err != nil {
+		return nil, false, in("address", err)
+	}
+	one = &endpointv3.LbEndpoint{LoadBalancingWeight: wrapperspb.UInt32(max(1, e.Weight)),
+		HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: address}}}
+	switch e.Health {
+	case "", "healthy":
+		one.HealthStatus = corev3.HealthStatus_HEALTHY
+	case "unhealthy":
+		one.HealthStatus = corev3.HealthStatus_UNHEALTHY
+	case "draining":
+		one.HealthStatus = corev3.HealthStatus_DRAINING
+	default:
+		return nil, false, in("health", fmt.Errorf("%q is none of healthy, unhealthy and draining", e.Health))
+	}
+	return one, named, nil
+}
+
+// socket is an address; named says whether its host is a name.
+func socket(text string, p corev3.SocketAddress_Protocol) (a *corev3.Address, named bool, err error) {
+	i := strings.LastIndexByte(text, ':')
+	if i < 0 {
+		return nil, false, fmt.Errorf("%q is no host:port", text)
+	}
+	port, err := strconv.ParseUint(text[i+1:], 10, 16)
+	if err != nil || port == 0 {
+		return nil, false, fmt.Errorf("%q has no port from 1 to 65535", text)
+	}
+	host := text[:i]
+	if bare, ok := strings.CutPrefix(host, "["); ok {
+		host = strings.TrimSuffix(bare, "]")
+	}
+	if host == "" {
+		return nil, false, fmt.Errorf("%q has no host", text)
+	}
+	_, err = netip.ParseAddr(host)
+	s := &corev3.SocketAddress{Protocol: p, Address: host,
+		PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(port)}}
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: s}}, err != nil, nil
+}
+
+// listenAt is an address that a proxy can listen on.
+func listenAt(text string, p protocol) (*corev3.Address, netip.AddrPort, error) {
+	a, named, err := socket(text, p.socket())
+	if err == nil && named {
+		err = fmt.Errorf("%q has no IP address", text)
+	}
+	if err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	s := a.GetSocketAddress()
+	ip, err := netip.ParseAddr(s.GetAddress())
+	return a, netip.AddrPortFrom(ip, uint16(s.GetPortValue())), err
+}

@@ -1,0 +1,244 @@
+package controlplane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"tare/internal/fault"
+	"tare/internal/quantity"
+	"tare/internal/role"
+	"tare/internal/subject/mesh/controlplane/proxyconfig"
+)
+
+// Ready is the data of the ready message.
+type Ready struct {
+	Address   string `json:"address"` // host:port
+	Config    string `json:"config,omitempty"`
+	Clusters  int    `json:"clusters"`
+	Endpoints int    `json:"endpoints"`
+	Listeners int    `json:"listeners"`
+	Proxies   int    `json:"proxies,omitempty"` // that are told apart; the numbers above are then of no meaning, and 0
+	// Credentials is the directory in which each proxy finds what it connects by.
+	Credentials string `json:"credentials,omitempty"`
+}
+
+// Settings are how a control plane runs as a process.
+type Settings struct {
+	File        string        // the mesh file; empty: only "set" says anything
+	Listen      string        // host:port; port 0 takes a free one
+	Credentials string        // see PlaneOptions
+	Roots       string        // see PlaneOptions
+	Life        time.Duration // of certificates; 0: the default
+}
+
+// The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the
+// answer is "set" with a Done, or an error message; the configuration is then what the parent said, until the file
+// changes.
+const SetEvent = "set"
+
+// Done is the answer to "set".
+type Done struct {
+	Time int64 `json:"time_ns"` // see Server.Set
+}
+
+// GCPercent is how much garbage the process of a control plane lets gather before it is collected, in per cent of what
+// lives. Collecting takes every CPU that is idle, for milliseconds: on a small machine that would show as a slow data
+// plane.
+const GCPercent = 400
+
+// poll is how often the file is looked at.
+const poll = 100 * time.Millisecond
+
+// Run is a control plane as a process: it listens, says ready, follows its file, and ends with ctx or with conn's
+// input. A file that is wrong is logged and changes nothing, but for the first time, when it is an error. What data
+// planes refuse is logged, and so is whom it refuses.
+func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
+	debug.SetGCPercent(GCPercent)
+	m, err := (&Config{}).Compile()
+	if err != nil {
+		return err
+	}
+	file := o.File
+	seen := stampOf(file) // before reading, so that a change in between is seen
+	if file != "" {
+		if m, err = proxyconfig.ReadFile(file); err != nil {
+			return err
+		}
+	}
+	l, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		return fault.Wrap(err, fault.Usage, o.Listen, "name another address with --listen, or port 0 for any",
+			"the control plane cannot listen")
+	}
+	logs := make(chan string, 64) // a reader that does not read must not hold the streams
+	note := func(line string) {
+		select {
+		case logs <- line:
+		default:
+		}
+	}
+	p, err := NewPlane(ctx, m, PlaneOptions{
+		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, OnAnswer: func(a Answer) {
+			if a.Refused != "" {
+				note(fmt.Sprintf("%s refuses %s: %s", a.Node, a.TypeURL[strings.LastIndexByte(a.TypeURL, '.')+1:], a.Refused))
+			}
+		},
+	})
+	if err != nil {
+		l.Close()
+		return fault.Wrap(err, fault.Usage, file, "", "the configuration is wrong")
+	}
+	served, renewing := make(chan error, 1), make(chan error, 1)
+	go func() { served <- p.Serve(l) }()
+	ctx, stop := context.WithCancel(ctx)
+	renewal := make(chan error, 1)
+	go func() {
+		err := p.Run(ctx)
+		renewal <- err
+		renewing <- err
+	}()
+	defer func() {
+		stop()
+		<-renewing
+		p.Close()
+		err = errors.Join(err, <-served)
+	}()
+	if err := p.Listens(l.Addr().String()); err != nil {
+		return err
+	}
+	ready, err := p.counts()
+	if err != nil {
+		return err
+	}
+	ready.Address, ready.Config, ready.Credentials = l.Addr().String(), file, o.Credentials
+	if err := conn.Send(role.Ready, ready); err != nil {
+		return err
+	}
+	messages, ended := make(chan role.Message), make(chan error, 1)
+	go func() { ended <- messagesOf(ctx, conn, messages) }()
+	clock := time.NewTicker(poll)
+	defer clock.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-ended:
+			return err
+		case err := <-renewal:
+			return err
+		case line := <-logs:
+			if err := conn.Send(role.Log, line); err != nil {
+				return err
+			}
+		case m := <-messages:
+			if err := p.said(ctx, m, conn); err != nil {
+				return err
+			}
+		case <-clock.C:
+			if now := stampOf(file); now != seen {
+				seen = now
+				if err := conn.Send(role.Log, p.reload(ctx, file)); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// messagesOf hands on what the parent says until it has nothing more to say.
+func messagesOf(ctx context.Context, conn *role.Conn, to chan<- role.Message) error {
+	for {
+		m, err := conn.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		select {
+		case to <- m:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) error {
+	if m.Event != SetEvent {
+		return nil
+	}
+	var c Config
+	err := json.Unmarshal(m.Data, &c)
+	var mesh *proxyconfig.Mesh
+	if err == nil {
+		mesh, err = c.Compile()
+	}
+	var d Done
+	if err == nil {
+		d.Time, err = p.Set(ctx, mesh)
+	}
+	if err != nil {
+		return conn.Fail(fault.Wrap(err, fault.Usage, "set", example, "the configuration is wrong"))
+	}
+	return conn.Send(SetEvent, d)
+}
+
+// reload applies the file again, and says how that went.
+func (p *Plane) reload(ctx context.Context, file string) string {
+	m, err := proxyconfig.ReadFile(file)
+	if err == nil {
+		_, err = p.Set(ctx, m)
+	}
+	var r Ready
+	if err == nil {
+		r, err = p.counts()
+	}
+	if err != nil {
+		return fmt.Sprintf("the configuration stays as it was: %s", err)
+	}
+	return file + ": " + r.String()
+}
+
+// counts says how much there is to tell.
+func (p *Plane) counts() (Ready, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.mesh.Proxies()); n > 0 {
+		return Ready{Proxies: n}, nil
+	}
+	r, err := p.mesh.Shared()
+	return Ready{Clusters: len(r.Clusters), Endpoints: len(r.Endpoints), Listeners: len(r.Listeners)}, err
+}
+
+// String says how much there is to tell.
+func (r Ready) String() string {
+	switch {
+	case r.Proxies == 1:
+		return "1 proxy"
+	case r.Proxies > 1:
+		return fmt.Sprintf("%d proxies", r.Proxies)
+	}
+	return fmt.Sprintf("%s, %s, %s", quantity.Counted(r.Clusters, "cluster"),
+		quantity.Counted(r.Endpoints, "endpoint assignment"), quantity.Counted(r.Listeners, "listener"))
+}
+
+// stamp is by what a change of a file is seen.
+type stamp struct {
+	size, modified int64
+	id             uint64
+}
+
+func stampOf(file string) stamp {
+	info, err := os.Stat(file)
+	if err != nil {
+		return stamp{}
+	}
+	return stamp{info.Size(), info.ModTime().UnixNano(), inode(info)}
+}

@@ -1,0 +1,138 @@
+// Package haproxy is HAProxy as the sidecars of a mesh, configured by a file.
+package haproxy
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"tare/internal/command"
+	"tare/internal/pattern"
+	"tare/internal/subject/mesh/sidecar"
+)
+
+func init() { sidecar.Register(proxy{}) }
+
+// proxy is HAProxy as package sidecar knows it.
+type proxy struct{}
+
+func (proxy) About() sidecar.About {
+	return sidecar.About{
+		Name: "haproxy", Summary: "HAProxy as sidecars, configured by a file", Program: "haproxy",
+		Hint: "install it (apt-get install haproxy)",
+	}
+}
+
+var version = pattern.Lazy(`^HA-?Proxy version (\S+)`)
+
+func (proxy) Version(ctx context.Context, program string) string {
+	if m := version().FindStringSubmatch(command.FirstLine(ctx, program, "-v")); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// The files in a proxy's directory, beside those of its certificate. HAProxy works there, so that its configuration
+// names no path, and has nothing in it that is not Tare's own: addresses, numbers and hexadecimal digits.
+const (
+	configFile = "haproxy.cfg"
+	statsFile  = "stats.sock"
+)
+
+func (proxy) Command(p sidecar.Place) (command.Command, error) {
+	if err := sidecar.WriteFile(p.Dir, configFile, []byte(config(p))); err != nil {
+		return command.Command{}, err
+	}
+	return command.Command{
+		// In the foreground, as one process whose threads are its workers.
+		Argv: []string{p.Program, "-db", "-f", configFile},
+		Dir:  p.Dir,
+	}, nil
+}
+
+// How all proxies speak TLS: see docs/mesh-proxies.md, which says for each what stands for this.
+const (
+	cipherSuite = "TLS_AES_128_GCM_SHA256"
+	curve       = "X25519"
+)
+
+// config is the configuration of a proxy. Nothing is logged: there is no "log".
+func config(p sidecar.Place) string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("global")
+	line("  maxconn %d", p.Connections)
+	line("  nbthread %d", p.Workers)
+	if p.User != "" {
+		line("  uid %d", p.UID)
+		line("  gid %d", p.GID)
+	}
+	line("  stats socket unix@%s mode 600 level operator", statsFile)
+	line("  tune.ssl.cachesize 0")
+	line("defaults")
+	line("  mode %s", p.Protocol)
+	line("  timeout connect 5s")
+	line("  timeout client %s", idle)
+	line("  timeout server %s", idle)
+	line("  retries 0")
+	if p.Protocol == sidecar.ProtocolHTTP {
+		line("  timeout http-keep-alive %s", idle)
+		line("  http-reuse always")
+	}
+	line("frontend in")
+	line("  bind %s%s", p.Listen, acceptTLS(p))
+	if p.AcceptTLS {
+		// Once for each connection, behind the handshake.
+		line("  tcp-request session reject unless { ssl_c_der,hex -m sub %s }", uriInDER(p.Peer))
+	}
+	line("  default_backend out")
+	line("backend out")
+	line("  server to %s pool-purge-delay %s%s", p.To, idle, dialTLS(p)) // idle connections stay open
+	return b.String()
+}
+
+// idle is how long connections stay open on which nothing happens, in HAProxy's form.
+const idle = "1h"
+
+func acceptTLS(p sidecar.Place) string {
+	if !p.AcceptTLS {
+		return ""
+	}
+	alpn := ""
+	if p.Protocol == sidecar.ProtocolHTTP {
+		alpn = " alpn http/1.1"
+	}
+	return fmt.Sprintf(" ssl crt %s ca-file %s verify required ssl-min-ver TLSv1.3 ciphersuites %s curves %s "+
+		"no-tls-tickets%s", sidecar.IdentityFile, sidecar.RootsFile, cipherSuite, curve, alpn)
+}
+
+func dialTLS(p sidecar.Place) string {
+	if !p.DialTLS {
+		return ""
+	}
+	alpn := ""
+	if p.Protocol == sidecar.ProtocolHTTP {
+		alpn = " alpn http/1.1"
+	}
+	return fmt.Sprintf(" ssl crt %s ca-file %s verify required verifyhost %s sni str(%s) ssl-min-ver TLSv1.3 "+
+		"ciphersuites %s no-tls-tickets no-ssl-reuse%s",
+		sidecar.IdentityFile, sidecar.RootsFile, p.PeerName, p.PeerName, cipherSuite, alpn)
+}
+
+// uriInDER is a URI as it stands among the alternative names of a certificate, in hexadecimal digits as HAProxy writes
+// them: HAProxy 2.6 can look for that, and not for the name itself. The length before it makes it whole: a longer name
+// that begins so has another. (RFC 5280, section 4.2.1.6: uniformResourceIdentifier is [6] IA5String.)
+func uriInDER(uri string) string {
+	const uniformResourceIdentifier = 0x86
+	header := []byte{uniformResourceIdentifier}
+	switch n := len(uri); {
+	case n < 0x80:
+		header = append(header, byte(n))
+	case n < 0x100:
+		header = append(header, 0x81, byte(n))
+	default:
+		header = append(header, 0x82, byte(n>>8), byte(n))
+	}
+	return strings.ToUpper(hex.EncodeToString(append(header, uri...)))
+}

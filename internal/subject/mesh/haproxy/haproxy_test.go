@@ -1,0 +1,65 @@
+package haproxy
+
+import (
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"tare/internal/subject/mesh/sidecar"
+	"tare/internal/subject/mesh/sidecar/sidecartest"
+	"tare/test/vm/guest"
+)
+
+func TestMain(m *testing.M) { sidecartest.Main(m) }
+
+// TestConform: real HAProxy.
+func TestConform(t *testing.T) {
+	sidecartest.Conform(t, proxy{}, sidecartest.Options{
+		Identities: true, Files: true, Needs: "haproxy",
+		Validate: func(t *testing.T, f sidecar.Found, dir string) {
+			cmd := exec.Command("haproxy", "-c", "-f", configFile)
+			cmd.Dir = dir
+			if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "WARNING") {
+				t.Errorf("%s: haproxy says of its configuration: %v\n%s", f.Component, err, out)
+			}
+			if f.Own["CumReq"] < 1 {
+				t.Errorf("%s counted %v", f.Component, f.Own)
+			}
+			runsAs(t, f, "haproxy", "65534")
+		},
+	})
+}
+
+// TestURI: what HAProxy looks for in a certificate is the whole name.
+func TestURI(t *testing.T) {
+	guest.KernelFree(t)
+	for uri, want := range map[string]string{
+		"spiffe://a":             "860A7370696666653A2F2F61",
+		strings.Repeat("a", 200): "8681C8" + strings.Repeat("61", 200),
+		strings.Repeat("a", 300): "8682012C" + strings.Repeat("61", 300),
+	} {
+		if got := uriInDER(uri); got != want {
+			t.Errorf("%s: %s, want %s", uri, got, want)
+		}
+	}
+}
+
+// runsAs: whoever carries requests has no rights.
+func runsAs(t *testing.T, f sidecar.Found, comm, uid string) {
+	t.Helper()
+	without := 0
+	for _, p := range f.Processes {
+		status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/status")
+		if err != nil {
+			t.Error(err)
+		}
+		if strings.Contains(string(status), "\nUid:\t"+uid+"\t"+uid+"\t"+uid) && p.Comm == comm {
+			without++
+		}
+	}
+	if without == 0 {
+		t.Errorf("none of the processes of %s runs as %s: %+v", f.Component, uid, f.Processes)
+	}
+}

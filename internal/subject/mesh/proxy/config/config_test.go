@@ -1,0 +1,185 @@
+package config
+
+import (
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"testing"
+
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"tare/test/vm/guest"
+)
+
+func encoded(t *testing.T, text string, m proto.Message) []byte {
+	t.Helper()
+	if err := protojson.Unmarshal([]byte(text), m); err != nil {
+		t.Fatalf("%s: %s", text, err)
+	}
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestRefusals: what the proxy cannot do is refused by resource and field.
+func TestRefusals(t *testing.T) {
+	guest.KernelFree(t)
+	const at = `"name": "l", "address": {"socket_address": {"address": "127.0.0.1", "port_value": 1}}`
+	const tcp = `{"name": "t", "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", ` +
+		`"stat_prefix": "x", "cluster": "c"}}`
+	listener := func(b []byte) error { _, err := ParseListener(b); return err }
+	routes := func(b []byte) error { _, err := ParseRoutes(b); return err }
+	secret := func(b []byte) error { _, err := ParseSecret(b, false); return err }
+	for _, c := range []struct {
+		read func([]byte) error
+		m    proto.Message
+		text string
+		want string
+	}{
+		{listener, &listenerv3.Listener{}, `{` + at + `}`, `listener "l": filter_chains: is missing`},
+		{listener, &listenerv3.Listener{}, `{` + at + `, "use_original_dst": true, "filter_chains": [{}]}`,
+			`listener "l": use_original_dst: is not supported`},
+		{listener, &listenerv3.Listener{}, `{` + at + `, "filter_chains": [{}, {}]}`,
+			`listener "l": filter_chains[1].filter_chain_match: another chain has the same`},
+		{listener, &listenerv3.Listener{}, `{` + at + `, "filter_chains": [{"filters": [` + tcp + `, ` + tcp + `]}]}`,
+			`listener "l": filter_chains[0].filters[0]: it must be the last filter`},
+		{listener, &listenerv3.Listener{}, `{` + at + `, "filter_chains": [{"filter_chain_match": {"server_names": ["x"]}}]}`,
+			`listener "l": filter_chains[0].filter_chain_match.server_names: is not supported`},
+		{routes, &routev3.RouteConfiguration{}, `{"name": "r", "virtual_hosts": [{"name": "v"}]}`,
+			`routes "r": virtual_hosts[0].domains: is missing`},
+		{routes, &routev3.RouteConfiguration{}, `{"name": "r", "virtual_hosts": [{"name": "v", "domains": ["*"], "routes": ` +
+			`[{"match": {"safe_regex": {"regex": "("}}, "route": {"cluster": "c"}}]}]}`,
+			`routes "r": virtual_hosts[0].routes[0].match.safe_regex.regex: "(" is no regular expression`},
+		{routes, &routev3.RouteConfiguration{}, `{"name": "r", "virtual_hosts": [{"name": "v", "domains": ["*"], "routes": ` +
+			`[{"match": {"prefix": "/"}, "route": {"cluster": "c", "hash_policy": [{}]}}]}]}`,
+			`routes "r": virtual_hosts[0].routes[0].route.hash_policy: is not supported`},
+		{secret, &tlsv3.Secret{}, `{"name": "s", "tls_certificate": {"private_key": {"inline_string": "-----BEGIN PRIVATE KEY-----\nTOPSECRET"}, ` +
+			`"certificate_chain": {"inline_string": "none"}}}`,
+			`secret "s": tls_certificate: certificate and key make no pair`},
+		{secret, &tlsv3.Secret{}, `{"name": "s", "tls_certificate": {"certificate_chain": {"filename": "/etc/passwd"}}}`,
+			`secret "s": tls_certificate.certificate_chain.filename: a control plane may name no files`},
+	} {
+		err := c.read(encoded(t, c.text, c.m))
+		if err == nil || !strings.HasPrefix(err.Error(), c.want) || strings.Contains(err.Error(), "TOPSECRET") {
+			t.Errorf("%s: %v, want %s", c.text, err, c.want)
+		}
+	}
+}
+
+// TestAccess: conditions on who calls and what, nested and negated.
+func TestAccess(t *testing.T) {
+	guest.KernelFree(t)
+	var m rbacv3.RBAC
+	encoded(t, `{"policies": {"p": {
+		"permissions": [{"and_rules": {"rules": [{"header": {"name": ":method", "string_match": {"exact": "GET"}}},
+			{"not_rule": {"url_path": {"path": {"prefix": "/admin"}}}}, {"destination_port_range": {"start": 80, "end": 90}}]}}],
+		"principals": [{"authenticated": {"principal_name": {"suffix": "/sa/web"}}}, {"direct_remote_ip": {"address_prefix": "10.0.0.0", "prefix_len": 8}}]}}}`, &m)
+	a, err := access(&m, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		method, path, name, remote string
+		port                       uint16
+		authenticated, want        bool
+	}{
+		{"GET", "/", "spiffe://d/ns/n/sa/web", "192.0.2.1", 80, true, true},
+		{"GET", "/", "spiffe://d/ns/n/sa/web", "192.0.2.1", 80, false, false},
+		{"GET", "/", "spiffe://d/ns/n/sa/other", "192.0.2.1", 80, true, false},
+		{"GET", "/", "", "10.1.2.3", 80, false, true},
+		{"POST", "/", "", "10.1.2.3", 80, false, false},
+		{"GET", "/admin/x", "", "10.1.2.3", 80, false, false},
+		{"GET", "/", "", "10.1.2.3", 90, false, false},
+	} {
+		call := &Call{
+			Request:       &http.Request{Method: c.method, URL: &url.URL{}},
+			Path:          c.path,
+			Names:         []string{c.name},
+			Authenticated: c.authenticated,
+			Remote: netip.AddrPortFrom(
+				netip.MustParseAddr(c.remote),
+				1,
+			),
+			Local: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), c.port),
+		}
+		if got := a.Passes(call); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	if _, err := access(&m, false); err == nil || !strings.Contains(err.Error(), "a connection has no headers") {
+		t.Errorf("headers of a connection: %v", err)
+	}
+	deep := &rbacv3.Permission{Rule: &rbacv3.Permission_Any{Any: true}}
+	for range 2 * maxDepth {
+		deep = &rbacv3.Permission{Rule: &rbacv3.Permission_NotRule{NotRule: deep}}
+	}
+	m.Policies["p"].Permissions = []*rbacv3.Permission{deep}
+	if _, err := access(&m, true); err == nil || !strings.Contains(err.Error(), "nested more than") {
+		t.Errorf("nested without end: %v", err)
+	}
+}
+
+// TestSelect: the narrowest destination, then the transport, then the narrowest source.
+func TestSelect(t *testing.T) {
+	guest.KernelFree(t)
+	prefix := func(s string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(s)} }
+	l := &Listener{Default: &Chain{Name: "default"}, Chains: []*Chain{
+		{Name: "wide", For: Selection{To: prefix("10.0.0.0/8")}},
+		{Name: "narrow from", For: Selection{To: prefix("10.1.0.0/16"), From: prefix("192.0.2.0/24")}},
+		{Name: "tls", For: Selection{Transport: TLS}},
+		{Name: "plain from", For: Selection{Transport: Plain, From: prefix("192.0.2.0/24")}},
+	}}
+	for _, c := range []struct {
+		to, from string
+		secure   bool
+		want     string
+	}{
+		{"10.2.0.1", "192.0.2.1", false, "wide"},
+		{"10.1.0.1", "192.0.2.1", true, "narrow from"},
+		{"10.1.0.1", "198.51.100.1", false, "default"}, // what was chosen by destination is not taken back
+		{"127.0.0.1", "198.51.100.1", true, "tls"},
+		{"127.0.0.1", "192.0.2.1", false, "plain from"},
+		{"127.0.0.1", "198.51.100.1", false, "default"},
+	} {
+		if got := l.Select(netip.MustParseAddr(c.to), netip.MustParseAddr(c.from), c.secure); got.Name != c.want {
+			t.Errorf("%+v: %s", c, got.Name)
+		}
+	}
+}
+
+// TestHosts: exact before suffix before prefix before any.
+func TestHosts(t *testing.T) {
+	guest.KernelFree(t)
+	r, err := ParseRoutes(encoded(t, `{"name": "r", "virtual_hosts": [
+		{"name": "any", "domains": ["*"]}, {"name": "exact", "domains": ["a.b.c"]}, {"name": "suffix", "domains": ["*.c"]},
+		{"name": "longer", "domains": ["*.b.c"]}, {"name": "prefix", "domains": ["a.*"]}]}`, &routev3.RouteConfiguration{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, want := range map[string]string{"A.b.C": "exact", "x.b.c": "longer", "x.c": "suffix", "a.x": "prefix", "x": "any", "": "any"} {
+		if h := r.host(host); h.Name != want {
+			t.Errorf("%q: %s, want %s", host, h.Name, want)
+		}
+	}
+}
+
+// FuzzListener: no bytes break the reader, and what it takes can be asked.
+func FuzzListener(f *testing.F) {
+	f.Add([]byte{})
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		if l, err := ParseListener(b); err == nil {
+			l.Select(netip.Addr{}, netip.Addr{}, true)
+		}
+		_, _ = ParseRoutes(b)
+		_, _ = ParseCluster(b)
+		_, _ = ParseSecret(b, false)
+	})
+}

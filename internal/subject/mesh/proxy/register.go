@@ -1,0 +1,206 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strconv"
+
+	"tare/internal/command"
+	"tare/internal/param"
+	"tare/internal/subject/mesh/sidecar"
+	"tare/internal/version"
+)
+
+func init() { sidecar.Register(guest{}) }
+
+// guest is the proxy as package sidecar knows it: the tare binary, configured by a file.
+type guest struct{}
+
+// About is sidecar.Proxy's.
+func (guest) About() sidecar.About {
+	return sidecar.About{Name: "proxy", Summary: "Tare's own small proxy as sidecars (net/http, crypto/tls)",
+		Hint: "name a tare binary by its path, or leave it out: Tare is its own proxy", Settings: ownSettings}
+}
+
+// Version is sidecar.Proxy's.
+func (guest) Version(context.Context, string) string { return version.Version }
+
+// Check is sidecar.Checker's.
+func (guest) Check(o param.Values) error {
+	_, err := OptionsOf(o)
+	return err
+}
+
+// The files in a proxy's directory, beside those of its certificate.
+const (
+	configFile = "proxy.json"
+	statsFile  = "stats.sock"
+)
+
+// Command is sidecar.Proxy's.
+func (guest) Command(p sidecar.Place) (command.Command, error) {
+	b, err := resourcesOf(p)
+	if err != nil {
+		return command.Command{}, err
+	}
+	if err := sidecar.WriteFile(p.Dir, configFile, b); err != nil {
+		return command.Command{}, err
+	}
+	program := p.Program
+	if p.Options["program"] == "" {
+		program = p.Self
+	}
+	return command.Command{
+		Argv: []string{
+			program,
+			"subject",
+			"proxy",
+			"--human",
+			"--config=" + configFile,
+			"--workers=" + strconv.Itoa(p.Workers),
+			"--gc-percent=" + p.Options["gc-percent"],
+			"--stats=" + statsFile,
+			"--uid=" + strconv.Itoa(p.UID),
+			"--gid=" + strconv.Itoa(p.GID),
+		},
+		Dir: p.Dir,
+	}, nil
+}
+
+// Own is sidecar.Teller's: the proxy's counters.
+func (guest) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
+	c, err := sidecar.DialIn(ctx, p.Dir, statsFile)
+	if err != nil {
+		return nil, fmt.Errorf("asking the proxy: %w", err)
+	}
+	defer c.Close()
+	b, err := io.ReadAll(io.LimitReader(c, 1<<16))
+	if err != nil {
+		return nil, fmt.Errorf("asking the proxy: %w", err)
+	}
+	own := map[string]float64{}
+	if err := json.Unmarshal(b, &own); err != nil {
+		return nil, fmt.Errorf("reading what the proxy says: %w", err)
+	}
+	return own, nil
+}
+
+// typeURL is what names of messages begin with.
+const typeURL = "type.googleapis.com/envoy."
+
+type (
+	fields   = map[string]any
+	elements = []any
+)
+
+// resourcesOf is the configuration of a proxy in Envoy's form. TLS is as for the other proxies: see
+// docs/mesh-proxies.md.
+func resourcesOf(p sidecar.Place) ([]byte, error) {
+	listen, to := socketOf(p.Listen), socketOf(p.To)
+	if listen == nil || to == nil {
+		return nil, errors.New("the proxy's addresses must be IP addresses with a port")
+	}
+	cluster := fields{"@type": typeURL + "config.cluster.v3.Cluster", "name": "to", "connect_timeout": "5s",
+		"load_assignment": fields{"cluster_name": "to", "endpoints": elements{fields{"lb_endpoints": elements{
+			fields{"endpoint": fields{"address": to}}}}}}}
+	chain := fields{"filters": elements{filterOf(p)}}
+	if p.DialTLS {
+		cluster["transport_socket"] = fields{
+			"name": "tls",
+			"typed_config": fields{"@type": typeURL + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+				"sni": p.PeerName, "max_session_keys": 0, "common_tls_context": tlsOf(p)},
+		}
+	}
+	if p.AcceptTLS {
+		chain["transport_socket"] = fields{
+			"name": "tls",
+			"typed_config": fields{"@type": typeURL + "extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+				"require_client_certificate": true, "disable_stateless_session_resumption": true,
+				"common_tls_context": tlsOf(p)},
+		}
+	}
+	resources := elements{
+		cluster,
+		fields{"@type": typeURL + "config.listener.v3.Listener", "name": "in", "address": listen,
+			"filter_chains": elements{chain}},
+	}
+	if p.AcceptTLS || p.DialTLS {
+		const kind = typeURL + "extensions.transport_sockets.tls.v3.Secret"
+		identity := fields{"filename": sidecar.IdentityFile}
+		resources = append(
+			resources,
+			fields{
+				"@type":           kind,
+				"name":            "identity",
+				"tls_certificate": fields{"certificate_chain": identity, "private_key": identity},
+			},
+			fields{
+				"@type":              kind,
+				"name":               "roots",
+				"validation_context": fields{"trusted_ca": fields{"filename": sidecar.RootsFile}},
+			},
+		)
+	}
+	return json.MarshalIndent(fields{"resources": resources}, "", "  ")
+}
+
+func filterOf(p sidecar.Place) fields {
+	if p.Protocol == sidecar.ProtocolTCP {
+		return fields{
+			"name": "tcp",
+			"typed_config": fields{"@type": typeURL + "extensions.filters.network.tcp_proxy.v3.TcpProxy",
+				"stat_prefix": "in", "cluster": "to"},
+		}
+	}
+	return fields{"name": "http", "typed_config": fields{
+		"@type":       typeURL + "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+		"stat_prefix": "in", "stream_idle_timeout": "0s",
+		"route_config": fields{
+			"name": "routes",
+			"virtual_hosts": elements{fields{"name": "all", "domains": elements{"*"}, "routes": elements{
+				fields{"match": fields{"prefix": "/"}, "route": fields{"cluster": "to", "timeout": "0s"}}}}},
+		},
+		"http_filters": elements{
+			fields{
+				"name":         "router",
+				"typed_config": fields{"@type": typeURL + "extensions.filters.http.router.v3.Router"},
+			},
+		},
+	}}
+}
+
+// tlsOf is what both sides of mutual TLS have.
+func tlsOf(p sidecar.Place) fields {
+	ask := func(name string) fields { return fields{"name": name} }
+	c := fields{
+		"tls_params": fields{
+			"tls_minimum_protocol_version": "TLSv1_3",
+			"ecdh_curves":                  elements{"X25519"},
+		},
+		"tls_certificate_sds_secret_configs": elements{ask("identity")},
+		"combined_validation_context": fields{
+			"validation_context_sds_secret_config": ask("roots"),
+			"default_validation_context": fields{
+				"match_typed_subject_alt_names": elements{
+					fields{"san_type": "URI", "matcher": fields{"exact": p.Peer}},
+				}},
+		},
+	}
+	if p.Protocol == sidecar.ProtocolHTTP {
+		c["alpn_protocols"] = elements{"http/1.1"}
+	}
+	return c
+}
+
+// socketOf is an address in Envoy's form; nil where it is none.
+func socketOf(address string) fields {
+	a, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil
+	}
+	return fields{"socket_address": fields{"address": a.Addr().String(), "port_value": a.Port()}}
+}

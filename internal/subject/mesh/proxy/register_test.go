@@ -1,0 +1,68 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"tare/internal/role"
+	"tare/internal/subject/mesh/sidecar"
+	"tare/internal/subject/mesh/sidecar/sidecartest"
+)
+
+// TestMain has the test's binary be a proxy where tare would be started as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "subject" && os.Args[2] == "proxy" {
+		if err := asProcess(os.Args[3:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	sidecartest.Main(m)
+}
+
+func asProcess(args []string) error {
+	var o Options
+	f := pflag.NewFlagSet("proxy", pflag.ContinueOnError)
+	f.Bool("human", false, "")
+	f.StringVar(&o.Config, "config", "", "")
+	f.StringVar(&o.Stats, "stats", "", "")
+	f.IntVar(&o.Workers, "workers", 1, "")
+	f.IntVar(&o.Garbage, "gc-percent", 100, "")
+	f.IntVar(&o.UID, "uid", 0, "")
+	f.IntVar(&o.GID, "gid", 0, "")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	input, _ := io.Pipe() // never written
+	return Run(ctx, o, role.NewConn(input, io.Discard))
+}
+
+// TestConform: what all kinds of sidecars must do.
+func TestConform(t *testing.T) {
+	sidecartest.Conform(t, guest{}, sidecartest.Options{
+		Identities: true, Files: true, Needs: "tare",
+		Validate: func(t *testing.T, f sidecar.Found, _ string) {
+			if f.Own["requests"] < 1 {
+				t.Errorf("%s counted %v", f.Component, f.Own)
+			}
+			for _, p := range f.Processes {
+				status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/status")
+				if err != nil || !strings.Contains(string(status), "\nUid:\t65534\t65534\t65534") {
+					t.Errorf("%s still has rights: %v\n%s", f.Component, err, status)
+				}
+			}
+		},
+	})
+}

@@ -1,0 +1,80 @@
+package proxy
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/subject/mesh/proxy/dataplane"
+)
+
+// parentSignal is what ends the process with its parent (PR_SET_PDEATHSIG); 0: nothing. The kernel keeps it by thread,
+// and whoever started the process has set it on its first, on which initialisation runs.
+var parentSignal = func() (signal int32) {
+	if unix.Prctl(unix.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&signal)), 0, 0, 0) != nil {
+		return 0
+	}
+	return signal
+}()
+
+// giveUpRoot makes the process somebody else's, for good. It dies with its parent all the same: the kernel forgets that
+// signal as the user changes (commit_creds in kernel/cred.c), so that it is set again, on every thread that there is.
+func giveUpRoot(uid, gid int) error {
+	if uid == 0 {
+		return nil
+	}
+	if err := syscall.Setgroups(nil); err != nil {
+		return fmt.Errorf("giving up groups: %w", err)
+	}
+	if err := syscall.Setgid(gid); err != nil {
+		return fmt.Errorf("becoming group %d: %w", gid, err)
+	}
+	if err := syscall.Setuid(uid); err != nil {
+		return fmt.Errorf("becoming user %d: %w", uid, err)
+	}
+	if parentSignal == 0 {
+		return nil
+	}
+	if _, _, e := syscall.AllThreadsSyscall(syscall.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(parentSignal), 0); e != 0 {
+		return fmt.Errorf("choosing what ends the process: %w", e)
+	}
+	return nil
+}
+
+// tellTimeout bounds how long one who asks for the counters may take to read them.
+const tellTimeout = time.Second
+
+// tellAt tells whoever connects to a socket the counters, as JSON, until end is called.
+func tellAt(path string, plane *dataplane.Proxy) (end func(), err error) {
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listening for who asks for statistics: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("listening for who asks for statistics: %w", err)
+	}
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.SetDeadline(time.Now().Add(tellTimeout))
+			_ = json.NewEncoder(c).Encode(plane.Stats()) // whoever asked may have gone
+			c.Close()
+		}
+	})
+	return func() {
+		l.Close()
+		telling.Wait()
+	}, nil
+}

@@ -1,0 +1,213 @@
+// Package proxy is a small sidecar proxy: HTTP by net/http's ReverseProxy, TLS by crypto/tls, and its configuration
+// from a control plane by xDS or from a file.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"tare/internal/fault"
+	"tare/internal/role"
+	"tare/internal/subject/mesh/proxy/dataplane"
+	"tare/internal/subject/mesh/xds"
+)
+
+// Ready is the data of the ready message.
+type Ready struct {
+	Workers   int                   `json:"workers"`
+	Config    string                `json:"config,omitempty"`
+	XDS       string                `json:"xds,omitempty"`
+	Listeners []dataplane.Listening `json:"listeners"`
+}
+
+// firstWait is how long the proxy waits for its first listeners from a control plane before it says that it is ready
+// without any.
+const firstWait = 10 * time.Second
+
+// StatsEvent asks for the proxy's counters; the answer is the same event with a dataplane.Stats.
+const StatsEvent = "stats"
+
+// Run is the proxy as a process: it listens, says ready, and ends with ctx or with conn's input, once requests under
+// way have ended. From a control plane it is ready once its first listeners listen.
+func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
+	if (o.Config == "") == (o.XDS == "") {
+		return fault.New(
+			fault.Usage,
+			"--config",
+			"give one of --config and --xds",
+			"one place is needed from which the configuration comes",
+		)
+	}
+	runtime.GOMAXPROCS(max(1, o.Workers))
+	if o.Garbage > 0 {
+		debug.SetGCPercent(o.Garbage)
+	}
+	logs := newLogs(conn)
+	defer logs.close()
+	plane := dataplane.New(logs.say)
+	source := newSource(plane, o.Config != "")
+	inner, stop := context.WithCancel(ctx)
+	var client chan error
+	defer func() {
+		stop()
+		if client != nil {
+			err = errors.Join(err, <-client)
+		}
+		source.close()
+		late, cancel := context.WithTimeout(context.Background(), o.Drain)
+		defer cancel()
+		err = errors.Join(err, plane.Close(late))
+	}()
+	listening := make(chan struct{})
+	if o.Config != "" {
+		if err := source.readFile(inner, o.Config); err != nil {
+			return err
+		}
+		close(listening)
+	} else if client, err = follow(inner, o, source, logs, listening); err != nil {
+		return err
+	}
+	if o.Stats != "" {
+		end, err := tellAt(o.Stats, plane)
+		if err != nil {
+			return err
+		}
+		defer end()
+	}
+	if err := giveUpRoot(o.UID, o.GID); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- listen(conn, plane) }()
+	ready := listening
+	wait := time.NewTimer(firstWait)
+	defer wait.Stop()
+	say := func() error {
+		ready = nil
+		return conn.Send(
+			role.Ready,
+			Ready{Workers: runtime.GOMAXPROCS(0), Config: o.Config, XDS: o.XDS, Listeners: plane.Listening()},
+		)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-ended:
+			return err
+		case err := <-client:
+			client = nil
+			if ctx.Err() == nil && err == nil {
+				err = errors.New("the client of the control plane has ended")
+			}
+			return err
+		case <-ready:
+			if err := say(); err != nil {
+				return err
+			}
+		case <-wait.C:
+			if ready == nil {
+				continue
+			}
+			if err := say(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// listen answers the parent until it closes.
+func listen(conn *role.Conn, plane *dataplane.Proxy) error {
+	for {
+		m, err := conn.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if m.Event != StatsEvent {
+			continue
+		}
+		if err := conn.Send(StatsEvent, plane.Stats()); err != nil {
+			return err
+		}
+	}
+}
+
+// follow has a client do what the control plane says, until ctx ends; what it returned is sent. listening is closed
+// once there are listeners.
+func follow(ctx context.Context, o Options, s *source, logs *logs, listening chan struct{}) (chan error, error) {
+	var once sync.Once
+	last := ""
+	c, err := xds.New(xds.Options{
+		Address:  o.XDS,
+		Node:     o.Node,
+		Consumer: s,
+		OnEvent: func(e xds.Event) {
+			for _, err := range e.Refused {
+				logs.say("refused: " + err.Error())
+			}
+			if e.Kind == xds.Listeners && len(s.plane.Listening()) > 0 {
+				once.Do(func() { close(listening) })
+			}
+		},
+		OnState: func(st xds.State) {
+			line := fmt.Sprintf("control plane %s: %s", o.XDS, st.Phase)
+			if st.Err != nil {
+				line += ": " + st.Err.Error()
+			}
+			if line != last { // each attempt in vain says the same
+				last = line
+				logs.say(line)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	return ended, nil
+}
+
+// logs sends lines to the parent, which need not read for the proxy to go on.
+type logs struct {
+	lines chan string
+	ended chan struct{}
+	gone  sync.WaitGroup
+}
+
+func newLogs(conn *role.Conn) *logs {
+	l := &logs{lines: make(chan string, 64), ended: make(chan struct{})}
+	l.gone.Go(func() {
+		for {
+			select {
+			case line := <-l.lines:
+				if conn.Send(role.Log, line) != nil {
+					return
+				}
+			case <-l.ended:
+				return
+			}
+		}
+	})
+	return l
+}
+
+func (l *logs) say(line string) {
+	select {
+	case l.lines <- line:
+	default:
+	}
+}
+
+func (l *logs) close() {
+	close(l.ended)
+	l.gone.Wait()
+}

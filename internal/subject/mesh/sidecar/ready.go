@@ -1,0 +1,145 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"tare/internal/fault"
+)
+
+// How readiness is asked.
+const (
+	askEvery  = 5 * time.Millisecond
+	askFor    = time.Second            // for a connection, and for what a proxy says of itself
+	staysOpen = 100 * time.Millisecond // that a connection of TCP must
+)
+
+// asker asks once per connection, so that what is weighed keeps none of them, and follows nobody. It waits as long as
+// it may, for an application can take its time.
+var asker = &http.Client{
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true},
+}
+
+// ask makes a real request at an address, which must be answered by who is behind all proxies. What they say of
+// themselves when they cannot, and to strangers, are statuses that count as no answer.
+func ask(ctx context.Context, address string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := asker.Do(req)
+	if err != nil {
+		return innermost(err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, 1<<20)
+	if resp.StatusCode >= 400 && resp.StatusCode != http.StatusNotFound {
+		return fmt.Errorf("the answer was status %d", resp.StatusCode)
+	}
+	return nil
+}
+
+// touch makes a connection, which must stay open: a proxy that cannot reach who is behind it closes it.
+func touch(ctx context.Context, address string) error {
+	d := net.Dialer{Timeout: askFor}
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return innermost(err)
+	}
+	defer c.Close()
+	if err := c.SetReadDeadline(time.Now().Add(staysOpen)); err != nil {
+		return err
+	}
+	var timeout net.Error
+	if _, err := c.Read(make([]byte, 1)); err != nil && !(errors.As(err, &timeout) && timeout.Timeout()) {
+		return fmt.Errorf("the connection was closed at once: %w", innermost(err))
+	}
+	return nil
+}
+
+// innermost is the reason in an error of the network, without the addresses around it.
+func innermost(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}
+
+// reach waits until a request has gone through all proxies of an application, which were started at began.
+func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
+	within := j.part.Options.Duration(settingReady)
+	address, asking := j.entry[app], ask
+	if j.part.Options[settingProtocol] == ProtocolTCP && !j.speaksHTTP(app) {
+		asking = func(ctx context.Context, address string) error { return j.touchAll(ctx, app, address) }
+	}
+	var reason error // that is not only that the time was over
+	tick := time.NewTicker(askEvery)
+	defer tick.Stop()
+	asked, cancel := context.WithDeadline(ctx, began.Add(within))
+	defer cancel()
+	for {
+		if err := j.died("before it was ready"); err != nil {
+			return err
+		}
+		err := asking(asked, address)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if reason == nil || asked.Err() == nil {
+			reason = err
+		}
+		if asked.Err() != nil {
+			return j.withWords(fault.Wrap(reason, fault.Machine, j.name, "see what the proxies say, and raise "+settingReady+
+				" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
+		}
+		select {
+		case <-asked.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// touchAll sees that each proxy of an application listens before it touches the first: one that cannot reach the next
+// yet may take longer to say so than a connection has to stay open.
+func (j *joined) touchAll(ctx context.Context, app, address string) error {
+	d := net.Dialer{Timeout: askFor}
+	for _, p := range j.proxies {
+		if p.place.App != app || p.place.Listen == address {
+			continue
+		}
+		c, err := d.DialContext(ctx, "tcp", p.place.Listen)
+		if err != nil {
+			return innermost(err)
+		}
+		c.Close()
+	}
+	return touch(ctx, address)
+}
+
+func (j *joined) speaksHTTP(app string) bool {
+	a := j.trial.Setup().Applications[app]
+	return a != nil && a.Kind.About().Protocol == ProtocolHTTP
+}
+
+// withWords adds what the proxies of an application wrote last.
+func (j *joined) withWords(err error, app string) error {
+	for _, p := range j.proxies {
+		if p.place.App != app || p.running == nil {
+			continue
+		}
+		if words := p.running.Words(); words != "" {
+			err = fmt.Errorf("%w; %s wrote: %s", err, p.place.Component, words)
+		}
+	}
+	return err
+}

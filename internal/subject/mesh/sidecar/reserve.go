@@ -1,0 +1,51 @@
+package sidecar
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// reservation holds a TCP port of 127.0.0.1 for a process that is to listen there.
+//
+// The socket is bound and does not listen. The kernel then gives the port to nobody who asks for any port, neither to
+// bind (inet_csk_find_open_port in net/ipv4/inet_connection_sock.c takes two sockets with SO_REUSEADDR for a conflict
+// there) nor to connect (__inet_hash_connect in net/ipv4/inet_hashtables.c passes over ports that somebody has bound).
+// Whoever names the port and sets SO_REUSEADDR can bind it and listen, as long as nobody else listens there
+// (inet_bind_conflict), and connections go to that socket. Until then they are refused.
+type reservation struct {
+	fd      int
+	address string
+}
+
+// reserve holds a free port.
+func reserve() (*reservation, error) {
+	fail := func(fd int, err error) (*reservation, error) {
+		if fd >= 0 {
+			_ = unix.Close(fd) // nothing was sent
+		}
+		return nil, fmt.Errorf("reserving a port: %w", os.NewSyscallError("socket", err))
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fail(-1, err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return fail(fd, err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		return fail(fd, err)
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		return fail(fd, err)
+	}
+	port := at.(*unix.SockaddrInet4).Port
+	return &reservation{fd, net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}, nil
+}
+
+// release gives the port back.
+func (r *reservation) release() { _ = unix.Close(r.fd) } // nothing was sent

@@ -1,0 +1,288 @@
+// Package sidecar is what subjects made of sidecar proxies share: which proxies stand between a load and an
+// application, how they are started, known to be ready, watched and ended, and what is kept of them. A kind of proxy
+// says how one of it is configured and started (Proxy); the rest is here.
+//
+// Each proxy is a component of the subject in a control group of its own, and serves one application:
+//
+//	hops: 2   load -> proxy.client -> (mTLS) -> proxy.server -> application
+//	hops: 1   load -> proxy.server -> application, as through an ingress
+//	hops: 0   load -> application
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"tare/internal/command"
+	"tare/internal/host/feature"
+	"tare/internal/kind"
+	"tare/internal/measured"
+	"tare/internal/param"
+)
+
+// The components of a subject, by which records know the proxies.
+const (
+	Client = "proxy.client" // beside the load
+	Server = "proxy.server" // beside the application
+)
+
+// Proxy is one kind of proxy. Its methods may be used concurrently.
+type Proxy interface {
+	About() About
+	// Command writes the files of a proxy into its directory, with mode 0600, and gives the command that runs it there
+	// until it is told to end. The command listens at p.Listen once it can serve, and keeps no other process waiting.
+	Command(p Place) (command.Command, error)
+	// Version is that of the program at a path; empty where it does not say.
+	Version(ctx context.Context, program string) string
+}
+
+// About is what a kind of proxy says of itself.
+type About struct {
+	Name     string // of the subject, as a spec has it
+	Summary  string // one line, for lists
+	Program  string // its name, which is looked for on the PATH and where system programs are; empty: tare itself
+	Hint     string // how to install it: "apt-get install haproxy"
+	Settings []param.Setting
+}
+
+// What else a proxy can have, found by type assertion.
+type (
+	// Checker checks the settings of a kind of proxy together. Its error reads on after the part's place in the spec.
+	Checker interface {
+		Check(o param.Values) error
+	}
+
+	// Needer is a proxy that needs more than its program for some settings. Lacks is an error of code fault.Machine that
+	// says what is missing.
+	Needer interface {
+		Lacks(ctx context.Context, program string, o param.Values) error
+	}
+
+	// Teller is a proxy that counts what it does. Own is its own word, by its own names, from its start until now: it is
+	// kept in the record as that, and no metric is made of it.
+	Teller interface {
+		Own(ctx context.Context, p Place) (map[string]float64, error)
+	}
+
+	// Driven is a proxy that a control plane configures. Drive starts that, as a component of the subject, before any
+	// proxy, and tells it of all of them; what it returns is in Place.Control. Such a proxy gets its certificates from
+	// there, and no files of them.
+	Driven interface {
+		Drive(ctx context.Context, d Drive) (control any, err error)
+	}
+)
+
+// Drive is what a control plane is started with.
+type Drive struct {
+	Trial   kind.Trial
+	Part    *kind.Part
+	Dir     string // of its files, which goes with the trial; others than its user can pass, and not list it
+	Proxies []Place
+}
+
+// Place is where one proxy stands: between what comes to Listen and what is at To.
+type Place struct {
+	Component string       // Client or Server
+	App       string       // the application that it serves
+	Options   param.Values // of the subject
+	Self      string       // path of the tare binary
+	Program   string       // path of its own program
+	Dir       string       // of its files: absolute, made for it, and gone with the trial
+
+	// Listen and To are host:port on this machine. Listen is held for the proxy, so that nobody else is given that port:
+	// a socket that sets SO_REUSEADDR, as servers do, can be bound to it and listen there.
+	Listen, To string
+
+	// AcceptTLS and DialTLS say on which side the proxy speaks mutual TLS. Its certificate and the roots are then in
+	// Dir, in the files IdentityFile and RootsFile.
+	AcceptTLS, DialTLS bool
+	Identity           string // its SPIFFE ID
+	Peer               string // SPIFFE ID of the proxy on the other side of the TLS; empty where there is none
+	PeerName           string // DNS name in that proxy's certificate
+
+	Workers     int    // threads or processes that carry requests
+	Connections int    // that it must be able to carry at once
+	Protocol    string // ProtocolHTTP or ProtocolTCP
+
+	// User and Group are whom it must run as once it has read its files, by name and by number; empty: nobody else than
+	// who started it.
+	User, Group string
+	UID, GID    int
+
+	Control any // what Driven.Drive gave
+}
+
+// The protocols. The first is what applications and loads of HTTP/1.1 call it, too.
+const (
+	ProtocolHTTP = "http" // HTTP/1.1, request by request
+	ProtocolTCP  = "tcp"  // bytes, connection by connection
+)
+
+// The settings that all kinds of proxies have.
+const (
+	settingHops        = "hops"
+	settingMTLS        = "mtls"
+	settingWorkers     = "workers"
+	settingProtocol    = "protocol"
+	settingConnections = "connections"
+	settingReady       = "ready-timeout"
+	settingProgram     = "program"
+	settingOptional    = "optional"
+)
+
+var commonSettings = []param.Setting{
+	{Name: settingHops, Type: param.TypeCount, Default: "2", Max: 2,
+		Phrase: map[string]string{"0": "through no proxy", "1": "through one proxy", "2": "through two proxies"},
+		Doc: "proxies between a load and an application: 2, the client's and the server's; 1, the server's alone, as of an " +
+			"ingress; 0, none"},
+	{Name: settingMTLS, Type: param.TypeSwitch, Default: "true",
+		Phrase: map[string]string{"true": "with mTLS", "false": "without mTLS"},
+		Doc: "whether the two proxies speak mutual TLS with each other, and the server's takes nothing else; with fewer than " +
+			"two proxies there is no such link, and this has no meaning"},
+	{Name: settingWorkers, Type: param.TypeCount, Default: "1", Min: 1, Max: 256,
+		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
+		Doc:    "threads or processes of each proxy that carry requests"},
+	{Name: settingProtocol, Type: param.TypeWord, Default: ProtocolHTTP, Words: []string{ProtocolHTTP, ProtocolTCP},
+		Doc: "what the proxies understand: requests of HTTP/1.1, which share connections that are kept open, or bytes of TCP"},
+	{Name: settingConnections, Type: param.TypeCount, Default: "4096", Min: 1, Max: 100_000,
+		Doc: "connections that each proxy is configured to carry at once: some proxies set memory aside for them"},
+	{Name: settingReady, Type: param.TypeDuration, Default: "10s", Min: 0.1, Max: 600,
+		Doc: "time from the start of the proxies in which a request must have gone through all of them"},
+	{Name: settingProgram, Type: param.TypeText,
+		Doc: "the proxy's program, by its path or by a name on the PATH; its usual name when left out"},
+	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
+		Doc: "true: where its program is not installed, the run goes on without the arm and says so"},
+}
+
+// Hops is how many proxies options put between a load and an application.
+func Hops(o param.Values) int { return o.Int(settingHops) }
+
+// MTLS reports whether options make two proxies speak mutual TLS with each other.
+func MTLS(o param.Values) bool { return Hops(o) == 2 && o.On(settingMTLS) }
+
+// Settings are those of all kinds of proxies.
+func Settings() []param.Setting { return slices.Clone(commonSettings) }
+
+// Guest is a kind of proxy as a subject of experiments.
+type Guest struct{ Proxy Proxy }
+
+// Register registers a kind of proxy as a subject; for init functions.
+func Register(p Proxy) { kind.Register(kind.Subject, Guest{p}) }
+
+// About is kind.Guest's.
+func (g Guest) About() kind.About {
+	a := g.Proxy.About()
+	return kind.About{Name: a.Name, Summary: a.Summary, Settings: slices.Concat(commonSettings, a.Settings)}
+}
+
+// Check is kind.Checker's.
+func (g Guest) Check(o param.Values) error {
+	if c, ok := g.Proxy.(Checker); ok {
+		return c.Check(o)
+	}
+	return nil
+}
+
+// CheckSetup refuses applications that speak what the proxies do not understand.
+func (g Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
+	for name, a := range s.Applications {
+		switch speaks := a.Kind.About().Protocol; {
+		case speaks == "" || speaks == kind.AnyProtocol || speaks == ProtocolHTTP:
+		case part.Options[settingProtocol] == ProtocolTCP:
+		default:
+			return fmt.Errorf("its proxies understand HTTP/1.1, and the application %s speaks %s: write protocol: %s, "+
+				"and they carry bytes", name, speaks, ProtocolTCP)
+		}
+	}
+	if len(s.Loads) > 0 && !slices.ContainsFunc(loadsOf(s), func(p *kind.Part) bool { return p.To != "" }) {
+		return errors.New("proxies stand between loads and applications, and no load goes to an application")
+	}
+	return nil
+}
+
+func loadsOf(s *kind.Setup) (loads []*kind.Part) {
+	for _, p := range s.Loads {
+		loads = append(loads, p)
+	}
+	return loads
+}
+
+// Installed is kind.Installed's.
+func (g Guest) Installed(ctx context.Context, o param.Values) error {
+	if Hops(o) == 0 {
+		return nil
+	}
+	program, err := g.program(o)
+	if err != nil {
+		return err
+	}
+	if n, ok := g.Proxy.(Needer); ok {
+		return n.Lacks(ctx, program, o)
+	}
+	return nil
+}
+
+// Optional is kind.Installed's.
+func (Guest) Optional(o param.Values) bool { return o.On(settingOptional) }
+
+// Version is kind.Versioned's.
+func (g Guest) Version(ctx context.Context, o param.Values, _ string) (name, version string) {
+	program, err := g.program(o)
+	if err != nil {
+		return g.Proxy.About().Name, ""
+	}
+	name = g.Proxy.About().Name
+	if o[settingProgram] != "" {
+		name = filepath.Base(program)
+	}
+	return name, g.Proxy.Version(ctx, program)
+}
+
+// Probes is kind.Diagnosed's.
+func (g Guest) Probes() []*feature.Probe {
+	a := g.Proxy.About()
+	if a.Program == "" {
+		return nil // it is there
+	}
+	status := feature.Status{
+		Name: a.Program, Needs: "the program " + a.Program, Lost: "arms of experiments with the subject " + a.Name,
+		Mend: a.Hint,
+	}
+	return []*feature.Probe{feature.New(status, func() (string, error) {
+		program, err := Find(a, nil)
+		if err != nil {
+			return "not installed", err
+		}
+		return strings.TrimSpace(program + " " + g.Proxy.Version(context.Background(), program)), nil
+	})}
+}
+
+// StandsInPath is measured.InPath's.
+func (Guest) StandsInPath() {}
+
+// Speaks: what proxies use is what they are weighed for.
+func (Guest) Speaks(*kind.Setup) []string { return []string{"subject_cpus"} }
+
+// Join is kind.Joiner's.
+func (g Guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
+	return &joined{proxy: g.Proxy, guest: g, trial: t, name: name, part: part}, nil
+}
+
+var (
+	_ kind.Guest        = Guest{}
+	_ kind.Checker      = Guest{}
+	_ kind.SetupChecker = Guest{}
+	_ kind.Installed    = Guest{}
+	_ kind.Versioned    = Guest{}
+	_ kind.Joiner       = Guest{}
+	_ kind.Diagnosed    = Guest{}
+	_ measured.Speaker  = Guest{}
+	_ measured.InPath   = Guest{}
+)
+
+// ProtocolOf is what options say that the proxies understand.
+func ProtocolOf(o param.Values) string { return o[settingProtocol] }

@@ -1,0 +1,191 @@
+package sidecar
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tare/internal/command"
+	"tare/internal/kind"
+	"tare/internal/param"
+	"tare/test/vm/guest"
+)
+
+// fake is a kind of proxy that nobody starts.
+type fake struct{}
+
+func (fake) About() About                           { return About{Name: "fake", Program: "sh", Hint: "get it"} }
+func (fake) Command(Place) (command.Command, error) { return command.Command{}, nil }
+func (fake) Version(context.Context, string) string { return "1.0" }
+
+// TestReserve: a port that is held is nobody's who asks for any, cannot be connected to, and is there for who names it.
+func TestReserve(t *testing.T) {
+	r, err := reserve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, err := net.Dial("tcp", r.address); err == nil {
+		c.Close()
+		t.Error("somebody listens there")
+	}
+	l, err := net.Listen("tcp", r.address)
+	if err != nil {
+		t.Fatalf("the one that it is held for cannot listen: %v", err)
+	}
+	accepted := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err == nil {
+			c.Close()
+		}
+		accepted <- err
+	}()
+	c, err := net.Dial("tcp", r.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if err := <-accepted; err != nil {
+		t.Error(err)
+	}
+	l.Close()
+	r.release()
+}
+
+// TestReserveMany: who wants any port to listen at is given none that is held.
+func TestReserveMany(t *testing.T) {
+	held := map[string]bool{}
+	for range 200 {
+		r, err := reserve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.release()
+		if held[r.address] {
+			t.Fatalf("%s is held twice", r.address)
+		}
+		held[r.address] = true
+	}
+	for range 2000 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if held[l.Addr().String()] {
+			t.Errorf("%s was given to another who listens", l.Addr())
+		}
+		l.Close()
+	}
+}
+
+// TestIdentity: certificates have the one identity and the name that other proxies look for, are of the root beside
+// them, and only their owner reads them.
+func TestIdentity(t *testing.T) {
+	guest.KernelFree(t)
+	a, err := newAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	id := identityOf(Client, "server")
+	if err := issue(a, dir, id); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, IdentityFile)
+	pair, err := tls.LoadX509KeyPair(file, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(pair.Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots, pool := mustRead(t, filepath.Join(dir, RootsFile)), x509.NewCertPool()
+	pool.AppendCertsFromPEM(roots)
+	use := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, KeyUsages: use, DNSName: nameOf(Client)}); err != nil {
+		t.Error(err)
+	}
+	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != "spiffe://mesh.local/ns/default/sa/client-of-server" || leaf.IsCA {
+		t.Errorf("the certificate is of %v, CA: %v", leaf.URIs, leaf.IsCA)
+	}
+	if strings.Contains(string(roots), "PRIVATE") {
+		t.Error("the roots have a key")
+	}
+	for _, name := range []string{IdentityFile, RootsFile} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
+}
+
+func mustRead(t *testing.T, file string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// app is an application by what it speaks.
+type app string
+
+func (a app) About() kind.About { return kind.About{Name: string(a), Protocol: string(a)} }
+
+// TestCheckSetup: proxies of HTTP are refused where an application speaks something else, and where no load goes to
+// any.
+func TestCheckSetup(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct{ speaks, protocol, to, says string }{
+		{"http", "http", "server", ""},
+		{kind.AnyProtocol, "http", "server", ""},
+		{"mesh", "tcp", "server", ""},
+		{"", "http", "server", ""}, // which serves nobody
+		{"mesh", "http", "server", "the application server speaks mesh: write protocol: tcp"},
+		{"http", "http", "", "no load goes to an application"},
+	} {
+		g := Guest{fake{}}
+		o := param.Defaults(g.About().Settings)
+		o[settingProtocol] = c.protocol
+		s := &kind.Setup{
+			Applications: map[string]*kind.Part{"server": {Kind: app(c.speaks)}},
+			Loads:        map[string]*kind.Part{"client": {Kind: app("http"), To: c.to}},
+		}
+		err := g.CheckSetup(s, "arms.a", &kind.Part{Kind: g, Options: o})
+		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestMTLS: there is a link for it between two proxies, and nowhere else.
+func TestMTLS(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct {
+		hops, mtls string
+		want       bool
+	}{{"0", "true", false}, {"1", "true", false}, {"2", "true", true}, {"2", "false", false}} {
+		if got := MTLS(param.Values{settingHops: c.hops, settingMTLS: c.mtls}); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+// TestProbes: doctor says where the program is, or how to get it.
+func TestProbes(t *testing.T) {
+	guest.KernelFree(t)
+	s := Guest{fake{}}.Probes()[0].Status()
+	if !s.Available || !strings.HasSuffix(s.Detail, "/sh 1.0") {
+		t.Errorf("%+v", s)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if s = (Guest{fake{}}).Probes()[0].Status(); s.Available || s.Mend != "get it" || s.Detail != "not installed" {
+		t.Errorf("%+v", s)
+	}
+}
