@@ -16,6 +16,7 @@ import (
 	"tare/experiments"
 	"tare/internal/analysis"
 	"tare/internal/record"
+	"tare/internal/subject/mesh/sidecar"
 	"tare/internal/subject/sandbox"
 )
 
@@ -154,6 +155,14 @@ var smallests = map[string]smallest{
 		ofSubject: []string{"bpf_run_seconds", "bpf_seconds_per_connection"},
 		check:     requestsAnswered,
 	},
+	"mesh-rate": {
+		arms: []string{"haproxy", "nginx", "proxy"}, levels: map[string][]any{"client.rate": {200}}, duration: "1s",
+		tells: []string{"latency_p50_seconds", "cpu_seconds_per_request", "busy_cpu_seconds_per_request",
+			"app_cpu_seconds_per_request", "load_cpu_seconds_per_request", "kernel_cpu_seconds_per_request",
+			"unexplained_cpu_seconds_per_request"},
+		ofSubject: []string{"subject_cpu_seconds_per_request", "subject_cpus", "memory_hard_bytes", "start_seconds"},
+		check:     proxiesSeen,
+	},
 	"sandbox-idle": {
 		arms: []string{"runc"}, levels: map[string][]any{"idle.count": {2}},
 		tells: []string{"sandbox_ready_seconds", "sandbox_lost_bytes", "sandbox_taken_bytes", "sandbox_unattributed_share",
@@ -237,6 +246,31 @@ func allAnswered(t *testing.T, tr record.Trial) {
 		if l.Done == 0 || len(l.Errors) > 0 || l.Sent > l.Intended || l.Done+l.Unfinished > l.Sent || l.Late > l.Done {
 			t.Errorf("%s, %s: of %d requests %d were sent, %d answered, %d of them late, %d unfinished, errors %v",
 				tr.Arm, name, l.Intended, l.Sent, l.Done, l.Late, l.Unfinished, l.Errors)
+		}
+	}
+}
+
+// proxiesSeen: requests went through both proxies, each of which has its CPU time and its memory.
+func proxiesSeen(t *testing.T, tr record.Trial) {
+	t.Helper()
+	allAnswered(t, tr)
+	if !hasSubject(tr) {
+		return
+	}
+	for _, component := range []string{sidecar.Client, sidecar.Server} {
+		for _, metric := range []string{"subject_cpus", "subject_cpu_seconds_per_request", "memory_hard_bytes"} {
+			if v := tr.Components[component][metric]; v <= 0 && !windowCut(tr) {
+				t.Errorf("%s: %s of %s is %g", tr.Arm, metric, component, v)
+			}
+		}
+	}
+	var seen sidecar.Evidence
+	if err := json.Unmarshal(tr.Evidence[tr.Arm], &seen); err != nil || len(seen.Proxies) != 2 || !seen.MTLS {
+		t.Errorf("%s: %+v, %v", tr.Arm, seen, err)
+	}
+	for _, p := range seen.Proxies {
+		if p.Own == nil || p.Unsaid != "" {
+			t.Errorf("%s: %s says nothing of itself: %s", tr.Arm, p.Component, p.Unsaid)
 		}
 	}
 }

@@ -1,0 +1,124 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/host/proc"
+	"tare/internal/record"
+)
+
+// proxiesSpec is a run of one block with an arm of sidecar proxies, in which nothing is run twice.
+const proxiesSpec = `
+name: proxies
+question: What is left of proxies that are killed?
+blocks: 1
+warmup: 100ms
+duration: 2s
+statistics: false
+repeat: 0%
+applications:
+  server: {kind: http}
+loads:
+  client: {kind: http, to: server, rate: 50, connections: 2}
+arms:
+  mine: {subject: SUBJECT}
+gates: {rate: 0, errors: 1, lag: 60s, drift: 1000, generator_cpu: 1, throttled: 1h, connections: 0, invalid: 1}
+`
+
+// proxiesRun starts such a run, and gives the process that tare started of its arm, once both proxies have been there
+// for a while. kind is what they are called.
+func proxiesRun(t *testing.T, kind, temporary, out string) (*process, proc.Process) {
+	t.Helper()
+	p := command{
+		args: []string{"run", specFile(t, strings.ReplaceAll(proxiesSpec, "SUBJECT", kind)), "--out", out, "--seed", "1"},
+		env:  []string{"TMPDIR=" + temporary}, timeout: 2 * time.Minute,
+	}.start(t)
+	for {
+		var proxies []proc.Process
+		all, err := (proc.FS{}).PIDs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pid := range all {
+			if q, err := (proc.FS{}).Process(pid); err == nil && q.PPID == p.pid && q.Comm == kind && q.Alive() {
+				proxies = append(proxies, q)
+			}
+		}
+		if len(proxies) == 2 {
+			time.Sleep(700 * time.Millisecond) // until requests go through them, as a rule
+			return p, proxies[0]
+		}
+		select {
+		case <-p.done:
+			t.Fatalf("it ended without proxies: %s", p.wait(t))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// needsProxy skips a test where a proxy is not installed.
+func needsProxy(t *testing.T, name string) {
+	t.Helper()
+	if _, err := os.Stat("/usr/sbin/" + name); err != nil {
+		t.Skipf("needs %s: %v", name, err)
+	}
+}
+
+// TestProxyKilled: a proxy that is killed fails its trial, with the cause, and the run goes on to its end.
+func TestProxyKilled(t *testing.T) {
+	needsRoot(t)
+	needsProxy(t, "haproxy")
+	leavesNothing(t)
+	temporary, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
+	p, proxy := proxiesRun(t, "haproxy", temporary, out)
+	if err := unix.Kill(proxy.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	o := p.wait(t)
+	c, err := record.Read(out)
+	if err != nil {
+		t.Fatalf("%v: %s", err, o)
+	}
+	i := slices.IndexFunc(c.Trials, func(tr record.Trial) bool { return tr.Arm == "mine" })
+	if i < 0 || len(c.Trials) != 3 {
+		t.Fatalf("%d trials: %s", len(c.Trials), o)
+	}
+	if failed := c.Trials[i].Validity.Failed; !strings.Contains(failed, "proxy.") || !strings.Contains(failed, "killed") {
+		t.Errorf("the trial failed because of %q", failed)
+	}
+	noScratch(t, temporary)
+}
+
+// TestProxiesOrphaned: when tare is killed, 'tare clean' ends the proxies, workers that outlive their parents among
+// them, and removes the directory with their keys.
+func TestProxiesOrphaned(t *testing.T) {
+	needsRoot(t)
+	needsProxy(t, "nginx")
+	leavesNothing(t)
+	temporary := t.TempDir()
+	p, _ := proxiesRun(t, "nginx", temporary, filepath.Join(t.TempDir(), "out"))
+	p.signal(t, unix.SIGKILL)
+	p.wait(t)
+	if left, err := filepath.Glob(filepath.Join(temporary, "tare-scratch-sidecar-*", "*", "identity.pem")); err != nil ||
+		len(left) != 2 {
+		t.Errorf("there were keys in %v, %v", left, err)
+	}
+	if o := (command{args: []string{"clean"}, env: []string{"TMPDIR=" + temporary}}).start(t).wait(t); o.code != 0 {
+		t.Error(o)
+	}
+	noScratch(t, temporary)
+}
+
+func noScratch(t *testing.T, temporary string) {
+	t.Helper()
+	if left, err := filepath.Glob(filepath.Join(temporary, "tare-scratch-*")); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}
