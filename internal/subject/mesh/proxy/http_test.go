@@ -351,6 +351,37 @@ func TestSlow(t *testing.T) {
 	}
 }
 
+// TestEarlyAnswer: an answer may begin before its request has come whole, and the rest of the request still goes on.
+func TestEarlyAnswer(t *testing.T) {
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		both := http.NewResponseController(w)
+		_ = both.EnableFullDuplex()
+		w.WriteHeader(http.StatusOK)
+		_ = both.Flush()
+		_, _ = io.Copy(w, r.Body)
+	}))
+	defer app.Close()
+	at := free(t)
+	start(t, cluster("app", "", false, app.Listener.Addr().String()), listener(at, chain(hcm(nil, to("app")))))
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Minute)) // or it would wait for ever
+	const half = 64 << 10
+	fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", 2*half, strings.Repeat("a", half))
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatalf("with half of the request sent: %v", err)
+	}
+	fmt.Fprint(c, strings.Repeat("b", half))
+	got, err := io.ReadAll(answer.Body)
+	if err != nil || string(got) != strings.Repeat("a", half)+strings.Repeat("b", half) {
+		t.Errorf("%d bytes of %d came back: %v", len(got), 2*half, err)
+	}
+}
+
 // TestLongAnswer: a server whose head does not end, or that says more than one answer, is not believed.
 func TestLongAnswer(t *testing.T) {
 	at := free(t)

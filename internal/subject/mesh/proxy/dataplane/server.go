@@ -221,6 +221,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if x.route.Timeout > 0 {
 		x.deadline = time.Now().Add(x.route.Timeout)
 	}
+	if r.ProtoMajor == 1 && r.Body != http.NoBody {
+		// Else net/http reads and drops what is left of the body, up to 256 KB, as soon as the response begins.
+		_ = http.NewResponseController(w).EnableFullDuplex() // of HTTP/1 it never fails
+	}
 	x.reverse.ServeHTTP(w, r)
 }
 
