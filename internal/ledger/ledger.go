@@ -59,7 +59,7 @@ type Window struct {
 
 // CPU is the budget. Two views of the same capacity:
 //
-//	idle - idle_stolen + steal + attributed + unexplained = capacity                               (who)
+//	idle - idle_stolen + steal - charged_stolen + attributed + unexplained = capacity              (who)
 //	idle - idle_stolen + steal + user + system + softirq + irq ~ capacity, by the kernel's tick    (mode)
 //
 // The first is exact by construction and is the one that closes; unexplained may be negative, by the grain of the
@@ -73,7 +73,7 @@ type CPU struct {
 	IRQ         float64   `json:"irq_seconds"`
 	Steal       float64   `json:"steal_seconds"`       // by the witness where there is one, else by the kernel's counter
 	Attributed  float64   `json:"attributed_seconds"`  // on a line of Lines
-	Unexplained float64   `json:"unexplained_seconds"` // capacity - (idle - idle_stolen) - steal - attributed
+	Unexplained float64   `json:"unexplained_seconds"` // the remainder: what the first view lacks
 	Lines       []CPULine `json:"lines"`               // the parts of attributed
 	// BPFUnsplit is run time of eBPF programs that could not be split. It ran inside the other lines (groups, root,
 	// kernel threads, interrupts), nobody knows in which, so it stands there and is no summand of its own: the ebpf
@@ -84,6 +84,12 @@ type CPU struct {
 	// known, and unexplained is too low by it.
 	IdleStolen      *float64 `json:"idle_stolen_seconds"`
 	IdleStolenError *float64 `json:"idle_stolen_error_seconds"`
+	// ChargedStolen is the part of steal that the kernel charged to tasks as well, which makes attributed too high by
+	// it: since Linux 6.14 (5.15.179 of the stable kernels) the clock of tasks forgets stolen time that it sees late
+	// (update_rq_clock_task in kernel/sched/core.c). The kernel's ticks do not (account_steal_time in
+	// kernel/sched/cputime.c), so it is what attributed exceeds them by, and never more than what the view by who has
+	// too much, nor than was stolen from busy CPUs. Null where that is not known, as IdleStolen is.
+	ChargedStolen *float64 `json:"charged_stolen_seconds"`
 }
 
 // CPULine is one part of the attributed CPU time. No second stands on two lines.

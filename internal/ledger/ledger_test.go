@@ -124,6 +124,31 @@ func TestBudgetTakesStolenIdleTimeOutOnce(t *testing.T) {
 	}
 }
 
+// Stolen time that the kernel charged to tasks is known by its ticks, which leave it out. It explains what is too much,
+// and no more: not beyond what the ticks say, nor beyond what was stolen from busy CPUs, nor where time is missing.
+func TestBudgetTakesStolenTimeOfTasksOutOnce(t *testing.T) {
+	for _, c := range []struct {
+		name                         string
+		root, user, idle, idleStolen float64
+		charged, unexplained         float64
+	}{
+		{"all of it", 4.4, 4, 1, 0.5, 0.4, 0},
+		{"the ticks know of a part", 4.4, 4.3, 1, 0.5, 0.1, -0.3},
+		{"less was stolen from busy CPUs", 5.4, 4, 1, 0.5, 1, -0.4},
+		{"the ticks are low as well", 4, 3, 1, 0.5, 0, 0},
+		{"too little is attributed", 3, 2, 1, 0.5, 0, 1},
+	} {
+		off := 0.01
+		got := Budget(Usage{Capacity: 6, Idle: c.idle, Steal: 1.5, Root: c.root, User: c.user, IdleStolen: &c.idleStolen, IdleStolenError: &off})
+		if !got.Closes() || !near(*got.ChargedStolen, c.charged) || !near(got.Unexplained, c.unexplained) || !near(got.Stolen(), 1.5-c.charged) {
+			t.Errorf("%s: charged %g, unexplained %g: %+v", c.name, *got.ChargedStolen, got.Unexplained, got)
+		}
+	}
+	if got := Budget(Usage{Capacity: 6, Idle: 1, Steal: 1.5, Root: 4.4, User: 4}); got.ChargedStolen != nil || got.Stolen() != 1.5 {
+		t.Errorf("without a witness: %+v", got)
+	}
+}
+
 func TestRanSeconds(t *testing.T) {
 	run := 0.5
 	for _, c := range []struct {
@@ -190,7 +215,7 @@ func TestJSONNames(t *testing.T) {
 	want := strings.Fields(`
 		schema host.hostname host.kernel host.cpus host.cpu_model host.cgroup_mode host.clocksource host.sampler host.sampler_period_seconds
 		host.irq_time_accounting host.tare window.start window.end window.seconds
-		cpu.capacity_seconds cpu.idle_seconds cpu.user_seconds cpu.system_seconds cpu.softirq_seconds cpu.irq_seconds cpu.steal_seconds
+		cpu.capacity_seconds cpu.charged_stolen_seconds cpu.idle_seconds cpu.user_seconds cpu.system_seconds cpu.softirq_seconds cpu.irq_seconds cpu.steal_seconds
 		cpu.attributed_seconds cpu.unexplained_seconds cpu.lines cpu.bpf_unsplit_seconds
 		cpu.idle_stolen_seconds cpu.idle_stolen_error_seconds
 		programs maps cgroups

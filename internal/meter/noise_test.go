@@ -112,19 +112,10 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 				// times as far apart. And where a CPU was idle for a part of the time between two looks and stolen for
 				// another, nobody knows how much of the two is the same.
 				unsure := l.Window.EdgeSeconds/l.Window.Seconds + *l.CPU.IdleStolenError/l.CPU.Capacity
-				// Since Linux 6.14 (in stable kernels, 5.15.179) the clock by which tasks are charged forgets stolen
-				// time that it sees late (update_rq_clock_task in kernel/sched/core.c), and charges it to whoever ran.
-				// The ticks do not (account_steal_time in kernel/sched/cputime.c): by how much the two differ is no
-				// error of the scale.
-				ticks := l.CPU.User + l.CPU.System + l.CPU.Softirq + l.CPU.IRQ
-				charged := min(max(0, l.CPU.Attributed-ticks), l.CPU.Steal) / l.CPU.Capacity
-				if part < 0 {
-					part = min(0, part+charged)
-				}
 				most = max(most, l.CPU.Steal/l.CPU.Capacity)
 				if math.Abs(part) > 0.02 {
-					t.Logf("%.2f %% is unexplained, beside %.2f %% that was stolen and charged, edges within %.1f ms, idle and stolen "+
-						"%.3f s, at most %.3f s off", 100*part, 100*charged, 1e3*l.Window.EdgeSeconds, *l.CPU.IdleStolen,
+					t.Logf("%.2f %% is unexplained, beside %.3f s that were stolen and charged, edges within %.1f ms, idle and stolen "+
+						"%.3f s, at most %.3f s off", 100*part, *l.CPU.ChargedStolen, 1e3*l.Window.EdgeSeconds, *l.CPU.IdleStolen,
 						*l.CPU.IdleStolenError)
 				}
 				if math.Abs(part) > 0.02+unsure && !testing.Short() {

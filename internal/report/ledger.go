@@ -76,7 +76,11 @@ func budgetParts(c ledger.CPU) []part {
 	if c.IdleStolen != nil && *c.IdleStolen > 0 {
 		idle.note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs", quantity.Value(*c.IdleStolen, quantity.Seconds))
 	}
-	return append(parts, idle, part{"steal", c.Steal, 's', "counted", false},
+	steal := part{"steal", c.Stolen(), 's', "counted", false}
+	if c.ChargedStolen != nil && *c.ChargedStolen > 0 {
+		steal.note = fmt.Sprintf("counted, without %s that the kernel charged to tasks as well", quantity.Value(*c.ChargedStolen, quantity.Seconds))
+	}
+	return append(parts, idle, steal,
 		part{"unexplained", c.Unexplained, '?', "remainder", false})
 }
 
