@@ -83,7 +83,7 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 					"a window lasts from 100ms to %v", longestWindow)
 			}
 			if hz < 0 || hz > 10_000 {
-				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 499",
+				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 449",
 					"samples per second and CPU are from 0 (none) to 10000")
 			}
 			if hz == 0 {

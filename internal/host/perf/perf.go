@@ -36,7 +36,7 @@ const (
 // DefaultHz is prime, so that samples do not keep step with timers of round frequencies. It is also what an idle
 // machine can bear: a sample wakes an idle CPU, which costs it some 5 us, and 25 to 40 us were seen in a virtual
 // machine.
-const DefaultHz = 499
+const DefaultHz = 449
 
 // Options of a sampler. The zero value has sensible defaults.
 type Options struct {
