@@ -122,7 +122,7 @@ func TestLocalNodes(t *testing.T) {
 				t.Logf("%s: %s", n.Name, n.Failed)
 			}
 			e := n.Trial.Events
-			if e.Generated == 0 || e.Generated != e.Counted || e.Missed != 0 {
+			if e.Generated == 0 && n.Failed == "" || e.Generated != e.Counted || e.Missed != 0 {
 				t.Errorf("%s made %d execs, the kernel counted %d", n.Name, e.Generated, e.Counted)
 			}
 			sum += e.Generated

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -140,7 +141,8 @@ func fill(fd, enough int) {
 }
 
 // TestBalance: what a process takes is attributed by its kind, and what no account has is left as the remainder.
-// Neighbours take other kinds of memory meanwhile on a busy machine, by some megabytes at most.
+// Neighbours take and give back other kinds of memory meanwhile, some megabytes at most times and more at others, so
+// each case has some tries; what is attributed wrongly is so in all of them.
 func TestBalance(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes control groups")
@@ -149,48 +151,58 @@ func TestBalance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const most = planted / 8
-	near := func(t *testing.T, what string, got, want int64) {
-		t.Helper()
+	const most, tries = planted / 8, 4
+	var off []string // what is not as it should be
+	near := func(what string, got, want int64) {
 		if got < want-most || got > want+most {
-			t.Errorf("%s: %.1f MB, want %.1f MB", what, float64(got)/1e6, float64(want)/1e6)
+			off = append(off, fmt.Sprintf("%s: %.1f MB, want %.1f MB", what, float64(got)/1e6, float64(want)/1e6))
 		}
 	}
+	charged := func(b *Balance) { near("charged", b.Charged, planted) }
 	for _, c := range []struct {
 		kind  string
 		group string // where it is: among the sandboxes, beside them, or elsewhere on the machine
-		check func(*testing.T, *Balance)
+		check func(*Balance)
 	}{
-		{"anonymous memory", "pod", func(t *testing.T, b *Balance) { near(t, "charged", b.Charged, planted) }},
-		{"a memfd", "pod", func(t *testing.T, b *Balance) { near(t, "charged", b.Charged, planted) }},
-		{"page tables", "pod", func(t *testing.T, b *Balance) { near(t, "charged", b.Charged, planted) }},
-		{"pipes", "pod", func(t *testing.T, b *Balance) { near(t, "charged", b.Charged, planted) }},
-		{"sockets", "pod", func(t *testing.T, b *Balance) {
-			near(t, "charged", b.Charged, 0)
+		{"anonymous memory", "pod", charged},
+		{"a memfd", "pod", charged},
+		{"page tables", "pod", charged},
+		{"pipes", "pod", charged},
+		{"sockets", "pod", func(b *Balance) {
+			near("charged", b.Charged, 0)
 			if b.Taken < planted/2 {
-				t.Errorf("taken: %.1f MB of about %.1f MB", float64(b.Taken)/1e6, planted/1e6)
+				off = append(off, fmt.Sprintf("taken: %.1f MB of about %.1f MB", float64(b.Taken)/1e6, planted/1e6))
 			}
-			near(t, "kernel and remainder", b.Kernel+b.Remainder, b.Taken)
+			near("kernel and remainder", b.Kernel+b.Remainder, b.Taken)
 		}},
-		{"anonymous memory", "load", func(t *testing.T, b *Balance) { near(t, "beside", b.Beside, planted) }},
-		{"a memfd", "", func(*testing.T, *Balance) {}}, // what else neighbours take and give back is in that line, too
+		{"anonymous memory", "load", func(b *Balance) { near("beside", b.Beside, planted) }},
+		{"a memfd", "", func(*Balance) {}}, // what else neighbours take and give back is in that line, too
 	} {
 		where := c.group
 		if where == "" {
 			where = "no group"
 		}
 		t.Run(c.kind+" in "+where, func(t *testing.T) {
-			b := balanceOf(t, l, c.kind, c.group)
-			t.Logf("%+v", *b)
-			if b.Lost != b.Kept+b.Beside+b.Neighbours+b.Taken ||
-				b.Taken != b.Charged-b.Reclaimable+b.Kernel+b.Remainder {
-				t.Error("it does not add up")
-			}
-			if c.check(t, b); c.kind != "sockets" {
-				near(t, "remainder", b.Remainder, 0)
-			}
-			if c.group != "pod" {
-				near(t, "taken", b.Taken, 0)
+			for try := 1; ; try++ {
+				off = nil
+				b := balanceOf(t, l, c.kind, c.group)
+				t.Logf("%+v", *b)
+				if b.Lost != b.Kept+b.Beside+b.Neighbours+b.Taken ||
+					b.Taken != b.Charged-b.Reclaimable+b.Kernel+b.Remainder {
+					t.Fatal("it does not add up")
+				}
+				if c.check(b); c.kind != "sockets" {
+					near("remainder", b.Remainder, 0)
+				}
+				if c.group != "pod" {
+					near("taken", b.Taken, 0)
+				}
+				if len(off) == 0 {
+					return
+				}
+				if try == tries {
+					t.Fatalf("in each of %d tries something is off, in the last: %s", tries, strings.Join(off, "; "))
+				}
 			}
 		})
 	}

@@ -111,7 +111,7 @@ func (s *selector) matches(labels map[string]string) bool {
 
 // The bounds of one look at a page of metrics.
 const (
-	scrapeTime  = 2 * time.Second
+	scrapeTime  = 10 * time.Second
 	scrapeBytes = 16 << 20
 )
 

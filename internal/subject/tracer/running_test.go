@@ -202,6 +202,7 @@ func TestAsking(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
+	guest.KernelFree(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
