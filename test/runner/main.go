@@ -46,7 +46,10 @@ var steps = []step{
 	// machines at a time: they wait as often as they work, and not all have two processors.
 	{name: "vm", what: "virtual machine tests", beside: true,
 		run: packages(func(p string) bool { return p == "tare/test/vm" }, "-parallel", "3")},
-	{name: "unit", what: "unit and kernel tests", run: packages(func(p string) bool { return !outside(p) })},
+	{name: "unit", what: "unit and kernel tests", run: both(
+		packages(func(p string) bool { return !outside(p) && !modest(p) }),
+		packages(func(p string) bool { return !outside(p) && modest(p) }),
+	)},
 	{name: "browser", what: "the report in a browser", run: packages(func(p string) bool { return p == "tare/test/browser" })},
 	{name: "e2e", what: "end-to-end tests", run: packages(func(p string) bool { return p == "tare/test/e2e" })},
 }
@@ -54,6 +57,15 @@ var steps = []step{
 // outside says whether a package's tests look at what is finished, in a step of their own, and so come last.
 func outside(p string) bool {
 	return slices.Contains([]string{"tare/test/browser", "tare/test/vm", "tare/test/e2e"}, p)
+}
+
+// modest says whether a package's tests measure nothing of the machine, and so can run beside those of others, which
+// must hold beside noise anyway. They wait more than they work.
+func modest(p string) bool {
+	p = strings.TrimPrefix(p, "tare/internal/")
+	return slices.Contains([]string{
+		"analysis", "cli", "cluster", "command", "load/running", "oci", "record", "report", "role", "stats", "tare/test/runner",
+	}, p) || strings.HasPrefix(p, "subject/mesh/") && !slices.Contains([]string{"subject/mesh/kernelmesh", "subject/mesh/storebench"}, p)
 }
 
 func main() {
@@ -189,6 +201,19 @@ func gofmt(ctx context.Context) error {
 	return nil
 }
 
+// both makes a step of two that run at the same time. What came of the second is printed after the first.
+func both(first, second func(context.Context, *tally) error) func(context.Context, *tally) error {
+	return func(ctx context.Context, t *tally) error {
+		other := &tally{w: &strings.Builder{}}
+		ended := make(chan error, 1)
+		go func() { ended <- second(ctx, other) }()
+		err := first(ctx, t)
+		err = errors.Join(err, <-ended)
+		t.add(other)
+		return err
+	}
+}
+
 // packages makes a step of the tests of some packages, with more flags of go test.
 func packages(in func(importPath string) bool, flags ...string) func(context.Context, *tally) error {
 	return func(ctx context.Context, t *tally) error {
@@ -212,10 +237,10 @@ func packages(in func(importPath string) bool, flags ...string) func(context.Con
 
 // gotest runs tests, of which packages are the arguments (flags first), and adds them to the tally as they end.
 func gotest(ctx context.Context, t *tally, packages []string) error {
-	// Many tests measure the machine or count what is left on it, so no two packages run at once, and no result is taken
-	// from an earlier run (-count=1). Up to two packages are linked while one runs, on what CPU time it leaves: linking
-	// them all takes a minute. Vet is a step of its own. The time limit is for a test that hangs; no test passes or
-	// fails by it otherwise.
+	// Many tests measure the machine or count what is left on it, so no two of these packages run at once, and no result
+	// is taken from an earlier run (-count=1). Up to two packages are linked while one runs, on what CPU time it leaves:
+	// linking them all takes a minute. Vet is a step of its own. The time limit is for a test that hangs; no test passes
+	// or fails by it otherwise.
 	turns, err := openTurns()
 	if err != nil {
 		return err
