@@ -19,6 +19,7 @@ import (
 
 	"tare/internal/load"
 	"tare/internal/pace"
+	"tare/test/envoy"
 )
 
 // freeAddress is one of loopback that nobody listens at.
@@ -194,10 +195,7 @@ func TestPeerGRPC(t *testing.T) {
 // Envoy is no package of Debian's: the test runs where one is in the PATH.
 func TestPeerEnvoy(t *testing.T) {
 	t.Parallel()
-	path, err := exec.LookPath("envoy")
-	if err != nil {
-		t.Skip("needs envoy in the PATH")
-	}
+	path := envoy.Path(t)
 	_, backend, _ := net.SplitHostPort(grpcEcho(t))
 	host, port := freeAddress(t)
 	config := filepath.Join(t.TempDir(), "envoy.yaml")
