@@ -40,6 +40,7 @@ type PlaneOptions struct {
 	// none is written.
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
+	RenewAfter  float64       // part of their life; default that of authority.Options
 	// Tokens are the bootstrap tokens by which agents get the first certificate of a key of their own
 	// (authority.Agent); nil: certificates are only renewed.
 	Tokens   *authority.Tokens
@@ -76,7 +77,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	options := Options{Key: p.key, OnSent: o.OnSent, OnAnswer: o.OnAnswer}
 	if m.Secure() {
 		ao := authority.Options{
-			TrustDomain: m.TrustDomain(), Life: o.Life, Log: o.Log,
+			TrustDomain: m.TrustDomain(), Life: o.Life, RenewAfter: o.RenewAfter, Log: o.Log,
 			OnChange: p.renewals.identity, OnRoots: p.renewals.roots,
 		}
 		var err error

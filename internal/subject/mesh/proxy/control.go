@@ -33,7 +33,7 @@ func newPlaneClient(o Options, s *source, logs *logs, listening chan struct{}) (
 			for _, err := range e.Refused {
 				logs.say("refused: " + err.Error())
 			}
-			if e.Kind == xds.Listeners && len(s.plane.Listening()) > 0 {
+			if len(s.plane.Listening()) > 0 { // what they waited for may have come after them
 				once.Do(func() { close(listening) })
 			}
 		},
