@@ -53,9 +53,9 @@ func meshArm(name, settings string) string {
 	return fmt.Sprintf("%s: {%s, ready-timeout: 60s}", name, settings)
 }
 
-// TestMeshKilled: whichever component of a mesh is killed, and whenever, its trial fails with that as the cause, the run
-// goes on to its end, and nothing is left behind. When tare itself is killed, 'tare clean' leaves nothing. TARE_KILLS is
-// how often each is killed.
+// TestMeshKilled: whichever component of a mesh is killed, and whenever, its trial fails with that as the cause, the
+// run goes on to its end, and nothing is left behind. When tare itself is killed, 'tare clean' leaves nothing.
+// TARE_KILLS is how often each is killed.
 func TestMeshKilled(t *testing.T) {
 	needsRoot(t)
 	long := os.Getenv("TARE_KILLS") != ""
