@@ -12,7 +12,7 @@ BENCH ?= .
 GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags=-w
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build runsc envoy istiod istiod-test istiod-record web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean
+.PHONY: help run test build runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,14 @@ istiod-test: ## kernelmesh and Envoy under istiod, with traffic (needs make isti
 
 istiod-record: ## record what istiod says, for the tests that replay it without (needs make istiod)
 	TARE_ISTIOD_RECORD=1 go test -count=1 -v ./internal/subject/mesh/xds -run IstiodRecorded
+
+ROTATION ?= 1000
+rotation: ## certificates rotate and the control plane restarts at ROTATION requests/s (default 1000), 30 s for each proxy
+	CGO_ENABLED=0 TARE_ROTATION=$(ROTATION) go test -count=1 -v ./internal/subject/mesh/sidecar/driven -run TestRotation
+
+KILLS ?= 20
+mesh-kills: ## kill -9 each component of a mesh KILLS times (default 20), with each kind of proxy: minutes
+	CGO_ENABLED=0 TARE_KILLS=$(KILLS) go test -count=1 -v -timeout 60m ./test/e2e -run TestMeshKilled
 
 web: ## build the charts of the report into web/dist, if Node is there and a source is newer
 	@./web/build

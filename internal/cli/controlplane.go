@@ -21,10 +21,11 @@ func newControlplane() *cobra.Command {
 	var o controlplane.Settings
 	var human bool
 	c := &cobra.Command{
-		Use:   "controlplane --config FILE",
-		Short: "Run the control plane of a small mesh (xDS), until interrupted; changes of its file are sent at once",
+		Use:   "controlplane --config FILE|DIR",
+		Short: "Run the control plane of a small mesh (xDS), until interrupted; changes of its files are sent at once",
 		Long: `Run the control plane of a mesh that a file describes, until interrupted. Data planes that speak Envoy's xDS get
-their configuration from it, as state of the world or as deltas; changes of the file are sent at once.
+their configuration from it, as state of the world or as deltas; changes of the file are sent at once. Of a directory
+all files *.yaml are one mesh.
 
 A file with proxies tells each what concerns it. With mtls, proxies get certificates from an authority of the control
 plane, and must prove their identity by them to be told anything. --credentials has a directory written for each proxy,
@@ -40,11 +41,14 @@ before their certificates end. Without --roots a control plane that starts again
 				return fault.New(fault.Usage, "--config", "see 'tare controlplane --help' and docs/xds.md", "missing value")
 			}
 			if o.File != "" {
-				f, err := openFile(o.File, "the configuration")
-				if err != nil {
-					return err
+				// What is there is read again whenever it changes.
+				if info, err := os.Stat(o.File); err != nil || !info.IsDir() {
+					f, err := openFile(o.File, "the configuration")
+					if err != nil {
+						return err
+					}
+					f.Close()
 				}
-				f.Close() // it is read again whenever it changes
 			}
 			if people {
 				return forPeople(cmd.Context(), cmd.OutOrStdout(), printControlplane, func(ctx context.Context, conn *role.Conn) error {
@@ -56,7 +60,7 @@ before their certificates end. Without --roots a control plane that starts again
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.File, "config", "", "mesh file: YAML of services and proxies, and of resources in Envoy's form")
+	f.StringVar(&o.File, "config", "", "mesh file, or directory of mesh files: YAML of services and proxies, and of resources in Envoy's form")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
 	f.StringVar(&o.Credentials, "credentials", "", "directory in which each proxy finds what it connects by; it must be yours alone to write")
 	f.StringVar(&o.Roots, "roots", "", "directory that keeps the roots of certificates; left out, they end with the control plane")

@@ -24,7 +24,8 @@ func newProxy() *cobra.Command {
 		Use:   "proxy (--config FILE | --xds ADDRESS)",
 		Short: "Run a small sidecar proxy for HTTP and TCP with mTLS, routes and access rules, until interrupted",
 		Example: `  tare subject proxy --config proxy.yaml
-  tare subject proxy --xds 127.0.0.1:18000 --node web-1`,
+  tare subject proxy --xds 127.0.0.1:18000 --node web-1
+  tare subject proxy --xds 127.0.0.1:18000 --node web-1 --credentials /run/mesh/web-1`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if (only.Config == "") == (only.XDS == "") {
@@ -36,7 +37,11 @@ func newProxy() *cobra.Command {
 				return wrongUse(cmd, err)
 			}
 			o.Config, o.XDS, o.Node, o.Drain = only.Config, only.XDS, only.Node, only.Drain
-			o.Stats, o.UID, o.GID = only.Stats, only.UID, only.GID
+			o.Stats, o.UID, o.GID, o.Credentials = only.Stats, only.UID, only.GID, only.Credentials
+			if o.Credentials != "" && o.XDS == "" {
+				return wrongUse(cmd, fault.New(fault.Usage, "--credentials", "give --xds as well",
+					"only a control plane asks for them"))
+			}
 			if human || isatty.IsTerminal(os.Stdout.Fd()) {
 				return forPeople(cmd.Context(), cmd.OutOrStdout(), printProxy, func(ctx context.Context, conn *role.Conn) error {
 					return proxy.Run(ctx, o, conn)
@@ -51,6 +56,8 @@ func newProxy() *cobra.Command {
 	f.StringVar(&only.Config, "config", "", "YAML or JSON file of resources in Envoy's form")
 	f.StringVar(&only.XDS, "xds", "", "control plane that says what to do: HOST:PORT or unix:PATH")
 	f.StringVar(&only.Node, "node", "", "id by which the control plane knows the proxy (default tare)")
+	f.StringVar(&only.Credentials, "credentials", "",
+		"directory of what proves the proxy's identity to the control plane, as 'tare controlplane --credentials' writes it")
 	f.DurationVar(&only.Drain, "drain", 2*time.Second, "how long requests under way have when the proxy is to end")
 	f.StringVar(
 		&only.Stats,

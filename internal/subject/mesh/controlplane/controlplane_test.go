@@ -17,16 +17,23 @@ import (
 	"tare/internal/fault"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/controlplane/ads"
+	"tare/internal/subject/mesh/controlplane/proxyconfig"
 )
 
 // started is a control plane as its parent sees it.
 func started(t *testing.T, file string) (conn *role.Conn, end func() error) {
 	t.Helper()
+	return startedBy(t, Settings{File: file})
+}
+
+func startedBy(t *testing.T, o Settings) (conn *role.Conn, end func() error) {
+	t.Helper()
+	o.Listen = "127.0.0.1:0"
 	input, toChild := io.Pipe()
 	fromChild, output := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := Run(context.Background(), Settings{File: file, Listen: "127.0.0.1:0"}, role.NewConn(input, output))
+		err := Run(context.Background(), o, role.NewConn(input, output))
 		output.Close()
 		ended <- err
 	}()
@@ -85,6 +92,101 @@ func TestRun(t *testing.T) {
 	}
 	if err := end(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRunDirectory: the files of a directory are one mesh, which changes with any of them, and stays while one is
+// wrong.
+func TestRunDirectory(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a.yaml", "services: [{name: a}]")
+	write("b.yaml", "services: [{name: b}]")
+	write("notes.txt", "this is not YAML: [")
+	conn, end := started(t, dir)
+	var r Ready
+	if err := conn.Expect(role.Ready, &r, nil); err != nil {
+		t.Fatal(err)
+	}
+	if r.Clusters != 2 || r.Config != dir {
+		t.Errorf("ready %+v", r)
+	}
+	for _, step := range []struct {
+		change func()
+		want   string
+	}{
+		{func() { write("b.yaml", "services: [{name: b}, {name: c}]") }, dir + ": 3 clusters"},
+		{func() { write("c.yaml", "\nservices: [{}]") }, "c.yaml:2: the configuration is wrong: services[0]: name is missing"},
+		{func() { write("c.yaml", "services: [{name: d}]") }, dir + ": 4 clusters"},
+		{func() {
+			if err := os.Remove(filepath.Join(dir, "a.yaml")); err != nil {
+				t.Error(err)
+			}
+		}, dir + ": 3 clusters"},
+	} {
+		step.change()
+		for said := ""; !strings.Contains(said, step.want); { // a file that was half written may have been read
+			m, err := conn.Receive()
+			if err != nil || m.Event != role.Log {
+				t.Fatalf("got %s %s, %v; want %s", m.Event, m.Data, err, step.want)
+			}
+			said = string(m.Data)
+		}
+	}
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+}
+
+// script is a source that says what it is given.
+type script struct {
+	meshes chan string
+	fails  chan error
+	now    string
+}
+
+func (*script) String() string { return "script" }
+
+func (s *script) Read(context.Context) (*proxyconfig.Mesh, error) {
+	return proxyconfig.Parse("script", []byte(s.now))
+}
+
+func (s *script) Watch(ctx context.Context, changed func()) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-s.fails:
+			return err
+		case s.now = <-s.meshes:
+			changed()
+		}
+	}
+}
+
+// TestSource: a control plane follows any source, and ends where that cannot be followed.
+func TestSource(t *testing.T) {
+	s := &script{make(chan string), make(chan error), "services: [{name: a}]"}
+	conn, end := startedBy(t, Settings{Source: s})
+	var r Ready
+	if err := conn.Expect(role.Ready, &r, nil); err != nil {
+		t.Fatal(err)
+	}
+	if r.Clusters != 1 || r.Config != "script" {
+		t.Errorf("ready %+v", r)
+	}
+	s.meshes <- "services: [{name: a}, {name: b}]"
+	if m, err := conn.Receive(); err != nil || !strings.Contains(string(m.Data), "script: 2 clusters") {
+		t.Errorf("got %s %s, %v", m.Event, m.Data, err)
+	}
+	s.fails <- errors.New("the API is gone")
+	if err := end(); err == nil || err.Error() != "watching script: the API is gone" {
+		t.Errorf("it ended with %v", err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -22,8 +23,12 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/subject/mesh/controlplane/authority"
+	"tare/internal/subject/mesh/controlplane/bootstrap"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
 )
+
+// EnvoyBootstrapFile is the bootstrap of an Envoy among the files of a proxy.
+const EnvoyBootstrapFile = "envoy.json"
 
 // PlaneOptions are how a Plane tells a mesh. The zero value will do.
 type PlaneOptions struct {
@@ -35,6 +40,7 @@ type PlaneOptions struct {
 	// none is written.
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
+	RenewAfter  float64       // part of their life; default that of authority.Options
 	// Tokens are the bootstrap tokens by which agents get the first certificate of a key of their own
 	// (authority.Agent); nil: certificates are only renewed.
 	Tokens   *authority.Tokens
@@ -50,7 +56,7 @@ type Plane struct {
 	o         PlaneOptions
 	server    *Server
 	authority *authority.Authority // nil: the mesh has no certificates
-	renewed   chan struct{}        // something that Secrets gives has changed
+	renewals  renewals             // what the authority gives and proxies have not been told
 
 	mu       sync.Mutex
 	mesh     *proxyconfig.Mesh
@@ -66,12 +72,13 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	if o.Log == nil {
 		o.Log = func(string) {}
 	}
-	p := &Plane{o: o, renewed: make(chan struct{}, 1), written: map[string]string{}, identity: map[string]bool{}}
+	p := &Plane{o: o, written: map[string]string{}, identity: map[string]bool{}}
+	p.renewals.init()
 	options := Options{Key: p.key, OnSent: o.OnSent, OnAnswer: o.OnAnswer}
 	if m.Secure() {
 		ao := authority.Options{
-			TrustDomain: m.TrustDomain(), Life: o.Life, Log: o.Log,
-			OnChange: func(string) { p.renew() }, OnRoots: p.renew,
+			TrustDomain: m.TrustDomain(), Life: o.Life, RenewAfter: o.RenewAfter, Log: o.Log,
+			OnChange: p.renewals.identity, OnRoots: p.renewals.roots,
 		}
 		var err error
 		if o.Roots != "" {
@@ -95,14 +102,6 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 		return nil, err
 	}
 	return p, nil
-}
-
-// renew has Run tell the proxies of new certificates.
-func (p *Plane) renew() {
-	select {
-	case p.renewed <- struct{}{}:
-	default: // it is about to
-	}
 }
 
 // key is what a stream is told: what is for its node, who must be that proxy.
@@ -133,7 +132,7 @@ func (p *Plane) Listens(address string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bound = address
-	return p.write()
+	return p.write(p.mesh.Proxies())
 }
 
 // Run replaces certificates before they end, until ctx does.
@@ -151,14 +150,8 @@ func (p *Plane) Run(ctx context.Context) error {
 				return nil
 			}
 			return err
-		case <-p.renewed:
-			p.mu.Lock()
-			_, err := p.tell(ctx, p.mesh)
-			if err == nil {
-				err = p.write()
-			}
-			p.mu.Unlock()
-			if err != nil {
+		case <-p.renewals.wake:
+			if err := p.renew(ctx); err != nil {
 				p.o.Log("certificates could not be replaced: " + err.Error())
 			}
 		}
@@ -192,7 +185,54 @@ func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 		return 0, err
 	}
 	p.mesh = m
-	return at, p.write()
+	return at, p.write(m.Proxies())
+}
+
+// renew tells the proxies that have new certificates or roots, and replaces their files. What could not be told is
+// tried again with the next change.
+func (p *Plane) renew(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ids, all := p.renewals.take()
+	concerned := p.mesh.Proxies()
+	if !all {
+		concerned = slices.DeleteFunc(slices.Clone(concerned), func(id string) bool { return !ids[p.mesh.Identity(id)] })
+	}
+	err := p.tellSecrets(ctx, concerned)
+	if err == nil {
+		err = p.write(concerned)
+	}
+	if err != nil {
+		p.renewals.putBack(ids, all)
+	}
+	return err
+}
+
+// tellSecrets tells some proxies of the mesh their certificates and roots anew. The caller holds mu.
+func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
+	some := make(map[string][]*tlsv3.Secret, len(ids))
+	for _, id := range ids {
+		r, err := p.resources(p.mesh, id)
+		if err != nil {
+			return err
+		}
+		some[id] = r.Secrets
+	}
+	return p.server.SetSecrets(ctx, some)
+}
+
+// resources are what a proxy of a mesh is told, with its secrets.
+func (p *Plane) resources(m *proxyconfig.Mesh, id string) (Resources, error) {
+	r, err := m.For(id)
+	if err != nil || p.authority == nil {
+		return r, err
+	}
+	secrets, err := p.authority.Secrets(m.Identity(id))
+	if err != nil {
+		return r, fmt.Errorf("proxy %s: %w", id, err)
+	}
+	r.Secrets = append(slices.Clip(r.Secrets), secrets...)
+	return r, nil
 }
 
 // tell has each proxy of a mesh told what concerns it, and forgets the identities of others. The caller holds mu.
@@ -213,16 +253,11 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	all := make(map[string]Resources, len(proxies))
 	identities := map[string]bool{}
 	for _, id := range proxies {
-		r, err := m.For(id)
+		r, err := p.resources(m, id)
 		if err != nil {
 			return 0, err
 		}
 		if p.authority != nil {
-			secrets, err := p.authority.Secrets(m.Identity(id))
-			if err != nil {
-				return 0, fmt.Errorf("proxy %s: %w", id, err)
-			}
-			r.Secrets = append(slices.Clip(r.Secrets), secrets...)
 			identities[m.Identity(id)] = true
 		}
 		all[id] = r
@@ -250,15 +285,15 @@ func (p *Plane) directory(id string) (string, error) {
 	return filepath.Join(p.o.Credentials, id), nil
 }
 
-// write writes the files of all proxies that have not what they should. The caller holds mu.
-func (p *Plane) write() error {
+// write writes the files of those of some proxies that have not what they should. The caller holds mu.
+func (p *Plane) write(proxies []string) error {
 	if p.o.Credentials == "" || p.bound == "" {
 		return nil
 	}
 	if err := authority.CheckDirectory(p.o.Credentials); err != nil {
 		return err // whoever can write there could put other directories in the place of the proxies'
 	}
-	for _, id := range p.mesh.Proxies() {
+	for _, id := range proxies {
 		dir, err := p.directory(id)
 		if err != nil {
 			return err
@@ -285,7 +320,7 @@ func (p *Plane) writeOne(id, dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	b := EnvoyBootstrap{Node: id, Cluster: cmp.Or(account(p.mesh.Identity(id)), id), ControlPlane: p.bound}
+	b := bootstrap.Envoy{Node: id, Cluster: cmp.Or(account(p.mesh.Identity(id)), id), ControlPlane: p.bound}
 	if p.authority != nil {
 		if err := c.WriteEnvoy(dir); err != nil {
 			return err

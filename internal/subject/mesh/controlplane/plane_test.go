@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -275,6 +276,48 @@ func TestPlaneRefusesDirectories(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(filepath.Dir(own), "x")); err == nil {
 		t.Error("a file was written elsewhere")
+	}
+}
+
+// TestPlaneRenewsOne: a certificate that was renewed is told to who has its identity, and nobody else; new roots are
+// for all.
+func TestPlaneRenewsOne(t *testing.T) {
+	p, _ := served(t, strings.Replace(secureMesh, "proxies:", "proxies:\n  - {id: web-2, identity: web, outbound: {}}", 1),
+		PlaneOptions{})
+	told := func() map[string]uintptr {
+		p.server.mu.Lock()
+		defer p.server.mu.Unlock()
+		now := map[string]uintptr{}
+		for key, t := range p.server.last {
+			now[key] = reflect.ValueOf(t.tables).Pointer() // another map each time that somebody is told
+		}
+		return now
+	}
+	others := func(before map[string]uintptr) (ids []string) {
+		for id, at := range told() {
+			if at != before[id] {
+				ids = append(ids, id)
+			}
+		}
+		slices.Sort(ids)
+		return ids
+	}
+	for _, c := range []struct {
+		change func()
+		want   []string
+	}{
+		{func() { p.renewals.identity("spiffe://mesh.local/ns/default/sa/web") }, []string{"web-1", "web-2"}},
+		{func() { p.renewals.identity("spiffe://mesh.local/ns/default/sa/api") }, []string{"api-1"}},
+		{func() { p.renewals.identity("spiffe://mesh.local/ns/default/sa/gone") }, nil},
+		{p.renewals.roots, []string{"api-1", "web-1", "web-2"}},
+	} {
+		before := told()
+		c.change()
+		for deadline := time.Now().Add(30 * time.Second); !slices.Equal(others(before), c.want); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%v were told, want %v", others(before), c.want)
+			}
+		}
 	}
 }
 

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"tare/internal/fault"
@@ -32,7 +32,8 @@ type Ready struct {
 
 // Settings are how a control plane runs as a process.
 type Settings struct {
-	File        string        // the mesh file; empty: only "set" says anything
+	File        string        // the mesh file, or a directory of them; empty: only "set" says anything
+	Source      Source        // takes the place of File; nil: none does
 	Listen      string        // host:port; port 0 takes a free one
 	Credentials string        // see PlaneOptions
 	Roots       string        // see PlaneOptions
@@ -54,11 +55,8 @@ type Done struct {
 // plane.
 const GCPercent = 400
 
-// poll is how often the file is looked at.
-const poll = 100 * time.Millisecond
-
-// Run is a control plane as a process: it listens, says ready, follows its file, and ends with ctx or with conn's
-// input. A file that is wrong is logged and changes nothing, but for the first time, when it is an error. What data
+// Run is a control plane as a process: it listens, says ready, follows its source, and ends with ctx or with conn's
+// input. A source that is wrong is logged and changes nothing, but for the first time, when it is an error. What data
 // planes refuse is logged, and so is whom it refuses.
 func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	debug.SetGCPercent(GCPercent)
@@ -66,10 +64,13 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if err != nil {
 		return err
 	}
-	file := o.File
-	seen := stampOf(file) // before reading, so that a change in between is seen
-	if file != "" {
-		if m, err = proxyconfig.ReadFile(file); err != nil {
+	from, name := o.Source, ""
+	if from == nil && o.File != "" {
+		from = NewFiles(o.File)
+	}
+	if from != nil {
+		name = from.String()
+		if m, err = from.Read(ctx); err != nil {
 			return err
 		}
 	}
@@ -94,20 +95,35 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	})
 	if err != nil {
 		l.Close()
-		return fault.Wrap(err, fault.Usage, file, "", "the configuration is wrong")
+		return fault.Wrap(err, fault.Usage, name, "", "the configuration is wrong")
 	}
 	served, renewing := make(chan error, 1), make(chan error, 1)
 	go func() { served <- p.Serve(l) }()
 	ctx, stop := context.WithCancel(ctx)
-	renewal := make(chan error, 1)
+	renewal, watch := make(chan error, 1), make(chan error, 1)
 	go func() {
 		err := p.Run(ctx)
 		renewal <- err
 		renewing <- err
 	}()
+	changes := make(chan struct{}, 1)
+	var watching sync.WaitGroup
+	if from != nil {
+		watching.Go(func() {
+			if err := from.Watch(ctx, func() {
+				select {
+				case changes <- struct{}{}:
+				default: // it is about to be read
+				}
+			}); err != nil {
+				watch <- fmt.Errorf("watching %s: %w", name, err)
+			}
+		})
+	}
 	defer func() {
 		stop()
 		<-renewing
+		watching.Wait()
 		p.Close()
 		err = errors.Join(err, <-served)
 	}()
@@ -118,14 +134,12 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if err != nil {
 		return err
 	}
-	ready.Address, ready.Config, ready.Credentials = l.Addr().String(), file, o.Credentials
+	ready.Address, ready.Config, ready.Credentials = l.Addr().String(), name, o.Credentials
 	if err := conn.Send(role.Ready, ready); err != nil {
 		return err
 	}
 	messages, ended := make(chan role.Message), make(chan error, 1)
 	go func() { ended <- messagesOf(ctx, conn, messages) }()
-	clock := time.NewTicker(poll)
-	defer clock.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -133,6 +147,8 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		case err := <-ended:
 			return err
 		case err := <-renewal:
+			return err
+		case err := <-watch:
 			return err
 		case line := <-logs:
 			if err := conn.Send(role.Log, line); err != nil {
@@ -142,12 +158,9 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 			if err := p.said(ctx, m, conn); err != nil {
 				return err
 			}
-		case <-clock.C:
-			if now := stampOf(file); now != seen {
-				seen = now
-				if err := conn.Send(role.Log, p.reload(ctx, file)); err != nil {
-					return err
-				}
+		case <-changes:
+			if err := conn.Send(role.Log, p.reload(ctx, from)); err != nil {
+				return err
 			}
 		}
 	}
@@ -190,9 +203,9 @@ func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) error
 	return conn.Send(SetEvent, d)
 }
 
-// reload applies the file again, and says how that went.
-func (p *Plane) reload(ctx context.Context, file string) string {
-	m, err := proxyconfig.ReadFile(file)
+// reload applies what a source gives now, and says how that went.
+func (p *Plane) reload(ctx context.Context, from Source) string {
+	m, err := from.Read(ctx)
 	if err == nil {
 		_, err = p.Set(ctx, m)
 	}
@@ -203,7 +216,7 @@ func (p *Plane) reload(ctx context.Context, file string) string {
 	if err != nil {
 		return fmt.Sprintf("the configuration stays as it was: %s", err)
 	}
-	return file + ": " + r.String()
+	return from.String() + ": " + r.String()
 }
 
 // counts says how much there is to tell.
@@ -227,18 +240,4 @@ func (r Ready) String() string {
 	}
 	return fmt.Sprintf("%s, %s, %s", quantity.Counted(r.Clusters, "cluster"),
 		quantity.Counted(r.Endpoints, "endpoint assignment"), quantity.Counted(r.Listeners, "listener"))
-}
-
-// stamp is by what a change of a file is seen.
-type stamp struct {
-	size, modified int64
-	id             uint64
-}
-
-func stampOf(file string) stamp {
-	info, err := os.Stat(file)
-	if err != nil {
-		return stamp{}
-	}
-	return stamp{info.Size(), info.ModTime().UnixNano(), inode(info)}
 }

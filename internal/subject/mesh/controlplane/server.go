@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"sync"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/proto"
@@ -144,6 +146,31 @@ func (s *Server) SetAll(_ context.Context, all map[string]Resources) (int64, err
 	}
 	s.last = next
 	return began, nil
+}
+
+// SetSecrets changes the secrets alone that data planes of some keys are told, which SetAll has told all of theirs
+// before. Those of other keys are not looked at.
+func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) error {
+	called := pace.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := make(map[string]told, len(some))
+	for key, secrets := range some {
+		last, known := s.last[key]
+		if !known {
+			return fmt.Errorf("for %q: nobody is told anything by this key", key)
+		}
+		tables := maps.Clone(last.tables)
+		if err := add(tables, ads.SecretType, last.tables, nil, secrets, s.encoder.Resource); err != nil {
+			return fmt.Errorf("for %q: %w", key, err)
+		}
+		next[key] = told{tables: tables}
+	}
+	for key, t := range next {
+		s.ads.Set(key, ads.View{Tables: t.tables, Since: called})
+		s.last[key] = t
+	}
+	return nil
 }
 
 // encode makes a resource of a message.

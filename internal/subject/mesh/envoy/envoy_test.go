@@ -1,19 +1,14 @@
 package envoy
 
 import (
-	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/spf13/pflag"
-
-	"tare/internal/role"
-	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/sidecar"
+	"tare/internal/subject/mesh/sidecar/driven/driventest"
 	"tare/internal/subject/mesh/sidecar/sidecartest"
 	envoytest "tare/test/envoy"
 	"tare/test/vm/guest"
@@ -21,22 +16,7 @@ import (
 
 // TestMain has the test's binary be the control plane where tare would be started as one.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "controlplane" {
-		var o controlplane.Settings
-		f := pflag.NewFlagSet("controlplane", pflag.ContinueOnError)
-		f.StringVar(&o.File, "config", "", "")
-		f.StringVar(&o.Credentials, "credentials", "", "")
-		err := f.Parse(os.Args[2:])
-		if err == nil {
-			o.Listen = "127.0.0.1:0"
-			err = controlplane.Run(context.Background(), o, role.NewConn(os.Stdin, os.Stdout))
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	driventest.ControlPlane()
 	sidecartest.Main(m)
 }
 
@@ -47,7 +27,7 @@ func TestConform(t *testing.T) {
 	sidecartest.Conform(t, proxy{}, sidecartest.Options{
 		Identities: true, Needs: "envoy",
 		Validate: func(t *testing.T, f sidecar.Found, dir string) {
-			bootstrap := filepath.Join(filepath.Dir(dir), credentialsDir, f.Component+"-"+f.App, "envoy.json")
+			bootstrap := filepath.Join(filepath.Dir(dir), "credentials", f.Component+"-"+f.App, "envoy.json")
 			if out, err := exec.Command(envoy, "--mode", "validate", "-c", bootstrap).CombinedOutput(); err != nil {
 				t.Errorf("%s: Envoy says of its bootstrap: %v\n%s", f.Component, err, out)
 			}

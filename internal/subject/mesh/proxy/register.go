@@ -12,12 +12,13 @@ import (
 	"tare/internal/command"
 	"tare/internal/param"
 	"tare/internal/subject/mesh/sidecar"
+	"tare/internal/subject/mesh/sidecar/driven"
 	"tare/internal/version"
 )
 
 func init() { sidecar.Register(guest{}) }
 
-// guest is the proxy as package sidecar knows it: the tare binary, configured by a file.
+// guest is the proxy as package sidecar knows it: the tare binary, configured by a file or over xDS.
 type guest struct{}
 
 // About is sidecar.Proxy's.
@@ -41,13 +42,16 @@ const (
 	statsFile  = "stats.sock"
 )
 
+// Driven is sidecar.Driven's.
+func (guest) Driven(o param.Values) bool { return o[settingControl] == byXDS }
+
+// Drive is sidecar.Driven's: the same control plane as Envoy's, told the same.
+func (guest) Drive(ctx context.Context, d sidecar.Drive) (any, error) { return driven.Start(ctx, d) }
+
 // Command is sidecar.Proxy's.
-func (guest) Command(p sidecar.Place) (command.Command, error) {
-	b, err := resourcesOf(p)
+func (g guest) Command(p sidecar.Place) (command.Command, error) {
+	from, err := g.configured(p)
 	if err != nil {
-		return command.Command{}, err
-	}
-	if err := sidecar.WriteFile(p.Dir, configFile, b); err != nil {
 		return command.Command{}, err
 	}
 	program := p.Program
@@ -55,20 +59,34 @@ func (guest) Command(p sidecar.Place) (command.Command, error) {
 		program = p.Self
 	}
 	return command.Command{
-		Argv: []string{
-			program,
-			"subject",
-			"proxy",
-			"--human",
-			"--config=" + configFile,
-			"--workers=" + strconv.Itoa(p.Workers),
-			"--gc-percent=" + p.Options["gc-percent"],
-			"--stats=" + statsFile,
-			"--uid=" + strconv.Itoa(p.UID),
-			"--gid=" + strconv.Itoa(p.GID),
-		},
+		Argv: append([]string{
+			program, "subject", "proxy", "--human", "--workers=" + strconv.Itoa(p.Workers),
+			"--gc-percent=" + p.Options["gc-percent"], "--stats=" + statsFile,
+			"--uid=" + strconv.Itoa(p.UID), "--gid=" + strconv.Itoa(p.GID),
+		}, from...),
 		Dir: p.Dir,
 	}, nil
+}
+
+// configured gives the arguments that say where the proxy's configuration comes from, and writes the file where that is
+// one.
+func (g guest) configured(p sidecar.Place) ([]string, error) {
+	if !g.Driven(p.Options) {
+		b, err := resourcesOf(p)
+		if err != nil {
+			return nil, err
+		}
+		return []string{"--config=" + configFile}, sidecar.WriteFile(p.Dir, configFile, b)
+	}
+	plane, err := driven.Of(p)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"--xds=" + plane.Address, "--node=" + driven.Node(p)}
+	if p.AcceptTLS || p.DialTLS { // else the mesh has no certificates, and the control plane serves in the clear
+		args = append(args, "--credentials="+plane.Credentials(p))
+	}
+	return args, nil
 }
 
 // Own is sidecar.Teller's: the proxy's counters.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 
 	"tare/internal/role"
 	"tare/internal/subject/mesh/sidecar"
+	"tare/internal/subject/mesh/sidecar/driven/driventest"
 	"tare/internal/subject/mesh/sidecar/sidecartest"
 )
 
@@ -27,6 +29,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	driventest.ControlPlane()
 	sidecartest.Main(m)
 }
 
@@ -35,6 +38,9 @@ func asProcess(args []string) error {
 	f := pflag.NewFlagSet("proxy", pflag.ContinueOnError)
 	f.Bool("human", false, "")
 	f.StringVar(&o.Config, "config", "", "")
+	f.StringVar(&o.XDS, "xds", "", "")
+	f.StringVar(&o.Node, "node", "", "")
+	f.StringVar(&o.Credentials, "credentials", "", "")
 	f.StringVar(&o.Stats, "stats", "", "")
 	f.IntVar(&o.Workers, "workers", 1, "")
 	f.IntVar(&o.Garbage, "gc-percent", 100, "")
@@ -49,20 +55,53 @@ func asProcess(args []string) error {
 	return Run(ctx, o, role.NewConn(input, io.Discard))
 }
 
-// TestConform: what all kinds of sidecars must do.
+// TestConform: what all kinds of sidecars must do, configured by files.
 func TestConform(t *testing.T) {
 	sidecartest.Conform(t, guest{}, sidecartest.Options{
 		Identities: true, Files: true, Needs: "tare",
+		Validate: func(t *testing.T, f sidecar.Found, _ string) { validate(t, f) },
+	})
+}
+
+// overXDS is the guest whose default is to be configured over xDS.
+type overXDS struct{ guest }
+
+func (overXDS) About() sidecar.About {
+	a := guest{}.About()
+	a.Settings = slices.Clone(a.Settings)
+	for i := range a.Settings {
+		if a.Settings[i].Name == settingControl {
+			a.Settings[i].Default = byXDS
+		}
+	}
+	return a
+}
+
+// TestConformXDS: the same under the real control plane, which refuses strangers; nothing that it tells is refused.
+func TestConformXDS(t *testing.T) {
+	sidecartest.Conform(t, overXDS{}, sidecartest.Options{
+		Identities: true, Needs: "tare",
 		Validate: func(t *testing.T, f sidecar.Found, _ string) {
-			if f.Own["requests"] < 1 {
-				t.Errorf("%s counted %v", f.Component, f.Own)
-			}
-			for _, p := range f.Processes {
-				status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/status")
-				if err != nil || !strings.Contains(string(status), "\nUid:\t65534\t65534\t65534") {
-					t.Errorf("%s still has rights: %v\n%s", f.Component, err, status)
-				}
+			validate(t, f)
+			secure := f.Own["control_secrets"] > 0
+			if f.Own["control_refused"] > 0 || f.Own["control_streams"] != 1 ||
+				secure != strings.Contains(f.Command, "--credentials=") {
+				t.Errorf("%s (%s) says of its control plane: %v", f.Component, f.Command, f.Own)
 			}
 		},
 	})
+}
+
+// validate sees that a proxy has served, and has given up its rights.
+func validate(t *testing.T, f sidecar.Found) {
+	t.Helper()
+	if f.Own["requests"] < 1 {
+		t.Errorf("%s counted %v", f.Component, f.Own)
+	}
+	for _, p := range f.Processes {
+		status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/status")
+		if err != nil || !strings.Contains(string(status), "\nUid:\t65534\t65534\t65534") {
+			t.Errorf("%s still has rights: %v\n%s", f.Component, err, status)
+		}
+	}
 }

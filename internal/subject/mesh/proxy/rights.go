@@ -11,8 +11,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"tare/internal/subject/mesh/proxy/dataplane"
 )
 
 // parentSignal is what ends the process with its parent (PR_SET_PDEATHSIG); 0: nothing. The kernel keeps it by thread,
@@ -51,8 +49,8 @@ func giveUpRoot(uid, gid int) error {
 // tellTimeout bounds how long one who asks for the counters may take to read them.
 const tellTimeout = time.Second
 
-// tellAt tells whoever connects to a socket the counters, as JSON, until end is called.
-func tellAt(path string, plane *dataplane.Proxy) (end func(), err error) {
+// tellAt tells whoever connects to a socket the counters of the moment, as JSON, until end is called.
+func tellAt(path string, word func() any) (end func(), err error) {
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listening for who asks for statistics: %w", err)
@@ -69,7 +67,7 @@ func tellAt(path string, plane *dataplane.Proxy) (end func(), err error) {
 				return
 			}
 			_ = c.SetDeadline(time.Now().Add(tellTimeout))
-			_ = json.NewEncoder(c).Encode(plane.Stats()) // whoever asked may have gone
+			_ = json.NewEncoder(c).Encode(word()) // whoever asked may have gone
 			c.Close()
 		}
 	})

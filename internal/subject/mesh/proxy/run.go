@@ -5,7 +5,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"runtime"
 	"runtime/debug"
@@ -15,7 +14,6 @@ import (
 	"tare/internal/fault"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/proxy/dataplane"
-	"tare/internal/subject/mesh/xds"
 )
 
 // Ready is the data of the ready message.
@@ -53,11 +51,12 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	plane := dataplane.New(logs.say)
 	source := newSource(plane, o.Config != "")
 	inner, stop := context.WithCancel(ctx)
-	var client chan error
+	var client *planeClient
+	var left chan error // what the client returned
 	defer func() {
 		stop()
-		if client != nil {
-			err = errors.Join(err, <-client)
+		if left != nil {
+			err = errors.Join(err, <-left)
 		}
 		source.close()
 		late, cancel := context.WithTimeout(context.Background(), o.Drain)
@@ -70,11 +69,15 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 			return err
 		}
 		close(listening)
-	} else if client, err = follow(inner, o, source, logs, listening); err != nil {
-		return err
+	} else {
+		if client, err = newPlaneClient(o, source, logs, listening); err != nil {
+			return err
+		}
+		left = make(chan error, 1)
+		go func() { left <- client.Run(inner) }()
 	}
 	if o.Stats != "" {
-		end, err := tellAt(o.Stats, plane)
+		end, err := tellAt(o.Stats, func() any { return ownWord{plane.Stats(), client.stats()} })
 		if err != nil {
 			return err
 		}
@@ -101,8 +104,8 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 			return nil
 		case err := <-ended:
 			return err
-		case err := <-client:
-			client = nil
+		case err := <-left:
+			left = nil
 			if ctx.Err() == nil && err == nil {
 				err = errors.New("the client of the control plane has ended")
 			}
@@ -138,42 +141,6 @@ func listen(conn *role.Conn, plane *dataplane.Proxy) error {
 			return err
 		}
 	}
-}
-
-// follow has a client do what the control plane says, until ctx ends; what it returned is sent. listening is closed
-// once there are listeners.
-func follow(ctx context.Context, o Options, s *source, logs *logs, listening chan struct{}) (chan error, error) {
-	var once sync.Once
-	last := ""
-	c, err := xds.New(xds.Options{
-		Address:  o.XDS,
-		Node:     o.Node,
-		Consumer: s,
-		OnEvent: func(e xds.Event) {
-			for _, err := range e.Refused {
-				logs.say("refused: " + err.Error())
-			}
-			if e.Kind == xds.Listeners && len(s.plane.Listening()) > 0 {
-				once.Do(func() { close(listening) })
-			}
-		},
-		OnState: func(st xds.State) {
-			line := fmt.Sprintf("control plane %s: %s", o.XDS, st.Phase)
-			if st.Err != nil {
-				line += ": " + st.Err.Error()
-			}
-			if line != last { // each attempt in vain says the same
-				last = line
-				logs.say(line)
-			}
-		},
-	})
-	if err != nil {
-		return nil, err
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
-	return ended, nil
 }
 
 // logs sends lines to the parent, which need not read for the proxy to go on.

@@ -22,6 +22,8 @@ type source struct {
 	plane *dataplane.Proxy
 	files bool // secrets may name files
 
+	onSecret func(*config.Secret) // called with each that is put to work; may be nil
+
 	mu       sync.Mutex // one change at a time
 	clusters map[string]*known
 	assigned map[string]translate.Assignment
@@ -164,6 +166,9 @@ func (s *source) Apply(ctx context.Context, u xds.Update) []xds.Failure {
 			c.Routes = append(c.Routes, v)
 		case *config.Secret:
 			c.Secrets = append(c.Secrets, v)
+			if s.onSecret != nil {
+				s.onSecret(v)
+			}
 		}
 	}
 	for _, r := range u.Removed {

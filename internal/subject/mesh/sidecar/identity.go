@@ -20,15 +20,15 @@ const (
 const clientPrefix = "client-of-"
 
 // trustDomain is that of all identities of a trial.
-const trustDomain = "mesh.local"
+const trustDomain = authority.DefaultTrustDomain
 
 // identityOf is the SPIFFE ID of the proxy of a component that serves an application.
-func identityOf(component, app string) string {
+func identityOf(component, app string) (string, error) {
 	account := app
 	if component == Client {
 		account = clientPrefix + app
 	}
-	return "spiffe://" + trustDomain + "/ns/default/sa/" + account
+	return authority.Identity(trustDomain, account)
 }
 
 // nameOf is the DNS name in the certificate of that proxy. It is for proxies that can check names of hosts and no URIs.

@@ -133,6 +133,10 @@ func (j *joined) plan(app, address, program string) error {
 	mtls := MTLS(j.part.Options)
 	to := address
 	for _, component := range components {
+		own, err := identityOf(component, app)
+		if err != nil {
+			return err
+		}
 		r, err := reserve()
 		if err != nil {
 			return err
@@ -143,7 +147,7 @@ func (j *joined) plan(app, address, program string) error {
 			Dir:    filepath.Join(j.own.Path(), component+"-"+app),
 			Listen: r.address, To: to,
 			AcceptTLS: mtls && component == Server, DialTLS: mtls && component == Client,
-			Identity: identityOf(component, app),
+			Identity: own,
 			Workers:  j.part.Options.Int(settingWorkers), Connections: j.part.Options.Int(settingConnections),
 			Protocol: j.part.Options[settingProtocol],
 		}
@@ -152,7 +156,10 @@ func (j *joined) plan(app, address, program string) error {
 			if component == Server {
 				other = Client
 			}
-			p.Peer, p.PeerName = identityOf(other, app), nameOf(other)
+			if p.Peer, err = identityOf(other, app); err != nil {
+				return err
+			}
+			p.PeerName = nameOf(other)
 		}
 		if err := p.unprivileged(); err != nil {
 			return err
@@ -172,7 +179,7 @@ func (j *joined) prepare(ctx context.Context) error {
 			return fmt.Errorf("making the directory of a proxy: %w", err)
 		}
 	}
-	if d, ok := j.proxy.(Driven); ok {
+	if d, ok := j.proxy.(Driven); ok && d.Driven(j.part.Options) {
 		places := make([]Place, len(j.proxies))
 		for i, p := range j.proxies {
 			places[i] = p.place

@@ -68,10 +68,11 @@ type (
 		Own(ctx context.Context, p Place) (map[string]float64, error)
 	}
 
-	// Driven is a proxy that a control plane configures. Drive starts that, as a component of the subject, before any
-	// proxy, and tells it of all of them; what it returns is in Place.Control. Such a proxy gets its certificates from
-	// there, and no files of them.
+	// Driven is a proxy that a control plane can configure, and does with options for which Driven is true. Drive starts
+	// the control plane, as a component of the subject, before any proxy, and tells it of all of them; what it returns is
+	// in Place.Control. The proxy then gets its certificates from there, and no files of them.
 	Driven interface {
+		Driven(o param.Values) bool
 		Drive(ctx context.Context, d Drive) (control any, err error)
 	}
 )

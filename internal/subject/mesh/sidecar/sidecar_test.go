@@ -92,7 +92,10 @@ func TestIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	id := identityOf(Client, "server")
+	id, err := identityOf(Client, "server")
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := issue(a, dir, id); err != nil {
 		t.Fatal(err)
 	}

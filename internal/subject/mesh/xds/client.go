@@ -294,7 +294,7 @@ func (c *Client) Run(ctx context.Context) error {
 				return c.end(ctx, err)
 			}
 		case <-opened:
-			c.conn.open = true
+			c.hasOpened()
 			if c.State().Phase == Stale { // a control plane that has nothing new need not answer
 				c.setState(Connected, nil)
 			}
@@ -356,7 +356,6 @@ func (c *Client) count(f func(*Metrics)) {
 // connect begins a stream with what has to be asked.
 func (c *Client) connect(ctx context.Context) {
 	c.conn = open(ctx, &c.o, c.sent)
-	c.count(func(m *Metrics) { m.Streams++ })
 	for _, k := range c.state.kinds() {
 		c.subscribe(k)
 	}
@@ -385,8 +384,21 @@ func (c *Client) subscribe(k Kind) {
 	c.conn.queue = append(c.conn.queue, r)
 }
 
+// hasOpened takes note that there is a stream.
+func (c *Client) hasOpened() {
+	c.conn.open = true
+	c.count(func(m *Metrics) { m.Streams++ })
+}
+
 // lost takes note that the stream has ended, and says when to try again.
 func (c *Client) lost(err error) time.Duration {
+	if !c.conn.open {
+		select {
+		case <-c.conn.opened: // and ended before that was seen
+			c.hasOpened()
+		default:
+		}
+	}
 	if c.conn.answered {
 		c.failures = 0
 	}

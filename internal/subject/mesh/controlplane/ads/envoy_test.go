@@ -41,6 +41,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"tare/internal/subject/mesh/controlplane/bootstrap"
 	envoytest "tare/test/envoy"
 )
 
@@ -169,29 +170,12 @@ type envoy struct {
 func startEnvoy(t *testing.T, plane string, delta bool) *envoy {
 	t.Helper()
 	binary, dir := envoytest.Path(t), t.TempDir()
-	host, port, _ := net.SplitHostPort(plane)
-	api := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[delta]
-	config := fmt.Sprintf(`
-node: {id: envoy, cluster: test}
-admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}
-dynamic_resources:
-  ads_config: {api_type: %s, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: plane}}]}
-  cds_config: {ads: {}, resource_api_version: V3}
-  lds_config: {ads: {}, resource_api_version: V3}
-static_resources:
-  clusters:
-  - name: plane
-    type: STATIC
-    typed_extension_protocol_options:
-      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
-        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-        explicit_http_config: {http2_protocol_options: {}}
-    load_assignment:
-      cluster_name: plane
-      endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %s, port_value: %s}}}}]}]
-`, api, host, port)
-	file, at := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "admin")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+	config, err := bootstrap.Envoy{Node: "envoy", Cluster: "test", ControlPlane: plane, StateOfTheWorld: !delta}.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, at := filepath.Join(dir, "envoy.json"), filepath.Join(dir, "admin")
+	if err := os.WriteFile(file, config, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer

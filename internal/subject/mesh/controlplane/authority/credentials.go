@@ -123,6 +123,15 @@ func (c *Credentials) check() error {
 	return err
 }
 
+// ControlPlane is the identity of the control plane of the same trust domain.
+func (c Credentials) ControlPlane() (string, error) {
+	domain, err := domainOf(c.ID)
+	if err != nil {
+		return "", err
+	}
+	return ControlPlane(domain), nil
+}
+
 // Certificate is the certificate with its key for crypto/tls.
 func (c Credentials) Certificate() (tls.Certificate, error) {
 	pair, err := tls.X509KeyPair(c.Chain, c.Key)

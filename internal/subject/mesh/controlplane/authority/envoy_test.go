@@ -23,7 +23,6 @@ import (
 	"testing"
 	"time"
 
-	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
@@ -43,6 +42,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"tare/internal/subject/mesh/controlplane/bootstrap"
 	envoytest "tare/test/envoy"
 )
 
@@ -258,27 +258,9 @@ func (m *meshServer) sidecar(id, variant string, agent *Agent) *sidecar {
 	if err != nil {
 		t.Fatal(err)
 	}
-	host, port, err := net.SplitHostPort(m.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := fromJSON(t, &bootstrapv3.Bootstrap{}, `{
-		"node": {"id": %q, "cluster": "test"},
-		"admin": {"address": {"socketAddress": {"address": "127.0.0.1", "portValue": 0}}},
-		"dynamicResources": {
-			"ldsConfig": {"ads": {}, "resourceApiVersion": "V3"}, "cdsConfig": {"ads": {}, "resourceApiVersion": "V3"},
-			"adsConfig": {"apiType": %q, "transportApiVersion": "V3", "grpcServices": [{"envoyGrpc": {"clusterName": "ads"}}]}
-		},
-		"staticResources": {"clusters": [{
-			"name": "ads", "type": "STATIC", "connectTimeout": "5s",
-			"typedExtensionProtocolOptions": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-				"@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-				"explicitHttpConfig": {"http2ProtocolOptions": {}}}},
-			"loadAssignment": {"clusterName": "ads", "endpoints": [{"lbEndpoints": [
-				{"endpoint": {"address": {"socketAddress": {"address": %q, "portValue": %s}}}}]}]}
-		}]}}`, id, variant, host, port)
-	b.GetStaticResources().GetClusters()[0].TransportSocket = transport
-	text, err := protojson.Marshal(b)
+	text, err := bootstrap.Envoy{
+		Node: id, Cluster: "test", ControlPlane: m.address, Transport: transport, StateOfTheWorld: variant == "GRPC",
+	}.JSON()
 	if err != nil {
 		t.Fatal(err)
 	}

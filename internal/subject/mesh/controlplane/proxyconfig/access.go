@@ -3,9 +3,7 @@ package proxyconfig
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strings"
 
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -18,22 +16,6 @@ const (
 	DefaultTrustDomain = authority.DefaultTrustDomain
 	DefaultNamespace   = authority.DefaultNamespace
 )
-
-// idPart is a trust domain, a namespace or an account.
-var idPart = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?$`)
-
-// SPIFFE is the id of an identity as mesh files have it, ACCOUNT or NAMESPACE/ACCOUNT:
-// spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT.
-func SPIFFE(trustDomain, identity string) (string, error) {
-	namespace, account, given := strings.Cut(identity, "/")
-	if !given {
-		namespace, account = DefaultNamespace, identity
-	}
-	if !idPart.MatchString(namespace) || !idPart.MatchString(account) {
-		return "", fmt.Errorf("%q is no identity such as web or shop/web", identity)
-	}
-	return "spiffe://" + trustDomain + "/ns/" + namespace + "/sa/" + account, nil
-}
 
 // anyone stands for all identities of the trust domain.
 const anyone = "*"
@@ -88,7 +70,7 @@ func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error 
 				g.from = append(g.from, anyone)
 				continue
 			}
-			name, err := SPIFFE(m.trustDomain, id)
+			name, err := authority.Identity(m.trustDomain, id)
 			if err != nil {
 				return item("access", i, item("from", j, err))
 			}

@@ -122,51 +122,89 @@ const maxFile = 64 << 20
 // Example is a small configuration, for the hint of an error.
 const Example = "services: [{name: web, address: 10.96.0.1:80, endpoints: [{address: 127.0.0.1:8080, weight: 3}]}]"
 
-// ReadFile reads and compiles a mesh file.
+// ReadFile reads and compiles a mesh file, or all mesh files of a directory (Files).
 func ReadFile(path string) (*Mesh, error) {
-	const mend, what = "name a file with --config", "the configuration cannot be read"
-	f, err := os.Open(path)
+	names, err := Files(path)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
+		return nil, err
+	}
+	var files []file
+	left := int64(maxFile)
+	for _, name := range names {
+		data, err := readAtMost(name, left)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Usage, name, "name a file with --config", "the configuration cannot be read")
+		}
+		left -= int64(len(data))
+		files = append(files, file{name: name, data: data})
+	}
+	return parse(path, files)
+}
+
+func readAtMost(name string, most int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("it has more than %d MiB", maxFile>>20)
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(data)) > most {
+		err = fmt.Errorf("there are more than %d MiB", maxFile>>20)
 	}
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
-	}
-	return Parse(path, data)
+	return data, err
 }
 
 // Parse compiles a configuration in YAML; name is the file's, for errors. Whatever is wrong with it is a *fault.Error
 // of code Usage that has the line.
 func Parse(name string, data []byte) (*Mesh, error) {
-	var c Config
-	if line := tooDeep(data); line > 0 {
-		return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d", name, line), Example,
-			"brackets or lists are nested more than %d deep", maxDepth)
-	}
-	if !utf8.Valid(data) {
-		return nil, fault.New(fault.Usage, name, Example, "this is no text in UTF-8")
-	}
-	if err := yaml.UnmarshalWithOptions(data, &c, yaml.Strict()); err != nil && !errors.Is(err, io.EOF) {
-		var at yaml.Error
-		if errors.As(err, &at) && at.GetToken() != nil && at.GetToken().Position != nil {
-			where := fmt.Sprintf("%s:%d", name, at.GetToken().Position.Line)
-			return nil, fault.New(fault.Usage, where, Example, "%s", at.GetMessage())
+	return parse(name, []file{{name: name, data: data}})
+}
+
+// parse compiles what files say together. Whatever is wrong is a *fault.Error of code Usage with file and line, or with
+// the name of them all where it is of no file.
+func parse(name string, files []file) (*Mesh, error) {
+	for i := range files {
+		if err := files[i].decode(); err != nil {
+			return nil, err
 		}
-		return nil, fault.New(fault.Usage, name, Example, "%s", err)
 	}
-	m, err := c.Compile()
+	all, err := merge(files)
 	if err != nil {
-		if line := lineOf(data, err); line > 0 {
-			name = fmt.Sprintf("%s:%d", name, line)
-		}
-		return nil, fault.Wrap(err, fault.Usage, name, Example, "the configuration is wrong")
+		return nil, err
+	}
+	m, err := all.config.Compile()
+	if err != nil {
+		where, err := all.place(name, err)
+		return nil, fault.Wrap(err, fault.Usage, where, Example, "the configuration is wrong")
 	}
 	return m, nil
+}
+
+// decode reads one file.
+func (f *file) decode() error {
+	if line := tooDeep(f.data); line > 0 {
+		return fault.New(fault.Usage, at(f.name, line), Example, "brackets or lists are nested more than %d deep", maxDepth)
+	}
+	if !utf8.Valid(f.data) {
+		return fault.New(fault.Usage, f.name, Example, "this is no text in UTF-8")
+	}
+	err := yaml.UnmarshalWithOptions(f.data, &f.config, yaml.Strict())
+	if err == nil || errors.Is(err, io.EOF) {
+		return nil
+	}
+	var where yaml.Error
+	if errors.As(err, &where) && where.GetToken() != nil && where.GetToken().Position != nil {
+		return fault.New(fault.Usage, at(f.name, where.GetToken().Position.Line), Example, "%s", where.GetMessage())
+	}
+	return fault.New(fault.Usage, f.name, Example, "%s", err)
+}
+
+// at is a place in a file; line 0 is the whole of it.
+func at(name string, line int) string {
+	if line <= 0 {
+		return name
+	}
+	return fmt.Sprintf("%s:%d", name, line)
 }
 
 // maxDepth is far more than a configuration needs. The YAML parser takes time by the square of the depth.

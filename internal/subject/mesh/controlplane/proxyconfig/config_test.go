@@ -265,11 +265,16 @@ services:
 proxies: [{id: a, identity: a}]
 services:
 - {name: a, protocol: http, access: [{from: [a]}]}
----- access[0]: from[0]: "A" is no identity
+---- access[0]: from[0]: "spiffe://mesh.local/ns/a/sa/b/c": not an identity
 mtls: strict
 proxies: [{id: a, identity: a}]
 services:
-- {name: a, protocol: http, access: [{from: [A]}]}
+- {name: a, protocol: http, access: [{from: [a/b/c]}]}
+---- access[0]: from[0]: "spiffe://other.local/ns/a/sa/b": not an identity of trust domain mesh.local
+mtls: strict
+proxies: [{id: a, identity: a}]
+services:
+- {name: a, protocol: http, access: [{from: ["spiffe://other.local/ns/a/sa/b"]}]}
 ---- access[0]: from: is missing
 mtls: strict
 proxies: [{id: a, identity: a}]

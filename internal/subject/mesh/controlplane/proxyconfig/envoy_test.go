@@ -35,6 +35,7 @@ import (
 	sotwv3 "github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
 	"google.golang.org/grpc"
 
+	"tare/internal/subject/mesh/controlplane/bootstrap"
 	envoytest "tare/test/envoy"
 )
 
@@ -159,42 +160,21 @@ func resources[T types.Resource](list []T) (out []types.Resource) {
 	return out
 }
 
-// adsBootstrap is how Envoy finds a control plane; api is GRPC or DELTA_GRPC.
-const adsBootstrap = `
-node: {id: NODE, cluster: test}
-admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}
-dynamic_resources:
-  ads_config:
-    api_type: API
-    transport_api_version: V3
-    grpc_services: [{envoy_grpc: {cluster_name: xds}}]
-  lds_config: {ads: {}, resource_api_version: V3}
-  cds_config: {ads: {}, resource_api_version: V3}
-static_resources:
-  clusters:
-    - name: xds
-      type: STATIC
-      typed_extension_protocol_options:
-        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
-          "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-          explicit_http_config: {http2_protocol_options: {}}
-      load_assignment:
-        cluster_name: xds
-        endpoints:
-          - lb_endpoints: [{endpoint: {address: {socket_address: {address: HOST, port_value: PORT}}}}]
-`
-
 // envoy is a running Envoy, by the address of its administration.
 type envoy struct{ admin string }
 
 // startEnvoy runs Envoy as a node of a plane until the test ends. It has all that it is told when it returns.
 func startEnvoy(t *testing.T, p *plane, node, api string) *envoy {
 	t.Helper()
-	host, port, _ := strings.Cut(p.address, ":")
 	dir := t.TempDir()
-	file, admin := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "admin")
-	text := strings.NewReplacer("NODE", node, "API", api, "HOST", host, "PORT", port).Replace(adsBootstrap)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	file, admin := filepath.Join(dir, "envoy.json"), filepath.Join(dir, "admin")
+	text, err := bootstrap.Envoy{
+		Node: node, Cluster: "test", ControlPlane: p.address, StateOfTheWorld: api == "GRPC",
+	}.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer

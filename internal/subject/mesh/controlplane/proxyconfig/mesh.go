@@ -12,6 +12,8 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"tare/internal/subject/mesh/controlplane/authority"
 )
 
 // byPolicy is the discovery by which a proxy knows only the services whose access list names its identity.
@@ -144,8 +146,8 @@ func (m *Mesh) settings() error {
 	if m.trustDomain == "" {
 		m.trustDomain = DefaultTrustDomain
 	}
-	if !idPart.MatchString(m.trustDomain) {
-		return in("trust_domain", fmt.Errorf("%q is no name such as %s", m.trustDomain, DefaultTrustDomain))
+	if err := authority.CheckTrustDomain(m.trustDomain); err != nil {
+		return in("trust_domain", err)
 	}
 	if len(m.config.Proxies) == 0 {
 		switch {
@@ -218,7 +220,7 @@ func (m *Mesh) checkPlace(s *service) error {
 			"still decides who is told"))
 	}
 	if s.Identity != "" {
-		id, err := SPIFFE(m.trustDomain, s.Identity)
+		id, err := authority.Identity(m.trustDomain, s.Identity)
 		if err != nil {
 			return in("identity", err)
 		}
@@ -253,7 +255,7 @@ func (p *proxy) where(err error) error { return within(err, "proxy "+p.ID, "prox
 
 func (m *Mesh) readProxy(p *proxy) (err error) {
 	if p.Identity != "" {
-		if p.id, err = SPIFFE(m.trustDomain, p.Identity); err != nil {
+		if p.id, err = authority.Identity(m.trustDomain, p.Identity); err != nil {
 			return in("identity", err)
 		}
 	} else if m.mtls != off || m.config.Discovery == byPolicy {

@@ -3,6 +3,7 @@ package proxyconfig
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/goccy/go-yaml/ast"
@@ -53,17 +54,21 @@ type placed struct {
 func (p *placed) Error() string { return p.err.Error() }
 func (p *placed) Unwrap() error { return p.err }
 
-// lineOf is the line of YAML that an error is about; 0: it cannot be told.
-func lineOf(data []byte, err error) int {
-	var path []any
+// pathOf is the place in the configuration that an error is about.
+func pathOf(err error) (path []any) {
 	var w *wrong
 	var p *placed
 	if errors.As(err, &w) {
-		path = w.path
+		path = slices.Clone(w.path)
 	}
 	if errors.As(err, &p) {
 		path = append(path, p.path...)
 	}
+	return path
+}
+
+// lineOf is the line of a place in YAML; 0: it cannot be told.
+func lineOf(data []byte, path []any) int {
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil || len(path) == 0 || len(file.Docs) == 0 {
 		return 0

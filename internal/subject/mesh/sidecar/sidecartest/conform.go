@@ -401,6 +401,9 @@ func killed(t *testing.T, g sidecar.Guest) {
 			nothingLeft(t, dir, pidsOf(evidence.Proxies))
 		})
 	}
+	if d, ok := g.Proxy.(sidecar.Driven); ok && d.Driven(Part(g, nil).Options) {
+		t.Run("control plane", func(t *testing.T) { killedPlane(t, g) })
+	}
 	t.Run("worker", func(t *testing.T) {
 		app := NewApp(t, "server")
 		x := NewTrial(t, map[string]string{"server": app.Address})
@@ -420,6 +423,26 @@ func killed(t *testing.T, g sidecar.Guest) {
 			t.Errorf("a worker was killed, and the trial says %v", err)
 		}
 	})
+}
+
+// killedPlane: a control plane that dies fails the trial with its name and the signal, and nothing is left.
+func killedPlane(t *testing.T, g sidecar.Guest) {
+	dir := temporary(t)
+	x := NewTrial(t, map[string]string{"server": NewApp(t, "server").Address})
+	p := x.MustStart(g, nil)
+	evidence := p.Evidence()
+	if len(x.started) != 1 {
+		t.Fatalf("%d control planes were started", len(x.started))
+	}
+	if err := unix.Kill(x.started[0].PID(), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Failure(); err == nil || !strings.Contains(err.Error(), "controlplane") ||
+		!strings.Contains(err.Error(), "killed") {
+		t.Errorf("the trial failed because of %v", err)
+	}
+	p.Close()
+	nothingLeft(t, dir, append(pidsOf(evidence.Proxies), x.started[0].PID()))
 }
 
 // unready: where nobody serves the application, no request gets through, and the error says what the proxies see. A

@@ -1,4 +1,5 @@
-package controlplane
+// Package bootstrap makes the file that an Envoy is started with: who it is, and which control plane tells it the rest.
+package bootstrap
 
 import (
 	"fmt"
@@ -17,11 +18,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// EnvoyBootstrapFile is the bootstrap of an Envoy among the files of a proxy.
-const EnvoyBootstrapFile = "envoy.json"
-
-// EnvoyBootstrap is what an Envoy is started with: who it is, and where it gets everything else.
-type EnvoyBootstrap struct {
+// Envoy is what an Envoy is started with.
+type Envoy struct {
 	Node         string // id, as the mesh file has it
 	Cluster      string // of nodes, a name that Envoy wants
 	ControlPlane string // IP:port
@@ -43,7 +41,7 @@ const controlPlaneCluster = "controlplane"
 
 // JSON is the bootstrap as Envoy reads it (envoy -c FILE). It has no key in it. Its administration listens at a free
 // port of 127.0.0.1, which --admin-address-path tells.
-func (b EnvoyBootstrap) JSON() ([]byte, error) {
+func (b Envoy) JSON() ([]byte, error) {
 	host, text, err := net.SplitHostPort(b.ControlPlane)
 	if err != nil {
 		return nil, fmt.Errorf("the address of the control plane: %w", err)

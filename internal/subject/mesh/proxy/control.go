@@ -1,0 +1,182 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"tare/internal/subject/mesh/controlplane/authority"
+	"tare/internal/subject/mesh/proxy/config"
+	"tare/internal/subject/mesh/proxy/dataplane"
+	"tare/internal/subject/mesh/xds"
+)
+
+// planeClient does what a control plane says.
+type planeClient struct{ *xds.Client }
+
+// newPlaneClient makes one, whose Run has the source do what the control plane says. listening is closed once there are
+// listeners.
+func newPlaneClient(o Options, s *source, logs *logs, listening chan struct{}) (*planeClient, error) {
+	var once sync.Once
+	last := ""
+	options := xds.Options{
+		Address:  o.XDS,
+		Node:     o.Node,
+		Consumer: s,
+		OnEvent: func(e xds.Event) {
+			for _, err := range e.Refused {
+				logs.say("refused: " + err.Error())
+			}
+			if len(s.plane.Listening()) > 0 { // what they waited for may have come after them
+				once.Do(func() { close(listening) })
+			}
+		},
+		OnState: func(st xds.State) {
+			line := fmt.Sprintf("control plane %s: %s", o.XDS, st.Phase)
+			if st.Err != nil {
+				line += ": " + st.Err.Error()
+			}
+			if line != last { // each attempt in vain says the same
+				last = line
+				logs.say(line)
+			}
+		},
+	}
+	if o.Credentials != "" {
+		p, err := newProof(o.Credentials)
+		if err != nil {
+			return nil, err
+		}
+		s.onSecret = p.told
+		options.Dial = []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(p.config()))}
+	}
+	c, err := xds.New(options)
+	if err != nil {
+		return nil, err
+	}
+	return &planeClient{c}, nil
+}
+
+// ownWord is what the proxy says of itself.
+type ownWord struct {
+	dataplane.Stats
+	*controlStats
+}
+
+// controlStats is what the proxy has heard of its control plane since it began.
+type controlStats struct {
+	Streams   uint64 `json:"control_streams"`
+	Responses uint64 `json:"control_responses"`
+	Secrets   uint64 `json:"control_secrets"` // of the responses, those with certificates and roots
+	Refused   uint64 `json:"control_refused"` // responses, or parts of them
+}
+
+// stats are the counters now; nil where a file configures the proxy.
+func (f *planeClient) stats() *controlStats {
+	if f == nil {
+		return nil
+	}
+	m := f.Metrics()
+	s := &controlStats{Streams: m.Streams, Secrets: m.Responses[xds.Secrets]}
+	for k := range m.Responses {
+		s.Responses += m.Responses[k]
+		s.Refused += m.Nacks[k]
+	}
+	return s
+}
+
+// proof is what the proxy proves itself by to its control plane, and knows that by. At first that is what a directory
+// has; once the control plane has told the proxy its certificate and the roots, it is these, which the control plane
+// replaces: the proxy may have given up the rights to read the directory by then.
+type proof struct {
+	dir    string
+	server string // the control plane's identity
+
+	mu       sync.Mutex
+	byPlane  bool // the control plane has told the certificate
+	identity *tls.Certificate
+	roots    *x509.CertPool
+}
+
+func newProof(dir string) (*proof, error) {
+	p := &proof{dir: dir}
+	return p, p.read()
+}
+
+// read takes what the directory has.
+func (p *proof) read() error {
+	c, err := authority.ReadEnvoy(p.dir)
+	if err != nil {
+		return err
+	}
+	server, err := c.ControlPlane()
+	if err != nil {
+		return err
+	}
+	pair, err := c.Certificate()
+	if err != nil {
+		return err
+	}
+	roots, err := c.Pool()
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.byPlane { // since it was looked at
+		p.server, p.identity, p.roots = server, &pair, roots
+	}
+	return nil
+}
+
+// told takes a secret that the control plane has told.
+func (p *proof) told(s *config.Secret) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case s.Name == authority.IdentitySecret && s.Certificate != nil:
+		p.identity, p.byPlane = s.Certificate, true
+	case s.Name == authority.RootsSecret && s.Roots != nil:
+		p.roots = s.Roots
+	}
+}
+
+// now is what there is at the moment. A certificate of the directory may have been replaced there meanwhile; one that
+// cannot be read any more stays what it was.
+func (p *proof) now() (identity *tls.Certificate, roots *x509.CertPool, server string) {
+	p.mu.Lock()
+	byPlane := p.byPlane
+	p.mu.Unlock()
+	if !byPlane {
+		_ = p.read() // else that of before: the handshake shows whether it will do
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.identity, p.roots, p.server
+}
+
+// config is for connections to the control plane: each by what there is at its time.
+func (p *proof) config() *tls.Config {
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		InsecureSkipVerify: true, // by host name; VerifyConnection checks chain and identity
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			identity, _, _ := p.now()
+			return identity, nil
+		},
+		VerifyConnection: func(s tls.ConnectionState) error {
+			_, roots, server := p.now()
+			id, err := authority.Verify(s.PeerCertificates, roots, x509.ExtKeyUsageServerAuth, time.Now())
+			if err == nil && id != server {
+				err = errors.New("the server is " + id + ", and not the control plane")
+			}
+			return err
+		},
+	}
+}
