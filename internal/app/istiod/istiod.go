@@ -27,6 +27,9 @@ type Options struct {
 	Binary string // pilot-discovery; empty: Find's
 	Mesh   string // mesh configuration (MeshConfig as YAML); empty: Istio's defaults
 	Log    io.Writer
+
+	// Environment is further variables, as NAME=VALUE, that replace those of the same names.
+	Environment []string
 }
 
 // Istiod is a running istiod. Its configuration is in Dir: Put and Remove change it.
@@ -127,6 +130,7 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 		"--shutdownDuration=100ms")
 	i.cmd.Dir = i.scratch.Path()
 	i.cmd.Env = append(os.Environ(), environment...)
+	i.cmd.Env = append(i.cmd.Env, o.Environment...)
 	i.cmd.Env = append(i.cmd.Env, "HOME="+i.scratch.Path(), "TMPDIR="+i.scratch.Path())
 	i.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	out := io.Writer(&i.tail)

@@ -104,9 +104,7 @@ func runUnderIstiod(t *testing.T, i *istiod.Istiod, world bool) *underIstiod {
 		if err := u.stop(); err != nil {
 			t.Error(err)
 		}
-		if n := u.ready.left(); n > 0 {
-			t.Errorf("%d objects are left in the kernel", n)
-		}
+		eventually(t, "nothing is left in the kernel", func() bool { return u.ready.left() == 0 })
 		if t.Failed() || testing.Verbose() {
 			for _, line := range u.said {
 				t.Log(line)
