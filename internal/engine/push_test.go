@@ -1,8 +1,12 @@
 package engine
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"tare/internal/fault"
 )
 
 const pushSpec = `name: pushes
@@ -26,8 +30,8 @@ factors:
 func TestPushRefuses(t *testing.T) {
 	mustParse(t, pushSpec)
 	for want, change := range map[string][2]string{
-		`"xds" must be the name of one application of kind mesh, and "web" is not`:  {"snapshot, xds: mesh", "snapshot, xds: web"},
-		`"xds" must be the name of one application of kind mesh, and "none" is not`: {"value, xds: mesh", "value, xds: none"},
+		`"xds" must be the name of one application of kind mesh or istiod, and "web" is not`:  {"snapshot, xds: mesh", "snapshot, xds: web"},
+		`"xds" must be the name of one application of kind mesh or istiod, and "none" is not`: {"value, xds: mesh", "value, xds: none"},
 		`and "mesh" is not`:                                            {"endpoints: 2", "endpoints: 2, count: 2"},
 		`"services" has no meaning beside "xds"`:                       {"snapshot, xds: mesh", "snapshot, xds: mesh, services: 5"},
 		`"work: push" times what a control plane says`:                 {"snapshot, xds: mesh", "snapshot"},
@@ -44,6 +48,24 @@ func TestPushRefuses(t *testing.T) {
 		if _, err := Parse("test.yaml", []byte(text), testFeatures); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, not %q", err, want)
 		}
+	}
+}
+
+// TestIstiodSpec: the spec for a mesh under istiod, which is no built-in experiment, can be run where that is
+// installed.
+func TestIstiodSpec(t *testing.T) {
+	text, err := os.ReadFile("../../test/istiod/config-push.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := mustParse(t, string(text))
+	if n := len(s.Levels()); n != 8 {
+		t.Errorf("%d levels", n)
+	}
+	t.Setenv("PATH", t.TempDir())
+	t.Setenv("TARE_ISTIOD", filepath.Join(t.TempDir(), "none"))
+	if _, err := s.LeaveOutAbsent(t.Context()); fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "make istiod") {
+		t.Errorf("without istiod: %v", err)
 	}
 }
 

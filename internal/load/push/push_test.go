@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/app/mesh"
 	"tare/internal/load"
 )
@@ -74,6 +76,37 @@ func TestWindow(t *testing.T) {
 	}
 }
 
+// TestNotSaid: a control plane that does not say when it sent a change has only the time of the whole.
+func TestNotSaid(t *testing.T) {
+	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
+	w.add(mesh.Change{Set: 1000}, sight{at: 1400, gap: 50})
+	r, err := w.result(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{Sent: false, Usable: false, Whole: true, Gap: true} {
+		if h, err := r.Histogram(name); err != nil || (h != nil) != want {
+			t.Errorf("%s: %v (%v)", name, h, err)
+		}
+	}
+}
+
+// TestConnectTCP: a connection of TCP has its peer, and one to a port where nobody listens is not there yet.
+func TestConnectTCP(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort(l.Addr().String())
+	if peer, err := connect(unix.SOCK_STREAM, at); err != nil || peer != at {
+		t.Errorf("%v, %v", peer, err)
+	}
+	l.Close()
+	if _, err := connect(unix.SOCK_STREAM, at); err == nil || !notYet(err) {
+		t.Errorf("%v", err)
+	}
+}
+
 // closing is the address of one who takes connections and says nothing.
 func closing(t *testing.T) string {
 	t.Helper()
@@ -97,7 +130,7 @@ func closing(t *testing.T) string {
 // TestConnectToPortZero: half a record of an endpoint takes a connection to port 0, which is wrong, and no failure of
 // the load.
 func TestConnectToPortZero(t *testing.T) {
-	peer, err := connect(netip.MustParseAddrPort("127.0.0.1:0"))
+	peer, err := connect(unix.SOCK_DGRAM, netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil || peer.Port() != 0 {
 		t.Fatalf("a connection to port 0 has the peer %v, %v", peer, err)
 	}

@@ -33,7 +33,7 @@ const xdsKey = "xds"
 
 var xdsSetting = param.Setting{
 	Name: xdsKey, Type: param.TypeText,
-	Doc: "application of kind `mesh` that says what the services are, instead of a file of services",
+	Doc: "application of kind `mesh` or `istiod` that says what the services are, instead of a file of services",
 }
 
 // Check refuses stores that do not exist, and maps that do not hold what they are to hold.
@@ -55,7 +55,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 		return nil
 	}
 	if a := s.Applications[of]; a == nil || a.Kind.About().Protocol != mesh.Protocol || a.Count() > 1 {
-		return fmt.Errorf("%q must be the name of one application of kind mesh, and %q is not", xdsKey, of)
+		return fmt.Errorf("%q must be the name of one application of kind mesh or istiod, and %q is not", xdsKey, of)
 	}
 	for _, k := range servicesSettings {
 		if _, set := o[k.Name]; set {
