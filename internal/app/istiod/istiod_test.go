@@ -8,12 +8,15 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"tare/internal/app/mesh"
 	"tare/internal/fault"
+	"tare/internal/kind"
+	"tare/internal/param"
 )
 
 // TestKubernetes: the API of the empty cluster answers in the forms that clients take.
@@ -85,6 +88,31 @@ func TestKubernetes(t *testing.T) {
 		t.Error(err)
 	}
 	<-ended
+}
+
+// TestBehind: the setting of further services is what ControlPlane writes.
+func TestBehind(t *testing.T) {
+	argv, err := ControlPlane("/bin/tare", map[string]string{"10.96.0.2:80": "127.0.0.1:8081", "10.96.0.1:80": "127.0.0.1:8080"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"/bin/tare", kind.PlayCommand, string(kind.Application), "istiod"}
+	text, ok := strings.CutPrefix(argv[len(argv)-1], "--behind=")
+	if !slices.Equal(argv[:4], want) || !ok {
+		t.Fatalf("%q", argv)
+	}
+	all, err := behind(text)
+	if err != nil || len(all) != 2 || all[1].Address.String() != "10.96.0.2:80" || all[1].Endpoints[0].String() != "127.0.0.1:8081" {
+		t.Errorf("%q: %+v, %v", text, all, err)
+	}
+	if all[0].Host() == all[1].Host() {
+		t.Errorf("both are %s", all[0].Host())
+	}
+	for _, wrong := range []string{"10.96.0.1:80", "10.96.0.1=127.0.0.1:80", "a=b"} {
+		if err := (guest{}).Check(param.Values{behindKey: wrong}); err == nil || !strings.Contains(err.Error(), "ADDRESS=ENDPOINT") {
+			t.Errorf("%q: %v", wrong, err)
+		}
+	}
 }
 
 // TestStartFails: an istiod that does not start leaves nothing, and is told of with what it said.

@@ -30,7 +30,9 @@ type made struct {
 }
 
 // startMesh starts a mesh. It ends with Close.
-func startMesh(ctx context.Context, services, endpoints int, debounce time.Duration) (_ *made, err error) {
+func startMesh(
+	ctx context.Context, services, endpoints int, debounce time.Duration, others []Service,
+) (_ *made, err error) {
 	m := &made{number: 1}
 	defer func() {
 		if err != nil {
@@ -50,6 +52,9 @@ func startMesh(ctx context.Context, services, endpoints int, debounce time.Durat
 	all := map[string][]byte{}
 	for i := range services {
 		all[entryName(i)] = m.entry(i)
+	}
+	for _, s := range others {
+		all[s.Name] = s.spec()
 	}
 	m.istiod, err = Start(ctx, Options{Objects: true, entries: all, Environment: []string{
 		"PILOT_DEBOUNCE_AFTER=" + debounce.String(), "PILOT_DEBOUNCE_MAX=10s", "PILOT_ENABLE_EDS_DEBOUNCE=true",
@@ -80,15 +85,22 @@ func entryName(service int) string { return fmt.Sprintf("service-%05d", service)
 
 // entry is the specification of a service's ServiceEntry as it is after the latest change.
 func (m *made) entry(service int) []byte {
-	var b bytes.Buffer
-	at := m.ready.Service(service)
-	fmt.Fprintf(&b, `{"hosts":["%s.mesh.test"],"addresses":["%s"],"ports":[{"number":%d,"name":"main","protocol":"TCP"}],`+
-		`"location":"MESH_INTERNAL","resolution":"STATIC","endpoints":[`, entryName(service), at.Addr(), at.Port())
+	s := Service{Name: entryName(service), Address: m.ready.Service(service), Protocol: "TCP"}
 	for i := range m.ready.Endpoints {
+		s.Endpoints = append(s.Endpoints, m.ready.Endpoint(service, m.number, i))
+	}
+	return s.spec()
+}
+
+// spec is the specification of the service's ServiceEntry, as JSON.
+func (s Service) spec() []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `{"hosts":["%s"],"addresses":["%s"],"ports":[{"number":%d,"name":"main","protocol":"%s"}],`+
+		`"location":"MESH_INTERNAL","resolution":"STATIC","endpoints":[`, s.Host(), s.Address.Addr(), s.Address.Port(), s.Protocol)
+	for i, e := range s.Endpoints {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		e := m.ready.Endpoint(service, m.number, i)
 		fmt.Fprintf(&b, `{"address":"%s","ports":{"main":%d}}`, e.Addr(), e.Port())
 	}
 	b.WriteString("]}")

@@ -70,7 +70,7 @@ func (r Ready) Changes() int {
 	if r.Port == 0 {
 		return Changes
 	}
-	return addresses / (r.Services * r.Endpoints)
+	return addresses / max(1, r.Services*r.Endpoints)
 }
 
 // Endpoint is an endpoint of a service, as it is after a change.

@@ -88,6 +88,10 @@ func Prepare(ctx context.Context, o Options) (p *Push, err error) {
 	if p.mesh, err = mesh.Dial(ctx, o.Mesh); err != nil {
 		return nil, err
 	}
+	if p.mesh.Mesh.Services == 0 {
+		return nil, errors.Join(fault.New(fault.Usage, o.Mesh, "give the mesh some services", "the mesh has nothing to change"),
+			p.mesh.Close())
+	}
 	p.seen = make([]int, p.mesh.Mesh.Services)
 	if p.thread, err = pace.LockThread(0); err != nil {
 		return nil, errors.Join(err, p.mesh.Close())
@@ -165,7 +169,11 @@ func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
 			return peer, err
 		}
 	}
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); err != nil {
+	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+	if errors.Is(err, unix.EINTR) { // by a signal of Go's own; the connection is still on its way
+		err = connected(fd)
+	}
+	if err != nil {
 		return peer, err
 	}
 	name, err := unix.Getpeername(fd)
@@ -180,6 +188,26 @@ func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
 		return peer, fmt.Errorf("a peer of type %T", name)
 	}
 	return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port)), nil
+}
+
+// connected waits until a connection that is on its way is made.
+func connected(fd int) error {
+	late := pace.Now() + int64(connectTimeout)
+	for left := int64(connectTimeout); left > 0; left = late - pace.Now() {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(left/1e6)+1)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n > 0:
+			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if err != nil || code == 0 {
+				return err
+			}
+			return unix.Errno(code)
+		}
+	}
+	return unix.EINPROGRESS
 }
 
 // Run makes changes by the schedule, in closed loop, and says how long they took. A change that begins in the window

@@ -2,6 +2,7 @@ package push
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -104,6 +105,30 @@ func TestConnectTCP(t *testing.T) {
 	l.Close()
 	if _, err := connect(unix.SOCK_STREAM, at); err == nil || !notYet(err) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestConnected: a connection that a signal has interrupted is waited for, and so is its end.
+func TestConnected(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort(l.Addr().String())
+	for _, want := range []error{nil, unix.ECONNREFUSED} {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()})
+		if errors.Is(err, unix.EINPROGRESS) {
+			err = connected(fd)
+		}
+		if !errors.Is(err, want) {
+			t.Errorf("got %v, not %v", err, want)
+		}
+		unix.Close(fd)
+		l.Close()
 	}
 }
 
