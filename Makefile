@@ -42,7 +42,8 @@ istiod: ## build Istio's control plane into bin/pilot-discovery (500 s of CPU ti
 	cd test/istiod && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(abspath bin)/pilot-discovery \
 	  istio.io/istio/pilot/cmd/pilot-discovery
 
-ISTIOD_TEST := TARE_ISTIOD_TEST=1 go test -count=1 -v ./internal/app/istiod ./internal/subject/mesh/kernelmesh -run 'Istiod'
+ISTIOD_TEST := TARE_ISTIOD_TEST=1 go test -p 1 -count=1 -v ./internal/app/istiod ./internal/subject/mesh/kernelmesh \
+	./internal/engine -run 'Istiod'
 istiod-test: ## kernelmesh and Envoy under istiod, with traffic (needs make istiod, root, and an envoy)
 	$(ISTIOD_TEST)
 

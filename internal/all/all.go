@@ -6,6 +6,7 @@ import (
 	_ "tare/internal/app/burn"
 	_ "tare/internal/app/command"
 	_ "tare/internal/app/http"
+	_ "tare/internal/app/istiod"
 	_ "tare/internal/app/mesh"
 	_ "tare/internal/load/command"
 	_ "tare/internal/load/connect"

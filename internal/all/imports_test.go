@@ -32,7 +32,7 @@ func TestNobodyImportsGuests(t *testing.T) {
 }
 
 // names are those of guests that are no words of English. Ordinary ones (http, store, command) cannot be told from it.
-var names = regexp.MustCompile(`kernelmesh|exectrace|storebench|bpftrace|tetragon|inspektor|falco|haproxy|nginx|envoy`)
+var names = regexp.MustCompile(`kernelmesh|exectrace|storebench|bpftrace|tetragon|inspektor|falco|haproxy|nginx|envoy|istiod`)
 
 // TestNobodyNamesGuests: what is general names no guest either, in code or in comments.
 func TestNobodyNamesGuests(t *testing.T) {

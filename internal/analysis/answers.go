@@ -36,7 +36,7 @@ var families = []family{
 		answer: limitAnswers,
 	},
 	{speaks: both(has("sched_delay_max_seconds"), subjectHas("bpf_cpu_share")), answer: stressAnswers},
-	{speaks: either(has("push_usable_seconds"), has("push_usable_p50_seconds")), answer: pushAnswers},
+	{speaks: either(either(has("push_usable_seconds"), has("push_usable_p50_seconds")), has("push_seconds")), answer: pushAnswers},
 	{speaks: has("wrong_connect_share", "failed_connect_share"), answer: consistencyAnswers},
 	{speaks: both(compared, has("flush_seconds")), answer: flushAnswers},
 	{speaks: both(compared, has("lookup_seconds")), answer: scaleAnswers},

@@ -41,16 +41,21 @@ func (p *prose) taken(metric string) string {
 }
 
 func (p *prose) pushed(t *table) {
-	usable := p.taken("push_usable")
+	whole, since := "push_usable", "the control plane sent it"
+	usable := p.taken(whole)
+	if usable == "" { // a control plane that does not say when it sent it
+		whole, since = "push", "the control plane was told"
+		usable = p.taken(whole)
+	}
 	if usable == "" {
 		return
 	}
-	text := fmt.Sprintf("A change%s, %s: a new connection shows it %s after the control plane sent it",
-		p.here(), p.s.ArmName(p.arm), usable)
-	if longest := t.column(p.at, p.arm, "push_usable_max_seconds"); len(longest) > 0 {
+	text := fmt.Sprintf("A change%s, %s: a new connection shows it %s after %s",
+		p.here(), p.s.ArmName(p.arm), usable, since)
+	if longest := t.column(p.at, p.arm, whole+"_max_seconds"); len(longest) > 0 {
 		text += ", and " + quantity.Value(slices.Max(longest), quantity.Seconds) + " after at the latest"
 	}
-	if e := p.find("push_usable_seconds"); e != nil && p.arm != record.Direct {
+	if e := p.find(whole + "_seconds"); e != nil && p.arm != record.Direct {
 		switch d := e.Difference; {
 		case d == nil || d.Lo == nil:
 		case !d.Resolved:

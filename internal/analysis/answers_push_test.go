@@ -1,6 +1,7 @@
 package analysis
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -58,6 +59,13 @@ func TestPushAnswers(t *testing.T) {
 		return map[string]float64{"push_usable_seconds": 0.03}
 	})
 	if got := alone.Answers[0].Answer; !strings.HasPrefix(got, "A change, sized (baseline): a new connection shows it ") {
+		t.Error(got)
+	}
+	unsaid := storeRun(t, "config-push", "sized", []map[string]string{nil}, nil, func(string, map[string]string) map[string]float64 {
+		return map[string]float64{"push_seconds": 0.15, "push_max_seconds": 0.2}
+	})
+	want := regexp.MustCompile(`^A change, sized \(baseline\): a new connection shows it 15\d ms .*after the control plane was told, and 2\d\d ms after at the latest`)
+	if got := unsaid.Answers[0].Answer; !want.MatchString(got) {
 		t.Error(got)
 	}
 }

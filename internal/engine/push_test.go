@@ -1,8 +1,13 @@
 package engine
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"tare/internal/fault"
 )
 
 const pushSpec = `name: pushes
@@ -26,8 +31,8 @@ factors:
 func TestPushRefuses(t *testing.T) {
 	mustParse(t, pushSpec)
 	for want, change := range map[string][2]string{
-		`"xds" must be the name of one application of kind mesh, and "web" is not`:  {"snapshot, xds: mesh", "snapshot, xds: web"},
-		`"xds" must be the name of one application of kind mesh, and "none" is not`: {"value, xds: mesh", "value, xds: none"},
+		`"xds" must be the name of one application of kind mesh or istiod, and "web" is not`:  {"snapshot, xds: mesh", "snapshot, xds: web"},
+		`"xds" must be the name of one application of kind mesh or istiod, and "none" is not`: {"value, xds: mesh", "value, xds: none"},
 		`and "mesh" is not`:                                            {"endpoints: 2", "endpoints: 2, count: 2"},
 		`"services" has no meaning beside "xds"`:                       {"snapshot, xds: mesh", "snapshot, xds: mesh, services: 5"},
 		`"work: push" times what a control plane says`:                 {"snapshot, xds: mesh", "snapshot"},
@@ -43,6 +48,76 @@ func TestPushRefuses(t *testing.T) {
 		}
 		if _, err := Parse("test.yaml", []byte(text), testFeatures); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, not %q", err, want)
+		}
+	}
+}
+
+// TestIstiodSpec: the spec for a mesh under istiod, which is no built-in experiment, can be run where that is
+// installed.
+func TestIstiodSpec(t *testing.T) {
+	text, err := os.ReadFile("../../test/istiod/config-push.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := mustParse(t, string(text))
+	if n := len(s.Levels()); n != 8 {
+		t.Errorf("%d levels", n)
+	}
+	t.Setenv("PATH", t.TempDir())
+	t.Setenv("TARE_ISTIOD", filepath.Join(t.TempDir(), "none"))
+	if _, err := s.LeaveOutAbsent(t.Context()); fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "make istiod") {
+		t.Errorf("without istiod: %v", err)
+	}
+}
+
+const istiodSpec = `name: under
+question: What does it cost?
+blocks: 1
+warmup: 100ms
+duration: 400ms
+applications:
+  web: {kind: http}
+loads:
+  client: {kind: http, to: web, rate: 200, connections: 4}
+arms:
+  file: {subject: kernelmesh}
+  istiod: {subject: kernelmesh, control-plane: istiod}
+`
+
+// TestIstiodRefuses: a control plane that is started for the data plane is told of the applications alone.
+func TestIstiodRefuses(t *testing.T) {
+	mustParse(t, istiodSpec)
+	for _, more := range []string{"services: 5", "work: replace", "xds: web"} {
+		text := strings.Replace(istiodSpec, "control-plane: istiod", "control-plane: istiod, "+more, 1)
+		if _, err := Parse("test.yaml", []byte(text), testFeatures); err == nil || !strings.Contains(err.Error(), "has no meaning beside") {
+			t.Errorf("%s: %v", more, err)
+		}
+	}
+}
+
+// TestIstiodTrials: requests go through a data plane that has the application's service from a real istiod.
+func TestIstiodTrials(t *testing.T) {
+	if os.Getenv("TARE_ISTIOD_TEST") == "" {
+		t.Skip("make istiod-test runs it")
+	}
+	g := newGround(t)
+	_, trials, err := g.run(t.Context(), mustParse(t, istiodSpec), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(trials) != 4 {
+		t.Fatalf("%d trials", len(trials))
+	}
+	for _, tr := range trials {
+		if tr.Validity.Failed != "" || tr.Metrics["throughput_per_second"] <= 0 || tr.Metrics["error_ratio"] > 0 {
+			t.Errorf("%s: %+v, %v", tr.Arm, tr.Validity, tr.Metrics)
+		}
+		if tr.Arm != "istiod" {
+			continue
+		}
+		evidence, err := json.Marshal(tr.Evidence)
+		if err != nil || !strings.Contains(string(evidence), "LEAST_REQUEST") {
+			t.Errorf("evidence: %s, %v", evidence, err)
 		}
 	}
 }

@@ -27,6 +27,14 @@ type Options struct {
 	Binary string // pilot-discovery; empty: Find's
 	Mesh   string // mesh configuration (MeshConfig as YAML); empty: Istio's defaults
 	Log    io.Writer
+
+	// Objects has istiod take ServiceEntries from the API of Kubernetes instead of files, as in a cluster: a change of
+	// them is noticed at once, one of files after 250 ms. Put and Remove are of no use then.
+	Objects bool
+	// Environment is further variables, as NAME=VALUE, that replace those of the same names.
+	Environment []string
+
+	entries map[string][]byte // the first ServiceEntries of Objects: see kubernetes.put
 }
 
 // Istiod is a running istiod. Its configuration is in Dir: Put and Remove change it.
@@ -51,28 +59,37 @@ const Version = "1.31.1"
 // variable names the binary in the environment.
 const variable = "TARE_ISTIOD"
 
-// Find is the pilot-discovery to use: that of the environment variable TARE_ISTIOD, else of PATH, else bin/ of the
-// directory or one above it. The error says how to build one.
+// Find is the pilot-discovery to use: that of the environment variable TARE_ISTIOD, else of PATH, else the one beside
+// this program, else in bin/ of the directory or one above it. The error says how to build one.
 func Find() (string, error) {
 	if path := os.Getenv(variable); path != "" {
+		if _, err := exec.LookPath(path); err != nil {
+			return "", fault.Wrap(err, fault.Machine, variable, buildHint, "istiod's pilot-discovery cannot be run")
+		}
 		return path, nil
 	}
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil
 	}
+	if self, err := os.Executable(); err == nil {
+		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
+			return path, nil
+		}
+	}
 	dir, err := os.Getwd()
 	for ; err == nil; dir = filepath.Dir(dir) {
 		path := filepath.Join(dir, "bin", name)
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+		if _, err := exec.LookPath(path); err == nil {
 			return path, nil
 		}
 		if dir == filepath.Dir(dir) {
 			break
 		}
 	}
-	return "", fault.New(fault.Machine, name, "build it with 'make istiod' (500 s of CPU time), or name one by "+variable,
-		"istiod's pilot-discovery is not here")
+	return "", fault.New(fault.Machine, name, buildHint, "istiod's pilot-discovery is not here")
 }
+
+const buildHint = "build it with 'make istiod' (500 s of CPU time), or name one by " + variable
 
 const name = "pilot-discovery"
 
@@ -100,6 +117,7 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	if i.api, err = newKubernetes(); err != nil {
 		return nil, err
 	}
+	i.api.put(o.entries)
 	i.Dir = filepath.Join(i.scratch.Path(), "config")
 	if err := os.Mkdir(i.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making istiod's directory: %w", err)
@@ -120,13 +138,18 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 		return nil, err
 	}
 	i.XDS, i.HTTP = ports[0], ports[1]
+	configuration := "--configDir=" + i.Dir
+	if o.Objects {
+		configuration = "--configDir="
+	}
 	i.cmd = exec.Command(o.Binary, "discovery",
-		"--registries=Kubernetes", "--configDir="+i.Dir, "--kubeconfig="+access, "--meshConfig="+mesh,
+		"--registries=Kubernetes", configuration, "--kubeconfig="+access, "--meshConfig="+mesh,
 		"--networksConfig="+networks, "--grpcAddr="+i.XDS, "--httpAddr="+i.HTTP, "--secureGRPCAddr=", "--httpsAddr=",
 		"--monitoringAddr=", "--ctrlz_address=127.0.0.1", "--ctrlz_port=0", "--domain="+domain, "--clusterID=tare",
 		"--shutdownDuration=100ms")
 	i.cmd.Dir = i.scratch.Path()
 	i.cmd.Env = append(os.Environ(), environment...)
+	i.cmd.Env = append(i.cmd.Env, o.Environment...)
 	i.cmd.Env = append(i.cmd.Env, "HOME="+i.scratch.Path(), "TMPDIR="+i.scratch.Path())
 	i.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	out := io.Writer(&i.tail)

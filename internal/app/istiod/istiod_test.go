@@ -3,14 +3,20 @@ package istiod
 import (
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"tare/internal/app/mesh"
 	"tare/internal/fault"
+	"tare/internal/kind"
+	"tare/internal/param"
 )
 
 // TestKubernetes: the API of the empty cluster answers in the forms that clients take.
@@ -84,6 +90,31 @@ func TestKubernetes(t *testing.T) {
 	<-ended
 }
 
+// TestBehind: the setting of further services is what ControlPlane writes.
+func TestBehind(t *testing.T) {
+	argv, err := ControlPlane("/bin/tare", map[string]string{"10.96.0.2:80": "127.0.0.1:8081", "10.96.0.1:80": "127.0.0.1:8080"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"/bin/tare", kind.PlayCommand, string(kind.Application), "istiod"}
+	text, ok := strings.CutPrefix(argv[len(argv)-1], "--behind=")
+	if !slices.Equal(argv[:4], want) || !ok {
+		t.Fatalf("%q", argv)
+	}
+	all, err := behind(text)
+	if err != nil || len(all) != 2 || all[1].Address.String() != "10.96.0.2:80" || all[1].Endpoints[0].String() != "127.0.0.1:8081" {
+		t.Errorf("%q: %+v, %v", text, all, err)
+	}
+	if all[0].Host() == all[1].Host() {
+		t.Errorf("both are %s", all[0].Host())
+	}
+	for _, wrong := range []string{"10.96.0.1:80", "10.96.0.1=127.0.0.1:80", "a=b"} {
+		if err := (guest{}).Check(param.Values{behindKey: wrong}); err == nil || !strings.Contains(err.Error(), "ADDRESS=ENDPOINT") {
+			t.Errorf("%q: %v", wrong, err)
+		}
+	}
+}
+
 // TestStartFails: an istiod that does not start leaves nothing, and is told of with what it said.
 func TestStartFails(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
@@ -100,5 +131,104 @@ func TestStartFails(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(os.TempDir()); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// TestEntries: ServiceEntries are listed, and watches have all that comes later, each object once as it is then.
+func TestEntries(t *testing.T) {
+	k, err := newKubernetes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	type entry struct {
+		Metadata struct{ Name, ResourceVersion string }
+		Spec     struct{ N int }
+	}
+	get := func(path string) *json.Decoder {
+		t.Helper()
+		r, err := http.Get("http://" + k.at + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { r.Body.Close() })
+		return json.NewDecoder(r.Body)
+	}
+	k.put(map[string][]byte{"a": []byte(`{"n":1}`)})
+	k.put(map[string][]byte{"b": []byte(`{"n":2}`)})
+	var list struct {
+		Metadata struct{ ResourceVersion string }
+		Items    []entry
+	}
+	if err := get(entriesPath + "?limit=500").Decode(&list); err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Items) != 2 || list.Items[0].Metadata.Name != "a" || list.Items[1].Spec.N != 2 {
+		t.Errorf("listed: %+v", list)
+	}
+	k.put(map[string][]byte{"a": []byte(`{"n":3}`)})
+	watch := get(entriesPath + "?watch=true&resourceVersion=" + list.Metadata.ResourceVersion)
+	next := func(name string, n int) {
+		t.Helper()
+		var e struct {
+			Type   string
+			Object entry
+		}
+		if err := watch.Decode(&e); err != nil {
+			t.Fatal(err)
+		}
+		if e.Type != "MODIFIED" || e.Object.Metadata.Name != name || e.Object.Spec.N != n {
+			t.Errorf("got %+v, not %s with %d", e, name, n)
+		}
+	}
+	next("a", 3) // made before the watch began
+	k.put(map[string][]byte{"b": []byte(`{"n":4}`)})
+	next("b", 4)
+	var defined struct{ Items []entry }
+	if err := get(definitions).Decode(&defined); err != nil || len(defined.Items) != 1 || defined.Items[0].Metadata.Name != entriesName {
+		t.Errorf("defined: %+v %v", defined, err)
+	}
+}
+
+// TestMade: what a mesh is made of can be told from its endpoints' addresses, and nobody but this machine can connect.
+func TestMade(t *testing.T) {
+	all, err := listenAll(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &made{all: all, number: 2}
+	m.ready.Services, m.ready.Endpoints, m.ready.Port = 3, 2, uint16(all.Addr().(*net.TCPAddr).Port)
+	defer m.Close()
+	accepted := make(chan error, 1)
+	go func() { accepted <- m.accept() }()
+	var e struct {
+		Endpoints []struct {
+			Address string
+			Ports   map[string]uint16
+		}
+	}
+	if err := json.Unmarshal(m.entry(1), &e); err != nil || len(e.Endpoints) != 2 {
+		t.Fatalf("%+v: %v", e, err)
+	}
+	for _, x := range e.Endpoints {
+		at := netip.AddrPortFrom(netip.MustParseAddr(x.Address), x.Ports["main"])
+		if service, change, ok := m.ready.ChangeOf(at); !ok || service != 1 || change != 2 {
+			t.Errorf("%s tells service %d, change %d (%v)", at, service, change, ok)
+		}
+		c, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-accepted; err != nil {
+		t.Error(err)
+	}
+	m.ready.Services, m.ready.Endpoints = maxServices, mesh.MaxEndpoints
+	if n := m.ready.Changes(); n < 12 {
+		t.Errorf("of the largest mesh %d changes are told from each other", n)
 	}
 }

@@ -1,24 +1,105 @@
 package istiod
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
 
-// kubernetes is the API of a cluster in which there is nothing: every list is empty, every watch silent, every object
-// missing. What is written is accepted and forgotten. istiod asks for the objects of a cluster even where its services
-// come from files.
+// kubernetes is the API of a cluster in which there is nothing but ServiceEntries: every other list is empty, every
+// other watch silent, every other object missing. What is written by HTTP is accepted and forgotten. istiod asks for
+// the objects of a cluster even where its services come from files.
 type kubernetes struct {
 	server *http.Server
 	at     string // host:port
 	ended  chan error
 	close  sync.Once
+
+	mu      sync.Mutex
+	version int64             // of the latest change
+	entries map[string]stored // ServiceEntries by name
+	changed chan struct{}     // closed at the next change
+}
+
+// stored is an object with the version as of which it is.
+type stored struct {
+	version int64
+	json    []byte
+}
+
+// The one kind of objects that there can be, and the definition by which istiod knows that it exists.
+const (
+	entriesPath = "/apis/networking.istio.io/v1/serviceentries"
+	definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	entriesName = "serviceentries.networking.istio.io"
+)
+
+// put adds ServiceEntries, or replaces those of the same names, at once. Each is given its specification, as JSON.
+func (k *kubernetes) put(specs map[string][]byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, spec := range specs {
+		k.version++
+		k.entries[name] = stored{k.version, fmt.Appendf(nil,
+			`{"apiVersion":"networking.istio.io/v1","kind":"ServiceEntry","metadata":{"name":%q,"namespace":"default",`+
+				`"resourceVersion":"%d","generation":%d,"uid":%q,"creationTimestamp":"2020-01-01T00:00:00Z"},"spec":%s}`,
+			name, k.version, k.version, name, spec)}
+	}
+	close(k.changed)
+	k.changed = make(chan struct{})
+}
+
+// since are the ServiceEntries that are newer than a version, oldest first, and the version as of which that is so.
+func (k *kubernetes) since(version int64) (list []stored, now int64, changed <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, s := range k.entries {
+		if s.version > version {
+			list = append(list, s)
+		}
+	}
+	slices.SortFunc(list, func(a, b stored) int { return cmp.Compare(a.version, b.version) })
+	return list, k.version, k.changed
+}
+
+// list answers with all ServiceEntries.
+func (k *kubernetes) list(w http.ResponseWriter) {
+	list, version, _ := k.since(0)
+	items := make([]json.RawMessage, len(list))
+	for i, s := range list {
+		items[i] = s.json
+	}
+	reply(w, http.StatusOK, object{"kind": "ServiceEntryList", "apiVersion": "networking.istio.io/v1",
+		"metadata": object{"resourceVersion": strconv.FormatInt(version, 10)}, "items": items})
+}
+
+// watch sends each ServiceEntry that is newer than a version, until the client has gone.
+func (k *kubernetes) watch(w http.ResponseWriter, r *http.Request, version int64) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	for {
+		list, now, changed := k.since(version)
+		for _, s := range list {
+			if _, err := fmt.Fprintf(w, "{\"type\":\"MODIFIED\",\"object\":%s}\n", s.json); err != nil {
+				return
+			}
+		}
+		version = now
+		w.(http.Flusher).Flush()
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
 }
 
 // The groups and resources that a client may ask the API for before it asks for objects. A list of a resource that is
@@ -35,7 +116,8 @@ func newKubernetes() (*kubernetes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening for istiod's questions: %w", err)
 	}
-	k := &kubernetes{at: l.Addr().String(), ended: make(chan error, 1)}
+	k := &kubernetes{at: l.Addr().String(), ended: make(chan error, 1), version: 1, entries: map[string]stored{},
+		changed: make(chan struct{})}
 	k.server = &http.Server{Handler: http.HandlerFunc(k.answer), ReadHeaderTimeout: 10 * time.Second}
 	go func() { k.ended <- k.server.Serve(l) }()
 	return k, nil
@@ -79,13 +161,22 @@ func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusOK, o)
 	case query.Get("sendInitialEvents") == "true":
 		reply(w, http.StatusUnprocessableEntity, status("Invalid", 422, "list first")) // the client then does
+	case r.URL.Path == entriesPath && query.Get("watch") == "true":
+		version, _ := strconv.ParseInt(query.Get("resourceVersion"), 10, 64) // anything else: all
+		k.watch(w, r, version)
+	case r.URL.Path == entriesPath:
+		k.list(w)
 	case query.Get("watch") == "true":
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	case isList(parts):
-		list := object{"metadata": object{"resourceVersion": "1"}, "items": []object{}}
+		items := []object{}
+		if r.URL.Path == definitions {
+			items = append(items, object{"metadata": object{"name": entriesName, "resourceVersion": "1"}})
+		}
+		list := object{"metadata": object{"resourceVersion": "1"}, "items": items}
 		if strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList") {
 			list["kind"], list["apiVersion"] = "PartialObjectMetadataList", "meta.k8s.io/v1"
 		}

@@ -38,13 +38,17 @@ type Ready struct {
 	Control   string `json:"control"` // where changes are asked for (Dial), host:port
 	Services  int    `json:"services"`
 	Endpoints int    `json:"endpoints"`
+	// Port is that of every endpoint where services are of TCP, and somebody listens. 0: they are of UDP, and nobody does.
+	Port uint16 `json:"port,omitempty"`
 }
 
 // Change is one change as it was made. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
 type Change struct {
 	Number int   `json:"change"`
-	Set    int64 `json:"set_ns"`  // the control plane was told (Server.Set was called)
-	Sent   int64 `json:"sent_ns"` // the response to the data plane was encoded, and about to be handed to the transport
+	Set    int64 `json:"set_ns"` // the control plane was told (Server.Set was called)
+	// Sent is when the response to the data plane was encoded, and about to be handed to the transport; 0 where the
+	// control plane does not say.
+	Sent int64 `json:"sent_ns"`
 }
 
 // All asks for a change of every service at once.
@@ -109,7 +113,7 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 	defer cancel()
 	served := make(chan error, 2)
 	go func() { served <- p.server.Serve(listener) }()
-	go func() { served <- p.control(ctx, control) }()
+	go func() { served <- ServeChanges(ctx, control, p.ready, p.change) }()
 	err = ready(p.ready)
 	ended := 0
 	if err == nil {
@@ -139,8 +143,10 @@ func (p *plane) onSent(s controlplane.Sent) {
 	}
 }
 
-// control serves those who ask for changes, until ctx ends.
-func (p *plane) control(ctx context.Context, l net.Listener) error {
+// ServeChanges tells those who connect to l (Dial) what the mesh is, and makes the changes that they ask for, until ctx
+// ends. It closes l.
+func ServeChanges(ctx context.Context, l net.Listener, r Ready,
+	change func(ctx context.Context, service int) (Change, error)) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // what was accepted ends by itself, see below
 	defer stop()
 	var all sync.WaitGroup
@@ -156,14 +162,14 @@ func (p *plane) control(ctx context.Context, l net.Listener) error {
 			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 			defer stop()
 			defer c.Close()
-			p.talk(ctx, role.NewConn(c, c))
+			talk(ctx, role.NewConn(c, c), r, change)
 		})
 	}
 }
 
 // talk makes the changes that one asks for, until he leaves.
-func (p *plane) talk(ctx context.Context, conn *role.Conn) {
-	if conn.Send(role.Ready, p.ready) != nil {
+func talk(ctx context.Context, conn *role.Conn, r Ready, change func(context.Context, int) (Change, error)) {
+	if conn.Send(role.Ready, r) != nil {
 		return
 	}
 	for {
@@ -171,11 +177,11 @@ func (p *plane) talk(ctx context.Context, conn *role.Conn) {
 		if conn.Expect(changeEvent, &a, nil) != nil {
 			return
 		}
-		made, err := p.change(ctx, a.Service)
-		if err != nil {
-			err = conn.Fail(err)
-		} else {
+		made, err := change(ctx, a.Service)
+		if err == nil {
 			err = conn.Send(changedEvent, made)
+		} else {
+			err = conn.Fail(err)
 		}
 		if err != nil {
 			return
@@ -187,8 +193,8 @@ func (p *plane) talk(ctx context.Context, conn *role.Conn) {
 func (p *plane) change(ctx context.Context, service int) (Change, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if service != All && (service < 0 || service >= p.o.Services) {
-		return Change{}, fault.New(fault.Usage, "service", "", "there is no service %d; the mesh has %d", service, p.o.Services)
+	if err := p.ready.Check(service); err != nil {
+		return Change{}, err
 	}
 	p.collect(enoughGarbage)
 	p.number = p.number%Changes + 1
@@ -223,6 +229,14 @@ func (p *plane) change(ctx context.Context, service int) (Change, error) {
 
 func (p *plane) assignment(service int) *endpointv3.ClusterLoadAssignment {
 	return assignment(service, p.number, p.o.Endpoints)
+}
+
+// Check refuses a service that the mesh does not have, and that is not All.
+func (r Ready) Check(service int) error {
+	if service == All || service >= 0 && service < r.Services {
+		return nil
+	}
+	return fault.New(fault.Usage, "service", "", "there is no service %d; the mesh has %d", service, r.Services)
 }
 
 // enoughGarbage is how much may gather before it is collected, in bytes.

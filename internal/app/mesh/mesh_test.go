@@ -217,6 +217,39 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// TestPortAddresses: the same where all endpoints have one port.
+func TestPortAddresses(t *testing.T) {
+	for _, r := range []Ready{
+		{Services: 1, Endpoints: 1, Port: 4000}, {Services: 5000, Endpoints: 20, Port: 4000}, {Services: 10_000, Endpoints: 128, Port: 4000},
+	} {
+		last := r.Changes()
+		if last < 2 {
+			t.Errorf("%+v: %d changes", r, last)
+		}
+		for _, service := range []int{0, r.Services / 2, r.Services - 1} {
+			if a := r.Service(service).Addr(); !a.IsLoopback() || a == netip.MustParseAddr("127.0.0.1") {
+				t.Errorf("service %d is at %s", service, a)
+			}
+			for _, change := range []int{1, 2, last} {
+				for _, i := range []int{0, r.Endpoints - 1} {
+					a := r.Endpoint(service, change, i)
+					if s, c, ok := r.ChangeOf(a); !ok || s != service || c != change {
+						t.Errorf("%+v: endpoint %d of service %d after change %d: %s tells %d, %d, %v", r, i, service, change, a, s, c, ok)
+					}
+					if ip := a.Addr().String(); ip == "127.0.0.0" || ip == "127.255.255.255" || !a.Addr().IsLoopback() {
+						t.Errorf("%+v: endpoint %d of service %d after change %d has the address %s", r, i, service, change, a)
+					}
+				}
+			}
+		}
+		for _, other := range []netip.AddrPort{r.Service(0), netip.MustParseAddrPort("127.0.0.0:4000"), netip.MustParseAddrPort("127.0.0.1:4001")} {
+			if _, _, ok := r.ChangeOf(other); ok {
+				t.Errorf("%s is taken for an endpoint", other)
+			}
+		}
+	}
+}
+
 // TestAssignment holds what is encoded by hand against the message that it stands for.
 func TestAssignment(t *testing.T) {
 	b, err := proto.Marshal(assignment(300, 5, 2))

@@ -49,6 +49,57 @@ func ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	return int(a.Port()) - 1, (int(ip[1])<<16 | int(ip[2])<<8 | int(ip[3])) >> endpointBits, true
 }
 
+// Of TCP services, all endpoints have one port, since somebody must listen there: their addresses tell the service as
+// well. What they tell is from 1 up to addresses, so that none is 127.0.0.0 or 127.255.255.255.
+const addresses = 1<<24 - 2
+
+// servicePort is where services are asked for.
+const servicePort = 80
+
+// Service is the address of a service, from 0. Those of TCP are on this machine, in 127.96.0.0/12, so that nobody else
+// is asked before a data plane has them.
+func (r Ready) Service(i int) netip.AddrPort {
+	if r.Port == 0 {
+		return Service(i)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(96 + i>>16), byte(i >> 8), byte(i)}), servicePort)
+}
+
+// Changes is how many changes of this mesh are told from each other: after so many, their numbers begin anew, from 1.
+func (r Ready) Changes() int {
+	if r.Port == 0 {
+		return Changes
+	}
+	return addresses / max(1, r.Services*r.Endpoints)
+}
+
+// Endpoint is an endpoint of a service, as it is after a change.
+func (r Ready) Endpoint(service, change, i int) netip.AddrPort {
+	if r.Port == 0 {
+		return endpoint(service, change, i)
+	}
+	v := 1 + ((change-1)*r.Services+service)*r.Endpoints + i
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(v >> 16), byte(v >> 8), byte(v)}), r.Port)
+}
+
+// ChangeOf says of which service an endpoint of this mesh is, and since which change. It is false for any other
+// address.
+func (r Ready) ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
+	if r.Port == 0 {
+		return ChangeOf(a)
+	}
+	if !a.Addr().Is4() || a.Addr().As4()[0] != 127 || a.Port() != r.Port {
+		return 0, 0, false
+	}
+	ip := a.Addr().As4()
+	v := (int(ip[1])<<16 | int(ip[2])<<8 | int(ip[3])) - 1
+	if v < 0 || v >= r.Changes()*r.Services*r.Endpoints {
+		return 0, 0, false
+	}
+	v /= r.Endpoints
+	return v % r.Services, 1 + v/r.Services, true
+}
+
 // nameOf is a service's name: as long as those of a cluster, and in the order of the services.
 func nameOf(i int) string {
 	return fmt.Sprintf("outbound|80||service-%05d.default.svc.cluster.local", i)

@@ -4,7 +4,8 @@
 // other, in closed loop.
 //
 // A connection here is a UDP socket's connect(), which sends nothing, and its peer is what the data plane has made of
-// it: the endpoint, whose address tells by which change it came. Between two tries the load sleeps, so as not to take
+// it: the endpoint, whose address tells by which change it came. Where the mesh's services are of TCP, it is a whole
+// connection of TCP, which is reset at once. Between two tries the load sleeps, so as not to take
 // the CPU that the data plane needs; a time is thus too long by up to one such gap, which is measured too.
 package push
 
@@ -87,6 +88,10 @@ func Prepare(ctx context.Context, o Options) (p *Push, err error) {
 	if p.mesh, err = mesh.Dial(ctx, o.Mesh); err != nil {
 		return nil, err
 	}
+	if p.mesh.Mesh.Services == 0 {
+		return nil, errors.Join(fault.New(fault.Usage, o.Mesh, "give the mesh some services", "the mesh has nothing to change"),
+			p.mesh.Close())
+	}
 	p.seen = make([]int, p.mesh.Mesh.Services)
 	if p.thread, err = pace.LockThread(0); err != nil {
 		return nil, errors.Join(err, p.mesh.Close())
@@ -107,18 +112,18 @@ func (p *Push) Ready() Ready { return Ready{p.o.What, len(p.seen)} }
 func (p *Push) wait(ctx context.Context) error {
 	late := pace.Now() + int64(p.o.Patience)
 	for i := 0; i < len(p.seen); {
-		peer, err := connect(mesh.Service(i))
+		peer, err := p.connect(i)
 		if err != nil && !notYet(err) {
 			return fmt.Errorf("connecting to service %d: %w", i, err)
 		}
-		if service, change, ok := mesh.ChangeOf(peer); err == nil && ok && service == i {
+		if service, change, ok := p.mesh.Mesh.ChangeOf(peer); err == nil && ok && service == i {
 			p.seen[i] = change
 			i++
 			continue
 		}
 		if pace.Now() > late {
 			const mend = "the load must be in the control group of a data plane that has its configuration from this mesh and shows endpoints as peers: --peer endpoint"
-			return fault.New(fault.Machine, mesh.Service(i).String(), mend, "a connection to service %d has the peer %s, which is no endpoint of it", i, peer)
+			return fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), mend, "a connection to service %d has the peer %s, which is no endpoint of it", i, peer)
 		}
 		if err := p.sleep(ctx, pace.Now()+int64(time.Millisecond)); err != nil {
 			return err
@@ -135,14 +140,40 @@ func (p *Push) sleep(ctx context.Context, until int64) error {
 	return err
 }
 
-// connect makes a connection and gives its peer.
-func connect(to netip.AddrPort) (peer netip.AddrPort, err error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+// connect makes a connection to a service and gives its peer.
+func (p *Push) connect(service int) (netip.AddrPort, error) {
+	kind := unix.SOCK_DGRAM
+	if p.mesh.Mesh.Port != 0 {
+		kind = unix.SOCK_STREAM
+	}
+	return connect(kind, p.mesh.Mesh.Service(service))
+}
+
+// connectTimeout is how long a connection of TCP may take. A listener on this machine answers at once, unless too many
+// wait to be accepted.
+const connectTimeout = time.Second
+
+// connect makes a connection by a kind of socket and gives its peer.
+func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return peer, err
 	}
 	defer func() { _ = unix.Close(fd) }() // it has sent nothing
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); err != nil {
+	if kind == unix.SOCK_STREAM {
+		timeout := unix.NsecToTimeval(connectTimeout.Nanoseconds())
+		err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout),
+			// Ends by a reset, so that thousands of tries leave nothing to wait for.
+			unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+		if err != nil {
+			return peer, err
+		}
+	}
+	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+	if errors.Is(err, unix.EINTR) { // by a signal of Go's own; the connection is still on its way
+		err = connected(fd)
+	}
+	if err != nil {
 		return peer, err
 	}
 	name, err := unix.Getpeername(fd)
@@ -157,6 +188,26 @@ func connect(to netip.AddrPort) (peer netip.AddrPort, err error) {
 		return peer, fmt.Errorf("a peer of type %T", name)
 	}
 	return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port)), nil
+}
+
+// connected waits until a connection that is on its way is made.
+func connected(fd int) error {
+	late := pace.Now() + int64(connectTimeout)
+	for left := int64(connectTimeout); left > 0; left = late - pace.Now() {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(left/1e6)+1)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n > 0:
+			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if err != nil || code == 0 {
+				return err
+			}
+			return unix.Errno(code)
+		}
+	}
+	return unix.EINPROGRESS
 }
 
 // Run makes changes by the schedule, in closed loop, and says how long they took. A change that begins in the window
@@ -244,9 +295,14 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 }
 
 // notYet says whether a connection failed as it does where the data plane has no configuration, or no endpoint yet: it
-// is refused, or goes on untouched, and there may be no route to the service's address.
+// is refused, or goes on untouched, and there may be no route to the service's address, or nobody who answers in time.
 func notYet(err error) bool {
-	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)
+	for _, e := range []error{unix.ECONNREFUSED, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINPROGRESS} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // lastFirst are all services in the order in which they are looked at: stores that make changes one by one go by name,
@@ -274,7 +330,7 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 	for at := 0; at < len(services); {
 		i := services[at]
 		began := pace.Now()
-		peer, err := connect(mesh.Service(i))
+		peer, err := p.connect(i)
 		now := pace.Now()
 		p.tries++
 		// A store that makes a change piece by piece has moments without endpoints, with half of one, and without the
@@ -283,7 +339,7 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 		if err != nil && !notYet(err) {
 			return seen, fmt.Errorf("connecting to service %d: %w", i, err)
 		}
-		service, change, ok := mesh.ChangeOf(peer)
+		service, change, ok := p.mesh.Mesh.ChangeOf(peer)
 		ok = ok && service == i && err == nil
 		if counts {
 			w.tries++
@@ -307,7 +363,7 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 		}
 		failed = began
 		if now > late {
-			return seen, fault.New(fault.Machine, mesh.Service(i).String(), "see what the data plane says of its control plane", "connections to service %d have not shown a change in %v", i, p.o.Patience)
+			return seen, fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), "see what the data plane says of its control plane", "connections to service %d have not shown a change in %v", i, p.o.Patience)
 		}
 		// A change that takes long is looked for less often: tries are work, and 2 % are close enough.
 		if err := p.sleep(ctx, began+max(int64(p.o.Interval), (now-asked)/50)); err != nil {
@@ -334,8 +390,10 @@ type window struct {
 
 func (w *window) add(made mesh.Change, seen sight) {
 	w.n++
-	w.times.Add(Sent, made.Sent-made.Set)
-	w.times.Add(Usable, seen.at-made.Sent)
+	if made.Sent != 0 {
+		w.times.Add(Sent, made.Sent-made.Set)
+		w.times.Add(Usable, seen.at-made.Sent)
+	}
 	w.times.Add(Whole, seen.at-made.Set)
 	w.times.Add(Gap, seen.gap)
 	w.slices[min(max(made.Set-w.begin, 0)*load.Slices/(w.end-w.begin), load.Slices-1)]++

@@ -2,12 +2,15 @@ package push
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tare/internal/app/mesh"
 	"tare/internal/load"
@@ -74,6 +77,61 @@ func TestWindow(t *testing.T) {
 	}
 }
 
+// TestNotSaid: a control plane that does not say when it sent a change has only the time of the whole.
+func TestNotSaid(t *testing.T) {
+	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
+	w.add(mesh.Change{Set: 1000}, sight{at: 1400, gap: 50})
+	r, err := w.result(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{Sent: false, Usable: false, Whole: true, Gap: true} {
+		if h, err := r.Histogram(name); err != nil || (h != nil) != want {
+			t.Errorf("%s: %v (%v)", name, h, err)
+		}
+	}
+}
+
+// TestConnectTCP: a connection of TCP has its peer, and one to a port where nobody listens is not there yet.
+func TestConnectTCP(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort(l.Addr().String())
+	if peer, err := connect(unix.SOCK_STREAM, at); err != nil || peer != at {
+		t.Errorf("%v, %v", peer, err)
+	}
+	l.Close()
+	if _, err := connect(unix.SOCK_STREAM, at); err == nil || !notYet(err) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestConnected: a connection that a signal has interrupted is waited for, and so is its end.
+func TestConnected(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort(l.Addr().String())
+	for _, want := range []error{nil, unix.ECONNREFUSED} {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()})
+		if errors.Is(err, unix.EINPROGRESS) {
+			err = connected(fd)
+		}
+		if !errors.Is(err, want) {
+			t.Errorf("got %v, not %v", err, want)
+		}
+		unix.Close(fd)
+		l.Close()
+	}
+}
+
 // closing is the address of one who takes connections and says nothing.
 func closing(t *testing.T) string {
 	t.Helper()
@@ -97,7 +155,7 @@ func closing(t *testing.T) string {
 // TestConnectToPortZero: half a record of an endpoint takes a connection to port 0, which is wrong, and no failure of
 // the load.
 func TestConnectToPortZero(t *testing.T) {
-	peer, err := connect(netip.MustParseAddrPort("127.0.0.1:0"))
+	peer, err := connect(unix.SOCK_DGRAM, netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil || peer.Port() != 0 {
 		t.Fatalf("a connection to port 0 has the peer %v, %v", peer, err)
 	}

@@ -3,6 +3,7 @@ package kernelmesh
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"strings"
@@ -11,6 +12,12 @@ import (
 	"time"
 
 	"tare/internal/app/istiod"
+	appmesh "tare/internal/app/mesh"
+	"tare/internal/kind"
+	"tare/internal/load"
+	"tare/internal/load/push"
+	"tare/internal/pace"
+	"tare/internal/param"
 	"tare/internal/role"
 )
 
@@ -104,9 +111,7 @@ func runUnderIstiod(t *testing.T, i *istiod.Istiod, world bool) *underIstiod {
 		if err := u.stop(); err != nil {
 			t.Error(err)
 		}
-		if n := u.ready.left(); n > 0 {
-			t.Errorf("%d objects are left in the kernel", n)
-		}
+		eventually(t, "nothing is left in the kernel", func() bool { return u.ready.left() == 0 })
 		if t.Failed() || testing.Verbose() {
 			for _, line := range u.said {
 				t.Log(line)
@@ -252,4 +257,69 @@ func underLoad(t *testing.T, u *underIstiod, to netip.AddrPort, f func()) {
 	close(stop)
 	<-done
 	t.Logf("%d connections while services came, changed and went; %d failed", all, failed)
+}
+
+// TestIstiodPush: changes of the application istiod come to connections, one service's and all services'.
+func TestIstiodPush(t *testing.T) {
+	if os.Getenv(istiodVariable) == "" {
+		t.Skip("make istiod-test runs it")
+	}
+	const services = 30
+	in, out := io.Pipe()
+	said, say := io.Pipe()
+	app := kind.Find(kind.Application, "istiod").(kind.Player)
+	ended := make(chan error, 1)
+	go func() {
+		v := param.Values{"services": fmt.Sprint(services), "endpoints": "3", "debounce": "10ms"}
+		ended <- app.Play(context.Background(), role.NewConn(in, say), kind.Site{}, v)
+		say.Close()
+	}()
+	var mesh appmesh.Ready
+	if err := role.NewConn(said, nil).Expect(role.Ready, &mesh, nil); err != nil {
+		t.Fatal(err)
+	}
+	node, err := nodeOf("sidecar~10.0.0.7~web.default~default.svc.cluster.local", istioMetadata())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := testCgroup(t)
+	s := newSubject(t, Options{XDS: mesh.Address, CgroupDir: dir, Store: "snapshot", Peer: PeerEndpoint, Node: node}, 0)
+	s.ready(t)
+	for _, what := range push.Whats {
+		child := start(t, "push", dir, mesh.Control, what)
+		conn := role.NewConn(child.out, child.in)
+		if err := conn.Expect(role.Ready, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		at := role.Schedule{Begin: pace.Now(), Duration: int64(500 * time.Millisecond)}
+		if err := conn.Send(role.Start, at); err != nil {
+			t.Fatal(err)
+		}
+		var made load.Result
+		if err := conn.Expect(role.Result, &made, nil); err != nil {
+			t.Fatal(err)
+		}
+		h, err := made.Histogram(push.Whole)
+		if err != nil || h == nil || h.TotalCount() != made.Done || made.Done < 1 || len(made.Errors) > 0 {
+			t.Errorf("%s: %d changes, %v, %v", what, made.Done, made.Errors, err)
+		} else if h.Min() < int64(10*time.Millisecond) {
+			t.Errorf("%s: a change took %d ns, less than the debounce time", what, h.Min())
+		}
+		if sent, err := made.Histogram(push.Sent); err != nil || sent != nil {
+			t.Errorf("%s: istiod does not say when it sent a change, and the load does: %v", what, err)
+		}
+		if c := made.Counts; c[push.Tries] < float64(made.Done) || c[push.Wrong]+c[push.Refused] > 0 {
+			t.Errorf("%s: connections: %v", what, c)
+		}
+		if err := child.stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := s.stop(); err != nil {
+		t.Error(err)
+	}
+	out.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }

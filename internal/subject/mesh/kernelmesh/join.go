@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/app/istiod"
+	"tare/internal/app/mesh"
 	"tare/internal/fault"
 	"tare/internal/kind"
 	"tare/internal/load/connect"
@@ -27,6 +30,8 @@ type joined struct {
 	name    string
 	part    *kind.Part
 	process kind.Process // nil before Start
+	control string       // address of the control plane that was started for it; empty: none was
+	said    []string     // what was read of its log so far, beside the evidence
 }
 
 // Evidence is what the data plane said of its control plane's configuration, line by line: the latest where it said
@@ -85,16 +90,23 @@ func (j *joined) write(count int) error {
 
 // Start starts the process, and returns when it serves.
 func (j *joined) Start(ctx context.Context) error {
+	component, limits := "", j.part.Limits
+	if j.part.Options[controlKey] != "" {
+		if err := j.startControl(ctx); err != nil {
+			return err
+		}
+		component, limits = dataComponent, nil // those of the part hold for both
+	}
 	argv, err := j.argv()
 	if err != nil {
 		return err
 	}
-	if _, ok := j.part.Options[xdsKey]; !ok {
+	if _, ok := j.part.Options[xdsKey]; !ok && j.control == "" {
 		if err := j.write(j.count(servicesKey)); err != nil {
 			return err
 		}
 	}
-	if j.process, err = j.trial.StartSubject(ctx, "", j.part.Limits, argv); err != nil {
+	if j.process, err = j.trial.StartSubject(ctx, component, limits, argv); err != nil {
 		return err
 	}
 	raw, err := j.process.Ready(ctx)
@@ -106,7 +118,70 @@ func (j *joined) Start(ctx context.Context) error {
 		return fmt.Errorf("decoding the ready message of %s: %w", j.name, err)
 	}
 	j.trial.SetSubject(objects, raw)
+	if j.control != "" {
+		return j.placed(ctx)
+	}
 	return nil
+}
+
+// The components of a data plane with a control plane of its own.
+const (
+	controlComponent = "controlplane"
+	dataComponent    = "dataplane"
+)
+
+// nodeAddress is that of the workload which the data plane is to Istio's control plane: nobody's.
+var nodeAddress = netip.AddrFrom4([4]byte{198, 18, 0, 1})
+
+// startControl starts the control plane, which is told of the applications' services.
+func (j *joined) startControl(ctx context.Context) error {
+	services := map[string]string{}
+	for i, name := range j.applications() {
+		services[serviceIP(1+i)] = j.trial.Applications()[name].Address
+	}
+	argv, err := istiod.ControlPlane(j.trial.Self(), services)
+	if err != nil {
+		return err
+	}
+	p, err := j.trial.StartSubject(ctx, controlComponent, nil, argv)
+	if err != nil {
+		return err
+	}
+	raw, err := p.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	var ready mesh.Ready
+	if err := json.Unmarshal(raw, &ready); err != nil {
+		return fmt.Errorf("decoding the ready message of the control plane of %s: %w", j.name, err)
+	}
+	j.control = ready.Address
+	return nil
+}
+
+// placedTimeout is how long the first configuration may take, also on a machine that has other work.
+const placedTimeout = time.Minute
+
+// placed waits until the data plane serves what its control plane says.
+func (j *joined) placed(ctx context.Context) error {
+	timeout := time.NewTimer(placedTimeout)
+	defer timeout.Stop()
+	for {
+		select {
+		case line := <-j.process.Log():
+			if line == placedLine {
+				return nil
+			}
+			j.said = append(j.said, line)
+		case <-j.process.Ended():
+			return j.process.Failure("before it had its first configuration")
+		case <-timeout.C:
+			return fmt.Errorf("%s: the control plane's configuration is not served after %v: %s", j.name, placedTimeout,
+				strings.Join(j.said, "; "))
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // argv is the command line that serves the group of the applications and the loads.
@@ -117,12 +192,19 @@ func (j *joined) argv() ([]string, error) {
 			"it attaches to a cgroup v2 directory, and no v2 hierarchy is mounted")
 	}
 	argv := []string{j.trial.Self(), "subject", "kernelmesh", "--cgroup=" + dir}
+	own := processOptions(j.part.Options, j.count(servicesKey))
 	if of, ok := j.part.Options[xdsKey]; ok {
 		argv = append(argv, "--xds="+j.trial.Applications()[of].Address)
+	} else if j.control != "" {
+		argv = append(argv, "--xds="+j.control)
+		if own[nodeKey] == "" {
+			id, metadata := istiod.Node(nodeAddress)
+			own[nodeKey], own[metadataKey] = id, Node{Metadata: metadata}.String()
+		}
 	} else {
 		argv = append(argv, "--services="+j.file())
 	}
-	return append(argv, processOptions(j.part.Options, j.count(servicesKey)).Args(Settings)...), nil
+	return append(argv, own.Args(Settings)...), nil
 }
 
 // Address is the service of an application.
@@ -150,18 +232,24 @@ func (j *joined) Services() connect.Services {
 
 // Evidence is what was said of a control plane's configuration; nil where all of it was taken as it is.
 func (j *joined) Evidence() any {
-	if _, ok := j.part.Options[xdsKey]; !ok || j.process == nil {
+	if _, ok := j.part.Options[xdsKey]; !ok && j.control == "" || j.process == nil {
 		return nil
 	}
 	e := Evidence{Warnings: []string{}, Refused: []string{}}
+	take := func(line string) {
+		if text, ok := strings.CutPrefix(line, warningPrefix); ok {
+			e.Warnings = append(e.Warnings, text)
+		} else if text, ok := strings.CutPrefix(line, refusedPrefix); ok {
+			e.Refused = append(e.Refused, text)
+		}
+	}
+	for _, line := range j.said {
+		take(line)
+	}
 	for {
 		select {
 		case line := <-j.process.Log():
-			if text, ok := strings.CutPrefix(line, warningPrefix); ok {
-				e.Warnings = append(e.Warnings, text)
-			} else if text, ok := strings.CutPrefix(line, refusedPrefix); ok {
-				e.Refused = append(e.Refused, text)
-			}
+			take(line)
 			continue
 		default:
 		}

@@ -1,11 +1,13 @@
 package kernelmesh
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 
+	"tare/internal/app/istiod"
 	"tare/internal/app/mesh"
 	"tare/internal/kind"
 	"tare/internal/measured"
@@ -23,7 +25,7 @@ func (guest) About() kind.About {
 	return kind.About{
 		Name:     "kernelmesh",
 		Summary:  "the reference eBPF mesh data plane, on the hooks of a control group",
-		Settings: slices.Concat(Settings, []param.Setting{xdsSetting}, servicesSettings),
+		Settings: slices.Concat(Settings, []param.Setting{xdsSetting}, controlSettings, servicesSettings),
 		Label:    "store",
 	}
 }
@@ -33,8 +35,41 @@ const xdsKey = "xds"
 
 var xdsSetting = param.Setting{
 	Name: xdsKey, Type: param.TypeText,
-	Doc: "application of kind `mesh` that says what the services are, instead of a file of services",
+	Doc: "application of kind `mesh` or `istiod` that says what the services are, instead of a file of services",
 }
+
+// The settings of a control plane that a trial starts for the data plane. The process sees its address.
+const (
+	controlKey  = "control-plane"
+	optionalKey = "optional"
+)
+
+// underIstio is the word of controlKey for Istio's control plane.
+const underIstio = "istiod"
+
+var controlSettings = []param.Setting{
+	{
+		Name: controlKey, Type: param.TypeWord, Words: []string{underIstio},
+		Doc: "control plane that is started for it, a component of the subject, and says what the services of the " +
+			"applications are, instead of a file of services; none when left out",
+	},
+	{
+		Name: optionalKey, Type: param.TypeSwitch,
+		Doc: "true: where the control plane is not installed, the run goes on without the arm",
+	},
+}
+
+// Installed says whether the control plane that is asked for is there.
+func (guest) Installed(_ context.Context, o param.Values) error {
+	if o[controlKey] != underIstio {
+		return nil
+	}
+	_, err := istiod.Find()
+	return err
+}
+
+// Optional is kind.Installed's.
+func (guest) Optional(o param.Values) bool { return o.On(optionalKey) }
 
 // Check refuses stores that do not exist, and maps that do not hold what they are to hold.
 func (guest) Check(o param.Values) error {
@@ -48,6 +83,15 @@ func (guest) Check(o param.Values) error {
 func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	o := part.Options
 	of := o[xdsKey]
+	if o[controlKey] != "" {
+		for _, k := range append([]param.Setting{xdsSetting, {Name: "work"}}, servicesSettings...) {
+			if _, set := o[k.Name]; set {
+				return fmt.Errorf("%q has no meaning beside %q: that is told of the applications, and of nothing else",
+					k.Name, controlKey)
+			}
+		}
+		return nil
+	}
 	if of == "" {
 		if o["work"] == WorkPush {
 			return fmt.Errorf(`"work: %s" times what a control plane says: give one with %q`, WorkPush, xdsKey)
@@ -55,7 +99,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 		return nil
 	}
 	if a := s.Applications[of]; a == nil || a.Kind.About().Protocol != mesh.Protocol || a.Count() > 1 {
-		return fmt.Errorf("%q must be the name of one application of kind mesh, and %q is not", xdsKey, of)
+		return fmt.Errorf("%q must be the name of one application of kind mesh or istiod, and %q is not", xdsKey, of)
 	}
 	for _, k := range servicesSettings {
 		if _, set := o[k.Name]; set {
@@ -139,7 +183,9 @@ func processOptions(o param.Values, services int) param.Values {
 	for _, k := range servicesSettings {
 		delete(own, k.Name)
 	}
-	delete(own, xdsKey)
+	for _, k := range []string{xdsKey, controlKey, optionalKey} {
+		delete(own, k)
+	}
 	if o.On(fitKey) {
 		own["max-services"] = strconv.Itoa(services)
 		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each) // those of applications have one

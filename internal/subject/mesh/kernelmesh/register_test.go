@@ -80,7 +80,7 @@ func TestCheckSetup(t *testing.T) {
 		{"good", func(*kind.Setup, param.Values) {}, ""},
 		{"neither", func(_ *kind.Setup, o param.Values) { delete(o, "xds"); delete(o, "work") }, ""},
 		{"other kind", func(_ *kind.Setup, o param.Values) { o["xds"] = "web" },
-			`"xds" must be the name of one application of kind mesh, and "web" is not`},
+			`"xds" must be the name of one application of kind mesh or istiod, and "web" is not`},
 		{"nobody", func(_ *kind.Setup, o param.Values) { o["xds"] = "none" }, `and "none" is not`},
 		{"two", func(s *kind.Setup, _ param.Values) { s.Applications["mesh"].Options[kind.CountSetting] = "2" },
 			`and "mesh" is not`},

@@ -223,6 +223,8 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 	last := ""
 	var c *xds.Client
 	seen := newWarnings()
+	var begun [2]bool
+	placed := false
 	c, err := xds.New(xds.Options{
 		Address:         r.o.XDS,
 		Node:            r.o.Node.ID,
@@ -243,6 +245,10 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 			}
 			for _, line := range seen.lines(e) {
 				_ = r.conn.Send(role.Log, line)
+			}
+			if !placed && heard(&begun, e) && c.Metrics().Complete() {
+				placed = true
+				_ = r.conn.Send(role.Log, placedLine)
 			}
 		},
 		OnState: func(s xds.State) {
@@ -271,6 +277,20 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 		ended <- err
 	}()
 	return ended, nil
+}
+
+// placedLine is what the log says once, when the first configuration of a control plane is served.
+const placedLine = "the control plane's first configuration is served"
+
+// heard takes note of clusters and listeners, and says whether there were both.
+func heard(begun *[2]bool, e xds.Event) bool {
+	switch e.Kind {
+	case xds.Clusters:
+		begun[0] = true
+	case xds.Listeners:
+		begun[1] = true
+	}
+	return begun[0] && begun[1]
 }
 
 // gate is shut while everything is refused, for want of a configuration (FailClosed). It opens once, when the control

@@ -76,7 +76,8 @@ func testXDS(t *testing.T, store string) {
 	c.ask(t, request{Do: "tcp", To: b}).want(t, counted(b, 1), counted(b, 1), none) // no longer closed
 	tells(t, p, b)
 	reaches(b)
-	for line := ""; !strings.HasSuffix(line, ": connected"); line = s.log(t) {
+	for line, connected := "", false; line != placedLine || !connected; line = s.log(t) {
+		connected = connected || strings.HasSuffix(line, ": connected")
 	}
 	if err := s.cmd.Process.Signal(unix.SIGHUP); err != nil {
 		t.Fatal(err)

@@ -159,6 +159,9 @@ type Metrics struct {
 	Waiting         int        // now, of listeners for clusters or for their address
 }
 
+// Complete says whether nothing that has come waits for something that has not.
+func (m Metrics) Complete() bool { return m.WaitingClusters+m.WaitingRoutes+m.Waiting == 0 }
+
 // Client keeps a store at what a control plane says. Make it with New.
 type Client struct {
 	o           Options

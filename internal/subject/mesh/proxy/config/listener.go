@@ -8,6 +8,7 @@ import (
 	httprouterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	"google.golang.org/protobuf/proto"
 
 	"tare/internal/subject/mesh"
 	"tare/internal/subject/mesh/xds/translate"
@@ -113,7 +114,7 @@ func (l *Listener) read(m *listenerv3.Listener) error {
 		l.Chains = append(l.Chains, c)
 	}
 	if from := m.GetDefaultFilterChain(); from != nil {
-		if l.Default, err = chain(from); err == nil && from.GetFilterChainMatch() != nil {
+		if l.Default, err = chain(from); err == nil && proto.Size(from.GetFilterChainMatch()) > 0 {
 			err = translate.In(
 				"filter_chain_match",
 				translate.Refuse("the default chain is for whatever no other matches"),

@@ -238,6 +238,17 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
+// TestDefaultMatch: a default chain with an empty match, as istiod sends them, is one without; with conditions it is
+// refused.
+func TestDefaultMatch(t *testing.T) {
+	for match, want := range map[string]string{``: "", `"destination_port":80`: "default_filter_chain.filter_chain_match: "} {
+		_, err := ParseListener(of(t, &listenerv3.Listener{}, `{"name":"l",`+address+`,"default_filter_chain":`+chainOf(match, tcp)+`}`))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", match, err)
+		}
+	}
+}
+
 // FuzzServed: whatever a listener and its routes say, what is served has rules, and clusters that are there.
 func FuzzServed(f *testing.F) {
 	for _, d := range decisions {

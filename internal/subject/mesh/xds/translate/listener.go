@@ -11,6 +11,7 @@ import (
 	networkrbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	udpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/udp/udp_proxy/v3"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"tare/internal/subject/mesh"
@@ -128,7 +129,7 @@ func (l *Listener) read(m *listenerv3.Listener, n notes) error {
 	if from := m.GetDefaultFilterChain(); from != nil {
 		p, err := l.chain(from, n.in("default_filter_chain"))
 		switch {
-		case err == nil && from.GetFilterChainMatch() != nil:
+		case err == nil && proto.Size(from.GetFilterChainMatch()) > 0: // istiod sends an empty one
 			err = in("filter_chain_match", refuse("the default chain is for whatever no other matches"))
 		case err == nil && l.at.Protocol == mesh.UDP && len(m.GetListenerFilters()) > 0:
 			err = refuse("the listener filter stands for it")
