@@ -2,8 +2,10 @@
 package envoy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -71,6 +73,7 @@ func (proxy) Drive(ctx context.Context, d sidecar.Drive) (any, error) {
 	}
 	process, err := d.Trial.StartSubject(ctx, ControlPlane, param.Values{}, []string{
 		d.Trial.Self(), "controlplane", "--config=" + filepath.Join(d.Dir, meshFile), "--credentials=" + credentials,
+		"--listen=" + net.JoinHostPort(d.Host, "0"),
 	})
 	if err != nil {
 		return nil, err
@@ -94,11 +97,12 @@ func meshOf(places []sidecar.Place) *proxyconfig.Config {
 		}
 		services[p.App] = &proxyconfig.Service{
 			Name: p.App, Protocol: p.Protocol, Identity: identity(p), MaxConnections: uint32(p.Connections),
-			Endpoints: []proxyconfig.Endpoint{{Address: p.Listen}},
+			Endpoints: []proxyconfig.Endpoint{{Address: cmp.Or(p.From, p.Listen)}},
 		}
 		c.Proxies = append(c.Proxies, proxyconfig.Proxy{
 			ID: node(p), Identity: identity(p),
 			Inbound: map[string]proxyconfig.Inbound{p.App: {Listen: p.Listen, To: p.To}}, Outbound: map[string]string{},
+			Redirected: redirected(p),
 		})
 	}
 	for _, p := range places {
@@ -108,7 +112,7 @@ func meshOf(places []sidecar.Place) *proxyconfig.Config {
 		s := services[p.App]
 		s.Access = []proxyconfig.Access{{From: []string{identity(p)}}}
 		c.Proxies = append(c.Proxies, proxyconfig.Proxy{
-			ID: node(p), Identity: identity(p), Outbound: map[string]string{p.App: p.Listen},
+			ID: node(p), Identity: identity(p), Outbound: map[string]string{p.App: p.Listen}, Redirected: redirected(p),
 		})
 	}
 	for _, p := range places {
@@ -117,6 +121,14 @@ func meshOf(places []sidecar.Place) *proxyconfig.Config {
 		}
 	}
 	return c
+}
+
+// redirected is where a proxy's clients connect to; nil: to its listener.
+func redirected(p sidecar.Place) map[string]proxyconfig.Redirected {
+	if p.From == "" {
+		return nil
+	}
+	return map[string]proxyconfig.Redirected{p.App: {From: p.From, Transparent: p.Transparent}}
 }
 
 // node is the id of a proxy's node.

@@ -26,9 +26,9 @@ func TestMain(m *testing.M) {
 		f := pflag.NewFlagSet("controlplane", pflag.ContinueOnError)
 		f.StringVar(&o.File, "config", "", "")
 		f.StringVar(&o.Credentials, "credentials", "", "")
+		f.StringVar(&o.Listen, "listen", "", "")
 		err := f.Parse(os.Args[2:])
 		if err == nil {
-			o.Listen = "127.0.0.1:0"
 			err = controlplane.Run(context.Background(), o, role.NewConn(os.Stdin, os.Stdout))
 		}
 		if err != nil {
