@@ -19,6 +19,7 @@ import (
 	"tare/internal/cluster"
 	"tare/internal/kind"
 	"tare/internal/ledger"
+	"tare/internal/link"
 	"tare/internal/measured"
 	"tare/internal/meter"
 	"tare/internal/param"
@@ -312,6 +313,50 @@ func TestLaunchInside(t *testing.T) {
 	}
 	if len(addresses) == 0 {
 		t.Error("no application was seen")
+	}
+}
+
+// networked is a subject that has a network of its own.
+type networked struct {
+	starter
+	before  func() error
+	network string
+}
+
+func (n networked) Before(context.Context) error { return n.before() }
+
+func (n networked) Network(kind.Role, string) (string, error) { return n.network, nil }
+
+// TestNetworked: applications and loads run in the network that the subject has for them, and find each other there; in
+// the baseline they run on the machine's.
+func TestNetworked(t *testing.T) {
+	g := newGround(t)
+	n, err := link.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	var in []string
+	useGuest(t, nil, func(tr kind.Trial) any {
+		before := func() error {
+			at, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", tr.Process("client").PID()))
+			in = append(in, at)
+			return err
+		}
+		return networked{func(context.Context) error { return nil }, before, n.Path()}
+	})
+	_, trials, err := g.run(t.Context(), mustParse(t, guestSpec("")), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range trials {
+		if tr.Validity.Failed != "" || tr.Loads["client"].Done == 0 {
+			t.Errorf("%s: %+v, %d done", tr.Arm, tr.Validity, tr.Loads["client"].Done)
+		}
+	}
+	want, err := os.Readlink(n.Path())
+	if err != nil || len(in) == 0 || in[0] != want {
+		t.Errorf("the load ran in %v, want %s; %v", in, want, err)
 	}
 }
 

@@ -73,11 +73,24 @@ func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (func(*e
 		launches = launches && ok && inside.RunsInside(part.Options)
 	}
 	if !launches {
-		return g.Start, nil
+		return x.starter(g, as, name)
 	}
 	return func(cmd *exec.Cmd) error {
 		return l.Launch(ctx, kind.Launch{Name: name, Part: part, Dirs: dirs, Command: cmd, Group: g})
 	}, nil
+}
+
+// starter gives how a process is started in a group, and in the network that the subject has for it.
+func (x *trial) starter(g *placement.Group, as kind.Role, name string) (func(*exec.Cmd) error, error) {
+	n, ok := x.own.(kind.Networked)
+	if !ok {
+		return g.Start, nil
+	}
+	network, err := n.Network(as, name)
+	if err != nil {
+		return nil, err
+	}
+	return func(cmd *exec.Cmd) error { return g.StartIn(cmd, network) }, nil
 }
 
 func (x *trial) Host(app string) (string, error) {
@@ -143,7 +156,11 @@ func (x *trial) StartSubject(
 	if err != nil {
 		return nil, err
 	}
-	p, err := x.start(strings.TrimSpace(x.arm+" "+component), argv, g.Start)
+	begin, err := x.starter(g, kind.Subject, component)
+	if err != nil {
+		return nil, err
+	}
+	p, err := x.start(strings.TrimSpace(x.arm+" "+component), argv, begin)
 	if err != nil {
 		return nil, err
 	}

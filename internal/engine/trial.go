@@ -403,7 +403,13 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 		if at.Address, err = a.Address(part.To); err != nil {
 			return err
 		}
-		at.Served = true
+		network := ""
+		if n, ok := x.own.(kind.Networked); ok {
+			if network, err = n.Network(kind.Load, name); err != nil {
+				return err
+			}
+		}
+		at.Served = network == "" // addresses in networks of the subject are whatever it says
 	}
 	if g, ok := x.joined[name].(kind.Generator); ok {
 		return g.Aim(ctx, at)

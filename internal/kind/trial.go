@@ -32,10 +32,17 @@ type (
 		Launch(context.Context, Launch) error
 	}
 
-	// Hoster is a Launcher in which an application is reached elsewhere than at 127.0.0.1: Host is the IP address that
-	// it has there, and listens at. It is called before Launch.
+	// Hoster is a Launcher, or Networked, in which an application is reached elsewhere than at 127.0.0.1: Host is the IP
+	// address that it has there, and listens at. It is called before the application is started.
 	Hoster interface {
 		Host(app string) (string, error)
+	}
+
+	// Networked is a subject that has networks of its own, in which applications, loads or components of the subject run.
+	// Network is the path of the network namespace in which the engine starts one of them, by its name; empty: this
+	// machine's. What a Launcher launches is the launcher's.
+	Networked interface {
+		Network(as Role, name string) (string, error)
 	}
 
 	// MemoryWitness is a Launcher that knows more of processes that were killed because memory was short than this

@@ -30,8 +30,14 @@ func MakePair(name, inside string, pid int) error {
 	attributes.Name = name
 	pair := netlink.NewVeth(attributes)
 	pair.PeerName, pair.PeerNamespace = inside, netlink.NsPid(pid)
-	err := netlink.LinkAdd(pair)
+	return cannotPair(netlink.LinkAdd(pair), name)
+}
+
+// cannotPair explains why a pair could not be made; nil where it was.
+func cannotPair(err error, name string) error {
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return fault.Wrap(err, fault.Machine, name,
 			"load the module veth",

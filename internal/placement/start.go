@@ -49,7 +49,11 @@ func (t *Tree) serveStarts() {
 // what is needed for the way there: the binary starts itself again as EnterCommand, which enters the group and then
 // becomes the program. A program that cannot be run therefore shows as a process that failed, with the reason on its
 // standard error.
-func (g *Group) Start(cmd *exec.Cmd) error {
+func (g *Group) Start(cmd *exec.Cmd) error { return g.StartIn(cmd, "") }
+
+// StartIn is Start, and the program runs in a network namespace besides, by the path of that: it must stay there until
+// the program runs. Empty: in this process's.
+func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	if cmd.Err != nil {
 		return fmt.Errorf("starting a process in %s: %w", g.name, cmd.Err)
 	}
@@ -62,6 +66,9 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 	args := []string{"tare", EnterCommand}
 	if g.pin > 0 {
 		args = append(args, pinFlag+strconv.Itoa(g.pin))
+	}
+	if network != "" {
+		args = append(args, networkFlag+network)
 	}
 	for _, h := range t.hs {
 		args = append(args, t.entry(h, g.name))
@@ -94,6 +101,22 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 
 // pinFlag before the directories of Enter's arguments has the process run on one CPU: see Limits.
 const pinFlag = "--pin="
+
+// networkFlag before the directories of Enter's arguments has the program run in a network namespace.
+const networkFlag = "--network="
+
+// enterNetwork has this thread, and the program that it becomes, be in a network namespace.
+func enterNetwork(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("entering a network namespace: %w", err)
+	}
+	defer f.Close()
+	if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("entering the network namespace %s: %w", path, err)
+	}
+	return nil
+}
 
 // pinTo has this process run on the n-th of the CPUs that it may run on, counted from 1 and round again.
 func pinTo(n int) error {
@@ -142,6 +165,12 @@ func Enter(args []string) error {
 				return fault.New(fault.Usage, EnterCommand, "", "%q names no CPU", dir)
 			}
 			if err := pinTo(n); err != nil {
+				return err
+			}
+			continue
+		}
+		if network, ok := strings.CutPrefix(dir, networkFlag); ok {
+			if err := enterNetwork(network); err != nil {
 				return err
 			}
 			continue

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -33,11 +34,12 @@ gates: {rate: 0, errors: 1, lag: 60s, drift: 1000, generator_cpu: 1, throttled: 
 `
 
 // proxiesRun starts such a run, and gives the process that tare started of its arm, once both proxies have been there
-// for a while. kind is what they are called.
-func proxiesRun(t *testing.T, kind, temporary, out string) (*process, proc.Process) {
+// for a while. subject is what they are called, and what is set of them.
+func proxiesRun(t *testing.T, subject, temporary, out string) (*process, proc.Process) {
 	t.Helper()
+	kind, _, _ := strings.Cut(subject, ",")
 	p := command{
-		args: []string{"run", specFile(t, strings.ReplaceAll(proxiesSpec, "SUBJECT", kind)), "--out", out, "--seed", "1"},
+		args: []string{"run", specFile(t, strings.ReplaceAll(proxiesSpec, "SUBJECT", subject)), "--out", out, "--seed", "1"},
 		env:  []string{"TMPDIR=" + temporary}, timeout: 2 * time.Minute,
 	}.start(t)
 	for {
@@ -97,23 +99,60 @@ func TestProxyKilled(t *testing.T) {
 }
 
 // TestProxiesOrphaned: when tare is killed, 'tare clean' ends the proxies, workers that outlive their parents among
-// them, and removes the directory with their keys.
+// them, and removes the directory with their keys. With the last process their network namespaces go, and what is in
+// them: interfaces, rules and programs.
 func TestProxiesOrphaned(t *testing.T) {
 	needsRoot(t)
-	needsProxy(t, "nginx")
-	leavesNothing(t)
-	temporary := t.TempDir()
-	p, _ := proxiesRun(t, "nginx", temporary, filepath.Join(t.TempDir(), "out"))
-	p.signal(t, unix.SIGKILL)
-	p.wait(t)
-	if left, err := filepath.Glob(filepath.Join(temporary, "tare-scratch-sidecar-*", "*", "identity.pem")); err != nil ||
-		len(left) != 2 {
-		t.Errorf("there were keys in %v, %v", left, err)
+	for _, subject := range []string{
+		"nginx", "nginx, network: pods, redirect: ebpf", "haproxy, network: pods, redirect: tproxy",
+	} {
+		t.Run(subject, func(t *testing.T) {
+			kind, pods, _ := strings.Cut(subject, ",")
+			needsProxy(t, kind)
+			leavesNothing(t)
+			temporary := t.TempDir()
+			p, proxy := proxiesRun(t, subject, temporary, filepath.Join(t.TempDir(), "out"))
+			network, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(proxy.PID), "ns/net"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if own, err := os.Readlink("/proc/self/ns/net"); err != nil || (own == network) != (pods == "") {
+				t.Errorf("the proxies are in %s, and this process in %s, %v", network, own, err)
+			}
+			p.signal(t, unix.SIGKILL)
+			p.wait(t)
+			if left, err := filepath.Glob(filepath.Join(temporary, "tare-scratch-sidecar-*", "*", "identity.pem")); err != nil ||
+				len(left) != 2 {
+				t.Errorf("there were keys in %v, %v", left, err)
+			}
+			if o := (command{args: []string{"clean"}, env: []string{"TMPDIR=" + temporary}}).start(t).wait(t); o.code != 0 {
+				t.Error(o)
+			}
+			noScratch(t, temporary)
+			if who := processesIn(t, network); pods != "" && len(who) > 0 {
+				t.Errorf("%s still has %q", network, who)
+			}
+		})
 	}
-	if o := (command{args: []string{"clean"}, env: []string{"TMPDIR=" + temporary}}).start(t).wait(t); o.code != 0 {
-		t.Error(o)
+}
+
+// processesIn are the processes in a network namespace, or with one open.
+func processesIn(t *testing.T, network string) (who []string) {
+	t.Helper()
+	pids, err := (proc.FS{}).PIDs()
+	if err != nil {
+		t.Fatal(err)
 	}
-	noScratch(t, temporary)
+	for _, pid := range pids {
+		dir := filepath.Join("/proc", strconv.Itoa(pid))
+		files, _ := filepath.Glob(filepath.Join(dir, "fd/*"))
+		for _, file := range append(files, filepath.Join(dir, "ns/net")) {
+			if to, err := os.Readlink(file); err == nil && to == network {
+				who = append(who, file)
+			}
+		}
+	}
+	return who
 }
 
 func noScratch(t *testing.T, temporary string) {

@@ -39,6 +39,8 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	if err != nil {
 		return nil, err
 	}
+	// It keeps no connection to what is weighed, and goes nowhere else.
+	asker := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: p.Dial}}
 	resp, err := asker.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("asking Envoy for its statistics: %w", err)
@@ -75,9 +77,6 @@ func decode(r io.Reader) (map[string]float64, error) {
 	}
 	return own, nil
 }
-
-// asker keeps no connection to what is weighed, and goes nowhere else.
-var asker = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 // admin is the address of Envoy's administration, as Envoy wrote it.
 func admin(dir string) (string, error) {

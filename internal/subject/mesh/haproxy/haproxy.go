@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"tare/internal/command"
@@ -81,7 +82,11 @@ func config(p sidecar.Place) string {
 		line("  http-reuse always")
 	}
 	line("frontend in")
-	line("  bind %s%s", p.Listen, acceptTLS(p))
+	line("  bind %s%s%s", p.Listen, transparent(p), acceptTLS(p))
+	if from, err := netip.ParseAddrPort(p.From); err == nil {
+		// HAProxy asks the kernel where the connection was going (SO_ORIGINAL_DST) for these.
+		line("  tcp-request connection reject unless { dst %s } { dst_port %d }", from.Addr(), from.Port())
+	}
 	if p.AcceptTLS {
 		// Once for each connection, behind the handshake.
 		line("  tcp-request session reject unless { ssl_c_der,hex -m sub %s }", uriInDER(p.Peer))
@@ -94,6 +99,14 @@ func config(p sidecar.Place) string {
 
 // idle is how long connections stay open on which nothing happens, in HAProxy's form.
 const idle = "1h"
+
+// transparent has the socket take packets to addresses that are not this host's.
+func transparent(p sidecar.Place) string {
+	if !p.Transparent {
+		return ""
+	}
+	return " transparent"
+}
 
 func acceptTLS(p sidecar.Place) string {
 	if !p.AcceptTLS {

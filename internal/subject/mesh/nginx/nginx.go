@@ -3,6 +3,7 @@ package nginx
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/param"
 	"tare/internal/pattern"
+	"tare/internal/subject/mesh/redirect"
 	"tare/internal/subject/mesh/sidecar"
 )
 
@@ -79,6 +81,16 @@ func (proxy) Lacks(ctx context.Context, program string, o param.Values) error {
 	}
 	_, err := streamModule(ctx, program)
 	return err
+}
+
+// Takes is sidecar.Redirectable's. nginx never asks where a redirected connection was going, and goes where its
+// configuration says.
+func (proxy) Takes(way string) error {
+	if way == redirect.TPROXY {
+		return errors.New("nginx cannot open a socket that listens transparently (IP_TRANSPARENT): write " +
+			"redirect: iptables or ebpf")
+	}
+	return nil
 }
 
 // The files in a proxy's directory, beside those of its certificate. nginx works there, so that its configuration names

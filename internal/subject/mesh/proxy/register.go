@@ -141,11 +141,14 @@ func resourcesOf(p sidecar.Place) ([]byte, error) {
 				"common_tls_context": tlsOf(p)},
 		}
 	}
-	resources := elements{
-		cluster,
-		fields{"@type": typeURL + "config.listener.v3.Listener", "name": "in", "address": listen,
-			"filter_chains": elements{chain}},
+	listener := fields{"@type": typeURL + "config.listener.v3.Listener", "name": "in", "address": listen,
+		"filter_chains": elements{chain}}
+	if p.From != "" {
+		if err := redirected(p, listener, chain); err != nil {
+			return nil, err
+		}
 	}
+	resources := elements{cluster, listener}
 	if p.AcceptTLS || p.DialTLS {
 		const kind = typeURL + "extensions.transport_sockets.tls.v3.Secret"
 		identity := fields{"filename": sidecar.IdentityFile}
@@ -164,6 +167,22 @@ func resourcesOf(p sidecar.Place) ([]byte, error) {
 		)
 	}
 	return json.MarshalIndent(fields{"resources": resources}, "", "  ")
+}
+
+// redirected has a listener take connections that were made to another address, and close all others.
+func redirected(p sidecar.Place, listener, chain fields) error {
+	from, err := netip.ParseAddrPort(p.From)
+	if err != nil {
+		return fmt.Errorf("reading where connections were going: %w", err)
+	}
+	listener["listener_filters"] = elements{fields{"name": "original_dst", "typed_config": fields{
+		"@type": typeURL + "extensions.filters.listener.original_dst.v3.OriginalDst"}}}
+	listener["transparent"] = p.Transparent
+	chain["filter_chain_match"] = fields{
+		"destination_port": from.Port(),
+		"prefix_ranges":    elements{fields{"address_prefix": from.Addr().String(), "prefix_len": from.Addr().BitLen()}},
+	}
+	return nil
 }
 
 func filterOf(p sidecar.Place) fields {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"tare/internal/kind"
 	"tare/internal/placement"
 	"tare/internal/scratch"
+	"tare/internal/subject/mesh/redirect"
 )
 
 // joined is the proxies of a trial.
@@ -31,6 +33,8 @@ type joined struct {
 	name  string // of the arm
 	part  *kind.Part
 
+	pods    *redirect.Pods // nil: all of it is on this machine's network
+	rules   *redirect.Rules
 	own     *scratch.Dir
 	held    []*reservation
 	entry   map[string]string // where loads find an application
@@ -59,17 +63,22 @@ var _ interface {
 
 // Evidence is what is known of the proxies alone.
 type Evidence struct {
-	Hops    int     `json:"hops"`
-	MTLS    bool    `json:"mtls"` // between the two proxies
-	Version string  `json:"version,omitempty"`
-	Proxies []Found `json:"proxies"`
+	Hops    int    `json:"hops"`
+	MTLS    bool   `json:"mtls"` // between the two proxies
+	Network string `json:"network"`
+	// Redirect is how connections came to the proxies.
+	Redirect string  `json:"redirect"`
+	Version  string  `json:"version,omitempty"`
+	Proxies  []Found `json:"proxies"`
 }
 
 // Found is one proxy at the end of the window.
 type Found struct {
-	Component string            `json:"component"`
-	App       string            `json:"app"` // that it serves
-	Listen    string            `json:"listen"`
+	Component string `json:"component"`
+	App       string `json:"app"` // that it serves
+	Listen    string `json:"listen"`
+	// From is the address whose connections are redirected to the proxy; empty: none.
+	From      string            `json:"from,omitempty"`
 	To        string            `json:"to"`
 	Command   string            `json:"command"`
 	Processes []command.Process `json:"processes"`
@@ -85,6 +94,9 @@ type Found struct {
 func (j *joined) Start(ctx context.Context) error {
 	j.entry = map[string]string{}
 	apps := j.trial.Applications()
+	if err := j.checkPlaces(apps); err != nil {
+		return err
+	}
 	if Hops(j.part.Options) == 0 {
 		for name, app := range apps {
 			j.entry[name] = app.Address
@@ -104,6 +116,9 @@ func (j *joined) Start(ctx context.Context) error {
 		}
 	}
 	if err := j.prepare(ctx); err != nil {
+		return err
+	}
+	if err := j.redirect(); err != nil {
 		return err
 	}
 	began := time.Now()
@@ -137,16 +152,21 @@ func (j *joined) plan(app, address, program string) error {
 		if err != nil {
 			return err
 		}
-		r, err := reserve()
+		r, err := j.reserve(component)
 		if err != nil {
 			return err
 		}
 		j.held = append(j.held, r)
+		from, err := j.from(component, address)
+		if err != nil {
+			return err
+		}
 		p := Place{
 			Component: component, App: app, Options: j.part.Options, Self: j.trial.Self(), Program: program,
 			Dir:    filepath.Join(j.own.Path(), component+"-"+app),
-			Listen: r.address, To: to,
-			AcceptTLS: mtls && component == Server, DialTLS: mtls && component == Client,
+			Listen: r.address, To: to, From: from, Dial: j.dialer(component),
+			Transparent: component == Server && from != "" && redirect.Unchanged(wayOf(j.part.Options)),
+			AcceptTLS:   mtls && component == Server, DialTLS: mtls && component == Client,
 			Identity: own,
 			Workers:  j.part.Options.Int(settingWorkers), Connections: j.part.Options.Int(settingConnections),
 			Protocol: j.part.Options[settingProtocol],
@@ -165,7 +185,9 @@ func (j *joined) plan(app, address, program string) error {
 			return err
 		}
 		j.proxies = append(j.proxies, &one{place: p})
-		to = r.address
+		if to = r.address; from != "" {
+			to = from
+		}
 	}
 	j.entry[app] = to
 	return nil
@@ -184,7 +206,9 @@ func (j *joined) prepare(ctx context.Context) error {
 		for i, p := range j.proxies {
 			places[i] = p.place
 		}
-		control, err := d.Drive(ctx, Drive{Trial: j.trial, Part: j.part, Dir: j.own.Path(), Proxies: places})
+		control, err := d.Drive(ctx, Drive{
+			Trial: j.trial, Part: j.part, Dir: j.own.Path(), Host: j.host(Server).String(), Proxies: places,
+		})
 		if err != nil {
 			return fmt.Errorf("starting the control plane of %s: %w", j.name, err)
 		}
@@ -211,8 +235,7 @@ func (j *joined) prepare(ctx context.Context) error {
 
 // start starts one proxy in a group of its own.
 func (j *joined) start(p *one) error {
-	var err error
-	if p.group, err = j.trial.ServingGroup(p.place.Component, p.place.App, nil); err != nil {
+	if err := j.enter(p); err != nil {
 		return err
 	}
 	c, err := j.proxy.Command(p.place)
@@ -226,11 +249,20 @@ func (j *joined) start(p *one) error {
 	if c.StopTime == 0 {
 		c.StopTime = stopTime
 	}
-	p.running, err = command.Start(c, p.group.Start, func(err error) { j.trial.Fail(p.ended(err)) })
+	begin := func(cmd *exec.Cmd) error { return p.group.StartIn(cmd, j.networkOf(p.place.Component)) }
+	p.running, err = command.Start(c, begin, func(err error) { j.trial.Fail(p.ended(err)) })
 	if err != nil {
 		return fmt.Errorf("starting %s: %w", p.place.Component, err)
 	}
 	return nil
+}
+
+// enter makes the group of a proxy, if it is not there yet.
+func (j *joined) enter(p *one) (err error) {
+	if p.group == nil {
+		p.group, err = j.trial.ServingGroup(p.place.Component, p.place.App, nil)
+	}
+	return err
 }
 
 // ended is the error of a proxy that ended when nobody told it to.
@@ -292,7 +324,8 @@ func (j *joined) Address(app string) (string, error) {
 // After sees that the proxies are those that were started, and asks each what it says of itself.
 func (j *joined) After(ctx context.Context) error {
 	j.evidence = &Evidence{
-		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Version: j.version, Proxies: []Found{},
+		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Network: j.part.Options[settingNetwork],
+		Redirect: wayOf(j.part.Options), Version: j.version, Proxies: []Found{},
 	}
 	if err := j.died("during the trial"); err != nil {
 		return err
@@ -303,7 +336,8 @@ func (j *joined) After(ctx context.Context) error {
 				"that works", "%s ended during the trial", strings.Join(gone, ", ")), p.place.App)
 		}
 		found := Found{
-			Component: p.place.Component, App: p.place.App, Listen: p.place.Listen, To: p.place.To, Command: p.running.Line(),
+			Component: p.place.Component, App: p.place.App, Listen: p.place.Listen, From: p.place.From, To: p.place.To,
+			Command: p.running.Line(),
 		}
 		seen, err := command.Discover(proc.FS{}, p.group.V2Dir(), false, j.trial.Record().Ledger, time.Time{})
 		if err != nil {
@@ -356,8 +390,12 @@ func (j *joined) Close() error {
 		r.release()
 	}
 	j.held = nil
-	if err := j.own.Close(); err != nil {
-		return fmt.Errorf("removing the files of the proxies of %s: %w", j.trial.Arm(), err)
+	err := errors.Join(j.rules.Close(), j.pods.Close())
+	if err != nil {
+		err = fmt.Errorf("removing the networks of the proxies of %s: %w", j.trial.Arm(), err)
 	}
-	return nil
+	if closed := j.own.Close(); closed != nil {
+		err = errors.Join(err, fmt.Errorf("removing the files of the proxies of %s: %w", j.trial.Arm(), closed))
+	}
+	return err
 }

@@ -74,10 +74,20 @@ func innermost(err error) error {
 
 // reach waits until a request has gone through all proxies of an application, which were started at began.
 func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
+	if j.pods != nil {
+		return j.reachFromLoad(ctx, app)
+	}
 	within := j.part.Options.Duration(settingReady)
 	address, asking := j.entry[app], ask
 	if j.part.Options[settingProtocol] == ProtocolTCP && !j.speaksHTTP(app) {
-		asking = func(ctx context.Context, address string) error { return j.touchAll(ctx, app, address) }
+		// Those behind the first must listen before it is touched: a proxy that cannot reach the next yet may take longer
+		// to say so than a connection has to stay open.
+		asking = func(ctx context.Context, address string) error {
+			if err := knock(ctx, j.listens(app)); err != nil {
+				return err
+			}
+			return touch(ctx, address)
+		}
 	}
 	var reason error // that is not only that the time was over
 	tick := time.NewTicker(askEvery)
@@ -109,21 +119,27 @@ func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	}
 }
 
-// touchAll sees that each proxy of an application listens before it touches the first: one that cannot reach the next
-// yet may take longer to say so than a connection has to stay open.
-func (j *joined) touchAll(ctx context.Context, app, address string) error {
+// knock sees that somebody listens at each of some addresses.
+func knock(ctx context.Context, listens []string) error {
 	d := net.Dialer{Timeout: askFor}
-	for _, p := range j.proxies {
-		if p.place.App != app || p.place.Listen == address {
-			continue
-		}
-		c, err := d.DialContext(ctx, "tcp", p.place.Listen)
+	for _, at := range listens {
+		c, err := d.DialContext(ctx, "tcp", at)
 		if err != nil {
 			return innermost(err)
 		}
 		c.Close()
 	}
-	return touch(ctx, address)
+	return nil
+}
+
+// listens are where the proxies of an application listen, but for the first.
+func (j *joined) listens(app string) (all []string) {
+	for _, p := range j.proxies {
+		if p.place.App == app && p.place.Listen != j.entry[app] {
+			all = append(all, p.place.Listen)
+		}
+	}
+	return all
 }
 
 func (j *joined) speaksHTTP(app string) bool {

@@ -2,14 +2,13 @@ package sidecar
 
 import (
 	"fmt"
-	"net"
+	"net/netip"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 )
 
-// reservation holds a TCP port of 127.0.0.1 for a process that is to listen there.
+// reservation holds a TCP port of an address for a process that is to listen there.
 //
 // The socket is bound and does not listen. The kernel then gives the port to nobody who asks for any port, neither to
 // bind (inet_csk_find_open_port in net/ipv4/inet_connection_sock.c takes two sockets with SO_REUSEADDR for a conflict
@@ -21,8 +20,8 @@ type reservation struct {
 	address string
 }
 
-// reserve holds a free port.
-func reserve() (*reservation, error) {
+// reserve holds a free port of an IPv4 address of the network that this thread is in.
+func reserve(host netip.Addr) (*reservation, error) {
 	fail := func(fd int, err error) (*reservation, error) {
 		if fd >= 0 {
 			_ = unix.Close(fd) // nothing was sent
@@ -36,7 +35,7 @@ func reserve() (*reservation, error) {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return fail(fd, err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: host.As4()}); err != nil {
 		return fail(fd, err)
 	}
 	at, err := unix.Getsockname(fd)
@@ -44,7 +43,7 @@ func reserve() (*reservation, error) {
 		return fail(fd, err)
 	}
 	port := at.(*unix.SockaddrInet4).Port
-	return &reservation{fd, net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}, nil
+	return &reservation{fd, netip.AddrPortFrom(host, uint16(port)).String()}, nil
 }
 
 // release gives the port back.

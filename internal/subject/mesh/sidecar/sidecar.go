@@ -7,12 +7,16 @@
 //	hops: 2   load -> proxy.client -> (mTLS) -> proxy.server -> application
 //	hops: 1   load -> proxy.server -> application, as through an ingress
 //	hops: 0   load -> application
+//
+// They are on this machine's loopback interface, or in two pods (package redirect), which is where connections can be
+// redirected to them.
 package sidecar
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,6 +26,7 @@ import (
 	"tare/internal/kind"
 	"tare/internal/measured"
 	"tare/internal/param"
+	"tare/internal/subject/mesh/redirect"
 )
 
 // The components of a subject, by which records know the proxies.
@@ -68,6 +73,12 @@ type (
 		Own(ctx context.Context, p Place) (map[string]float64, error)
 	}
 
+	// Redirectable is a proxy that cannot take connections in every way. Takes is an error that says why not; it reads on
+	// after the part's place in the spec.
+	Redirectable interface {
+		Takes(way string) error
+	}
+
 	// Driven is a proxy that a control plane can configure, and does with options for which Driven is true. Drive starts
 	// the control plane, as a component of the subject, before any proxy, and tells it of all of them; what it returns is
 	// in Place.Control. The proxy then gets its certificates from there, and no files of them.
@@ -82,6 +93,7 @@ type Drive struct {
 	Trial   kind.Trial
 	Part    *kind.Part
 	Dir     string // of its files, which goes with the trial; others than its user can pass, and not list it
+	Host    string // IP address at which it can be reached by all proxies
 	Proxies []Place
 }
 
@@ -97,6 +109,15 @@ type Place struct {
 	// Listen and To are host:port on this machine. Listen is held for the proxy, so that nobody else is given that port:
 	// a socket that sets SO_REUSEADDR, as servers do, can be bound to it and listen there.
 	Listen, To string
+
+	// From is the address that its clients connect to where their connections are redirected to the proxy; empty: they
+	// connect to Listen. A proxy that learns where connections were going takes no others. Transparent says that packets
+	// come as they are, to From, for which its socket must be ready (IP_TRANSPARENT).
+	From        string
+	Transparent bool
+
+	// Dial connects to an IP address where the proxy is; nil: on this machine's network.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// AcceptTLS and DialTLS say on which side the proxy speaks mutual TLS. Its certificate and the roots are then in
 	// Dir, in the files IdentityFile and RootsFile.
@@ -130,6 +151,8 @@ const (
 	settingWorkers     = "workers"
 	settingProtocol    = "protocol"
 	settingConnections = "connections"
+	settingNetwork     = "network"
+	settingRedirect    = "redirect"
 	settingReady       = "ready-timeout"
 	settingProgram     = "program"
 	settingOptional    = "optional"
@@ -151,12 +174,38 @@ var commonSettings = []param.Setting{
 		Doc: "what the proxies understand: requests of HTTP/1.1, which share connections that are kept open, or bytes of TCP"},
 	{Name: settingConnections, Type: param.TypeCount, Default: "4096", Min: 1, Max: 100_000,
 		Doc: "connections that each proxy is configured to carry at once: some proxies set memory aside for them"},
+	{Name: settingNetwork, Type: param.TypeWord, Default: hostNetwork, Words: []string{hostNetwork, podNetwork},
+		Doc: "where all of it is: on the loopback interface of this machine (`host`), or in two network namespaces made for " +
+			"the trial, that of the loads and that of the applications, which a pair of virtual interfaces joins (`pods`)"},
+	{Name: settingRedirect, Type: param.TypeWord, Default: redirect.Explicit, Words: redirect.Ways,
+		Phrase: map[string]string{"": "redirected by {}", redirect.Explicit: "by explicit address"},
+		Doc: "how connections come to the proxies: loads and proxies connect to them (`explicit`), or to somebody else, and " +
+			"are redirected, by rules of nf_tables as iptables makes them (`iptables`), the same in the loads' pod and " +
+			"transparent proxying in the applications' (`tproxy`), or eBPF programs (`ebpf`); other ways than the first " +
+			"need `network: pods`"},
 	{Name: settingReady, Type: param.TypeDuration, Default: "10s", Min: 0.1, Max: 600,
 		Doc: "time from the start of the proxies in which a request must have gone through all of them"},
 	{Name: settingProgram, Type: param.TypeText,
 		Doc: "the proxy's program, by its path or by a name on the PATH; its usual name when left out"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "true: where its program is not installed, the run goes on without the arm and says so"},
+}
+
+// The networks.
+const (
+	hostNetwork = "host"
+	podNetwork  = "pods"
+)
+
+// inPods reports whether options have a network of their own.
+func inPods(o param.Values) bool { return o[settingNetwork] == podNetwork }
+
+// wayOf is how connections come to the proxies.
+func wayOf(o param.Values) string {
+	if Hops(o) == 0 {
+		return redirect.Explicit
+	}
+	return o[settingRedirect]
 }
 
 // Hops is how many proxies options put between a load and an application.
@@ -182,6 +231,16 @@ func (g Guest) About() kind.About {
 
 // Check is kind.Checker's.
 func (g Guest) Check(o param.Values) error {
+	way := o[settingRedirect]
+	if way != redirect.Explicit && !inPods(o) {
+		return fmt.Errorf("%q is made in network namespaces of the trial: write %s: %s", settingRedirect+": "+way,
+			settingNetwork, podNetwork)
+	}
+	if r, ok := g.Proxy.(Redirectable); ok {
+		if err := r.Takes(way); err != nil {
+			return err
+		}
+	}
 	if c, ok := g.Proxy.(Checker); ok {
 		return c.Check(o)
 	}
@@ -214,6 +273,11 @@ func loadsOf(s *kind.Setup) (loads []*kind.Part) {
 
 // Installed is kind.Installed's.
 func (g Guest) Installed(ctx context.Context, o param.Values) error {
+	if inPods(o) {
+		if err := lacks(wayOf(o)).Err(); err != nil {
+			return missing(err)
+		}
+	}
 	if Hops(o) == 0 {
 		return nil
 	}
@@ -246,8 +310,12 @@ func (g Guest) Version(ctx context.Context, o param.Values, _ string) (name, ver
 // Probes is kind.Diagnosed's.
 func (g Guest) Probes() []*feature.Probe {
 	a := g.Proxy.About()
-	if a.Program == "" {
-		return nil // it is there
+	if a.Program == "" { // it is there, and so stands for all when it comes to the kernel
+		var probes []*feature.Probe
+		for _, way := range redirect.Ways[1:] {
+			probes = append(probes, lacks(way))
+		}
+		return probes
 	}
 	status := feature.Status{
 		Name: a.Program, Needs: "the program " + a.Program, Lost: "arms of experiments with the subject " + a.Name,
@@ -270,7 +338,11 @@ func (Guest) Speaks(*kind.Setup) []string { return []string{"subject_cpus"} }
 
 // Join is kind.Joiner's.
 func (g Guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
-	return &joined{proxy: g.Proxy, guest: g, trial: t, name: name, part: part}, nil
+	j := &joined{proxy: g.Proxy, guest: g, trial: t, name: name, part: part}
+	if inPods(part.Options) {
+		return &networked{joined: j}, nil
+	}
+	return j, nil
 }
 
 var (
@@ -281,6 +353,7 @@ var (
 	_ kind.Versioned    = Guest{}
 	_ kind.Joiner       = Guest{}
 	_ kind.Diagnosed    = Guest{}
+	_ kind.Player       = Guest{}
 	_ measured.Speaker  = Guest{}
 	_ measured.InPath   = Guest{}
 )

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,7 +26,7 @@ func (fake) Version(context.Context, string) string { return "1.0" }
 
 // TestReserve: a port that is held is nobody's who asks for any, cannot be connected to, and is there for who names it.
 func TestReserve(t *testing.T) {
-	r, err := reserve()
+	r, err := reserve(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +62,7 @@ func TestReserve(t *testing.T) {
 func TestReserveMany(t *testing.T) {
 	held := map[string]bool{}
 	for range 200 {
-		r, err := reserve()
+		r, err := reserve(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 		if err != nil {
 			t.Fatal(err)
 		}

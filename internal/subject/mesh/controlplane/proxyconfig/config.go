@@ -100,6 +100,17 @@ type Proxy struct {
 	// Outbound is where services are reached, as IP:port by service. Given, no others are reached through the proxy;
 	// nil: each is at its own address.
 	Outbound map[string]string `json:"outbound" yaml:"outbound"`
+	// Redirected are, by service, connections that were made to another address than the listener's, and redirected to
+	// it. All others are closed.
+	Redirected map[string]Redirected `json:"redirected" yaml:"redirected"`
+}
+
+// Redirected is where clients connect to whose connections come to a proxy.
+type Redirected struct {
+	From string `json:"from" yaml:"from"` // IP:port
+	// Transparent lets the listener take packets to addresses that its host does not have (IP_TRANSPARENT), as TPROXY
+	// gives them to it.
+	Transparent bool `json:"transparent" yaml:"transparent"`
 }
 
 // Inbound is where a proxy takes connections of a service, and where its application does.

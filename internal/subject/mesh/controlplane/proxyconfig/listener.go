@@ -3,6 +3,7 @@ package proxyconfig
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"time"
 
 	xdscorev3 "github.com/cncf/xds/go/xds/core/v3"
@@ -11,6 +12,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	udpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/udp/udp_proxy/v3"
@@ -260,6 +262,39 @@ func (s *service) serve(m *Mesh, at Inbound) (inbound, error) {
 	}
 	s.listeners[key] = l
 	return inbound{cluster, l}, nil
+}
+
+// redirected is a listener as a proxy has it to which connections of a service are redirected: chains are for those
+// that were made to the service, and the others are closed.
+func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Listener, error) {
+	r, is := p.Redirected[name]
+	if !is {
+		return l, nil
+	}
+	from, err := netip.ParseAddrPort(r.From)
+	if err != nil {
+		return nil, err
+	}
+	lookUp, err := packed(&originaldstv3.OriginalDst{})
+	if err != nil {
+		return nil, err
+	}
+	l = proto.CloneOf(l) // others may have it too
+	if r.Transparent {
+		l.Transparent = wrapperspb.Bool(true)
+	}
+	l.ListenerFilters = slices.Concat([]*listenerv3.ListenerFilter{{Name: "envoy.filters.listener.original_dst",
+		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: lookUp}}}, l.ListenerFilters)
+	for _, c := range l.FilterChains {
+		if c.FilterChainMatch == nil {
+			c.FilterChainMatch = &listenerv3.FilterChainMatch{}
+		}
+		c.FilterChainMatch.DestinationPort = wrapperspb.UInt32(uint32(from.Port()))
+		if len(c.FilterChainMatch.PrefixRanges) == 0 {
+			c.FilterChainMatch.PrefixRanges = ranges(netip.PrefixFrom(from.Addr(), from.Addr().BitLen()))
+		}
+	}
+	return l, nil
 }
 
 // chainsOf adds the filter chains of an inbound listener: TLS, plain text, or both.

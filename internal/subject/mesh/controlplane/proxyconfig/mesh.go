@@ -286,6 +286,21 @@ func (m *Mesh) readProxy(p *proxy) (err error) {
 		}
 		m.names[name].called = true
 	}
+	for _, name := range sorted(p.Redirected) {
+		_, serves := p.Inbound[name]
+		_, calls := p.Outbound[name]
+		switch {
+		case serves == calls:
+			err = errors.New("the proxy must either serve it (inbound) or call it (outbound)")
+		case m.names[name].protocol == protocolUDP:
+			err = errors.New("udp cannot be redirected")
+		default:
+			_, err = netip.ParseAddrPort(p.Redirected[name].From)
+		}
+		if err != nil {
+			return in("redirected", in(name, err))
+		}
+	}
 	return nil
 }
 
@@ -463,6 +478,9 @@ func (m *Mesh) compileProxy(p *proxy, ingress []int) error {
 		if err != nil {
 			return p.where(in("outbound", in(name, err)))
 		}
+		if l, err = p.redirected(name, l); err != nil {
+			return p.where(in("redirected", in(name, err)))
+		}
 		if m.config.Discovery != byPolicy || s.toldTo(p.policy) {
 			r.Listeners = append(r.Listeners, l)
 		}
@@ -472,6 +490,9 @@ func (m *Mesh) compileProxy(p *proxy, ingress []int) error {
 		made, err := s.serve(m, p.Inbound[name])
 		if err != nil {
 			return p.where(in("inbound", in(name, err)))
+		}
+		if made.listener, err = p.redirected(name, made.listener); err != nil {
+			return p.where(in("redirected", in(name, err)))
 		}
 		r.Clusters = append(r.Clusters, made.cluster)
 		r.Listeners = append(r.Listeners, made.listener)

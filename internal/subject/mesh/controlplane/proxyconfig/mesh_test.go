@@ -226,3 +226,38 @@ func (q request) has(p *rbacv3.Permission) bool {
 	value, present := q.headers[h.GetName()]
 	return present && (h.GetPresentMatch() || text(h.GetStringMatch(), value))
 }
+
+// TestRedirected: the listener of a proxy to which connections are redirected takes those alone, and the same listener
+// of another proxy stays as it is.
+func TestRedirected(t *testing.T) {
+	const text = `
+services: [{name: web, protocol: http, endpoints: [{address: "127.0.0.1:80"}]}]
+proxies:
+  - {id: a, outbound: {web: "127.0.0.1:8001"}, redirected: {web: {from: "192.0.2.1:80", transparent: true}}}
+  - {id: b, outbound: {web: "127.0.0.1:8001"}}
+`
+	m := compiled(t, text)
+	for id, want := range map[string]int{"a": 1, "b": 0} {
+		r, err := m.For(id)
+		if err != nil || len(r.Listeners) != 1 || len(r.Listeners[0].FilterChains) != 1 {
+			t.Fatalf("%s: %d listeners, %v", id, len(r.Listeners), err)
+		}
+		l := r.Listeners[0]
+		match := l.FilterChains[0].GetFilterChainMatch()
+		if len(l.ListenerFilters) != want || len(match.GetPrefixRanges()) != want ||
+			l.GetTransparent().GetValue() != (want == 1) || match.GetDestinationPort().GetValue() != uint32(80*want) {
+			t.Errorf("%s: %v", id, l)
+		}
+	}
+	for from, to := range map[string]string{
+		`redirected: {web`:   `redirected: {other`,
+		`"192.0.2.1:80"`:     `"192.0.2.1"`,
+		`protocol: http`:     `protocol: udp`,
+		`{id: a, outbound: `: `{id: a, inbound: {web: {listen: "127.0.0.1:9", to: "127.0.0.1:10"}}, outbound: `,
+	} {
+		if _, err := Parse("mesh.yaml", []byte(strings.Replace(text, from, to, 1))); err == nil ||
+			!strings.Contains(err.Error(), "redirected") {
+			t.Errorf("%s: %v", to, err)
+		}
+	}
+}

@@ -25,6 +25,9 @@ type Listener struct {
 	// TLS.
 	Hello    time.Duration
 	Continue bool
+	// Original has chains be chosen by where clients connected to, before they were redirected here. Transparent lets
+	// the socket take connections to addresses that this host does not have (IP_TRANSPARENT).
+	Original, Transparent bool
 }
 
 // Transport is how a client begins.

@@ -127,7 +127,7 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// TestSelect: the narrowest destination, then the transport, then the narrowest source.
+// TestSelect: the port of the destination, the narrowest of its ranges, then the transport, then the narrowest source.
 func TestSelect(t *testing.T) {
 	guest.KernelFree(t)
 	prefix := func(s string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(s)} }
@@ -136,20 +136,24 @@ func TestSelect(t *testing.T) {
 		{Name: "narrow from", For: Selection{To: prefix("10.1.0.0/16"), From: prefix("192.0.2.0/24")}},
 		{Name: "tls", For: Selection{Transport: TLS}},
 		{Name: "plain from", For: Selection{Transport: Plain, From: prefix("192.0.2.0/24")}},
+		{Name: "port", For: Selection{To: prefix("10.0.0.0/8"), Port: 81}},
 	}}
 	for _, c := range []struct {
 		to, from string
 		secure   bool
 		want     string
 	}{
-		{"10.2.0.1", "192.0.2.1", false, "wide"},
-		{"10.1.0.1", "192.0.2.1", true, "narrow from"},
-		{"10.1.0.1", "198.51.100.1", false, "default"}, // what was chosen by destination is not taken back
-		{"127.0.0.1", "198.51.100.1", true, "tls"},
-		{"127.0.0.1", "192.0.2.1", false, "plain from"},
-		{"127.0.0.1", "198.51.100.1", false, "default"},
+		{"10.2.0.1:80", "192.0.2.1", false, "wide"},
+		{"10.1.0.1:80", "192.0.2.1", true, "narrow from"},
+		{"10.1.0.1:80", "198.51.100.1", false, "default"}, // what was chosen by destination is not taken back
+		{"10.1.0.1:81", "192.0.2.1", true, "port"},
+		{"127.0.0.1:81", "192.0.2.1", true, "default"},
+		{"127.0.0.1:80", "198.51.100.1", true, "tls"},
+		{"127.0.0.1:80", "192.0.2.1", false, "plain from"},
+		{"127.0.0.1:80", "198.51.100.1", false, "default"},
 	} {
-		if got := l.Select(netip.MustParseAddr(c.to), netip.MustParseAddr(c.from), c.secure); got.Name != c.want {
+		got := l.Select(netip.MustParseAddrPort(c.to), netip.MustParseAddr(c.from), c.secure)
+		if got.Name != c.want {
 			t.Errorf("%+v: %s", c, got.Name)
 		}
 	}
@@ -176,7 +180,7 @@ func FuzzListener(f *testing.F) {
 	f.Add([]byte{})
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		if l, err := ParseListener(b); err == nil {
-			l.Select(netip.Addr{}, netip.Addr{}, true)
+			l.Select(netip.AddrPort{}, netip.Addr{}, true)
 		}
 		_, _ = ParseRoutes(b)
 		_, _ = ParseCluster(b)

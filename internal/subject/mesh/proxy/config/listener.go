@@ -6,6 +6,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	httprouterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3" // so that JSON can name it
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	"google.golang.org/protobuf/proto"
@@ -23,6 +24,7 @@ const (
 	routerType        = "envoy.extensions.filters.http.router.v3.Router"
 	tlsInspectorType  = "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector"
 	httpInspectorType = "envoy.extensions.filters.listener.http_inspector.v3.HttpInspector"
+	originalType      = "envoy.extensions.filters.listener.original_dst.v3.OriginalDst"
 )
 
 // What the protocol sets where nothing else is given.
@@ -57,6 +59,7 @@ func (l *Listener) read(m *listenerv3.Listener) error {
 		"filter_chains",
 		"default_filter_chain",
 		"listener_filters",
+		"transparent",
 		// These have no effect here:
 		"stat_prefix",
 		"stats_matcher",
@@ -90,8 +93,13 @@ func (l *Listener) read(m *listenerv3.Listener) error {
 		return translate.In("address", err)
 	}
 	l.Address = address
-	for i, f := range m.GetListenerFilters() { // how a connection begins is found out where it matters
-		if t := translate.TypeOf(f.GetTypedConfig()); t != tlsInspectorType && t != httpInspectorType {
+	l.Transparent = m.GetTransparent().GetValue()
+	for i, f := range m.GetListenerFilters() {
+		switch t := translate.TypeOf(f.GetTypedConfig()); t {
+		case tlsInspectorType, httpInspectorType: // how a connection begins is found out where it matters
+		case originalType:
+			l.Original = true
+		default:
 			return translate.In("listener_filters", translate.Item(i, translate.Unsupported(f.GetName(), t)))
 		}
 	}

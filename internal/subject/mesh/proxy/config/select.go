@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
@@ -11,6 +12,7 @@ import (
 // Selection says which connections a chain is for. What is empty is for all.
 type Selection struct {
 	To, From  []netip.Prefix
+	Port      uint16 // of the destination; 0: any
 	Transport Transport
 }
 
@@ -21,9 +23,15 @@ func selection(m *listenerv3.FilterChainMatch) (s Selection, err error) {
 	if m == nil {
 		return s, nil
 	}
-	if err := translate.Only(m, "transport_protocol", "prefix_ranges", "source_prefix_ranges"); err != nil {
+	if err := translate.Only(m, "destination_port", "transport_protocol", "prefix_ranges",
+		"source_prefix_ranges"); err != nil {
 		return s, err
 	}
+	port := m.GetDestinationPort().GetValue()
+	if m.GetDestinationPort() != nil && (port == 0 || port > 65535) {
+		return s, translate.In("destination_port", translate.Refuse("must be 1 to 65535, not %d", port))
+	}
+	s.Port = uint16(port)
 	switch m.GetTransportProtocol() {
 	case "":
 	case "tls":
@@ -69,7 +77,7 @@ func (s *Selection) keys() (out []string) {
 	}
 	for _, to := range words(s.To) {
 		for _, from := range words(s.From) {
-			out = append(out, to+" "+from+" "+string('0'+rune(s.Transport)))
+			out = append(out, fmt.Sprint(s.Port, to, from, s.Transport))
 		}
 	}
 	return out
@@ -85,10 +93,15 @@ func (l *Listener) Asks() bool {
 	return false
 }
 
-// Select is the chain for a connection, or nil. As in Envoy, the destination counts first, then the transport, then the
-// source; of addresses the narrowest range does, and what was chosen by one is not taken back for the next.
-func (l *Listener) Select(to, from netip.Addr, secure bool) *Chain {
-	list := narrowest(l.Chains, to.Unmap(), func(c *Chain) []netip.Prefix { return c.For.To })
+// Select is the chain for a connection, or nil. As in Envoy, the destination's port counts first, then its address,
+// then the transport, then the source; of addresses the narrowest range does, and what was chosen by one is not taken
+// back for the next.
+func (l *Listener) Select(to netip.AddrPort, from netip.Addr, secure bool) *Chain {
+	list := toPort(l.Chains, to.Port())
+	if len(list) == 0 {
+		list = toPort(l.Chains, 0)
+	}
+	list = narrowest(list, to.Addr().Unmap(), func(c *Chain) []netip.Prefix { return c.For.To })
 	want := Plain
 	if secure {
 		want = TLS
@@ -102,6 +115,15 @@ func (l *Listener) Select(to, from netip.Addr, secure bool) *Chain {
 		return list[0]
 	}
 	return l.Default
+}
+
+func toPort(list []*Chain, port uint16) (out []*Chain) {
+	for _, c := range list {
+		if c.For.Port == port {
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 func ofTransport(list []*Chain, t Transport) (out []*Chain) {

@@ -7,13 +7,16 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/subject/mesh/original"
 	"tare/internal/subject/mesh/proxy/config"
 )
 
@@ -38,7 +41,7 @@ type form struct {
 
 func (p *Proxy) newListener(want *config.Listener) (*listener, error) {
 	// Addresses that the machine does not have (yet) are no reason to fail where the kernel allows it.
-	socket, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(want.Address))
+	socket, err := listen(want)
 	if err != nil {
 		return nil, fault.Wrap(
 			err,
@@ -53,6 +56,27 @@ func (p *Proxy) newListener(want *config.Listener) (*listener, error) {
 	l.set(want)
 	p.ended.Go(l.accept)
 	return l, nil
+}
+
+func listen(want *config.Listener) (*net.TCPListener, error) {
+	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		if !want.Transparent {
+			return nil
+		}
+		level, option := unix.SOL_IP, unix.IP_TRANSPARENT
+		if want.Address.Addr().Is6() {
+			level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+		}
+		if failed := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); failed != nil {
+			return failed
+		}
+		return os.NewSyscallError("setsockopt", err)
+	}}
+	l, err := c.Listen(context.Background(), "tcp", want.Address.String())
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.TCPListener), nil
 }
 
 func (l *listener) socketAddress() netip.AddrPort {
@@ -72,7 +96,8 @@ func (l *listener) set(want *config.Listener) {
 	if want.Default != nil {
 		chains = append(chains[:len(chains):len(chains)], want.Default)
 	}
-	if len(chains) == 1 && len(chains[0].For.To)+len(chains[0].For.From) == 0 && !f.asks {
+	if len(chains) == 1 && chains[0].For.Port == 0 &&
+		len(chains[0].For.To)+len(chains[0].For.From) == 0 && !f.asks {
 		f.only = chains[0]
 	}
 	kept := map[*server]bool{}
@@ -164,7 +189,11 @@ func secured(c net.Conn, t *tls.Config) net.Conn {
 // serve finds out which chain a connection is for, and has it do its work. Nothing is sent to a client, nor to where it
 // wants to go, before all rules let it pass.
 func (l *listener) serve(c *net.TCPConn, f *form) {
-	chain, err := l.choose(c, f)
+	to := addrOf(c.LocalAddr())
+	if f.config.Original {
+		to = original.Destination(c)
+	}
+	chain, err := l.choose(c, f, to)
 	if err != nil || chain == nil || chain.TCP == nil && chain.HTTP == nil {
 		l.proxy.stats.Denied.Add(1)
 		c.Close()
@@ -183,7 +212,7 @@ func (l *listener) serve(c *net.TCPConn, f *form) {
 			c.Close()
 		}
 	}()
-	call := &config.Call{Remote: addrOf(c.RemoteAddr()), Local: addrOf(c.LocalAddr())}
+	call := &config.Call{Remote: addrOf(c.RemoteAddr()), Local: to}
 	if t, ok := over.(*tls.Conn); ok {
 		if err := handshake(t); err != nil {
 			l.proxy.stats.HandshakeErrors.Add(1)
@@ -221,7 +250,8 @@ func known(c *config.Call, s tls.ConnectionState) {
 	}
 }
 
-func (l *listener) choose(c *net.TCPConn, f *form) (*config.Chain, error) {
+// choose chooses the chain of a connection that was made to an address.
+func (l *listener) choose(c *net.TCPConn, f *form, to netip.AddrPort) (*config.Chain, error) {
 	if f.only != nil {
 		return f.only, nil
 	}
@@ -237,7 +267,7 @@ func (l *listener) choose(c *net.TCPConn, f *form) (*config.Chain, error) {
 			return nil, err
 		}
 	}
-	return f.config.Select(addrOf(c.LocalAddr()).Addr(), addrOf(c.RemoteAddr()).Addr(), secure), nil
+	return f.config.Select(to, addrOf(c.RemoteAddr()).Addr(), secure), nil
 }
 
 // recordHandshake is the first byte of a TLS connection (RFC 8446, section 5.1).

@@ -3,9 +3,11 @@
 package driven
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,6 +63,7 @@ func Start(ctx context.Context, d sidecar.Drive) (Plane, error) {
 	}
 	process, err := d.Trial.StartSubject(ctx, Component, param.Values{}, []string{
 		d.Trial.Self(), "controlplane", "--config=" + filepath.Join(d.Dir, meshFile), "--credentials=" + credentials,
+		"--listen=" + net.JoinHostPort(cmp.Or(d.Host, "127.0.0.1"), "0"),
 	})
 	if err != nil {
 		return Plane{}, err
@@ -89,11 +92,12 @@ func meshOf(places []sidecar.Place) *proxyconfig.Config {
 		}
 		services[p.App] = &proxyconfig.Service{
 			Name: p.App, Protocol: p.Protocol, Identity: identity(p), MaxConnections: uint32(p.Connections),
-			Endpoints: []proxyconfig.Endpoint{{Address: p.Listen}},
+			Endpoints: []proxyconfig.Endpoint{{Address: cmp.Or(p.From, p.Listen)}},
 		}
 		c.Proxies = append(c.Proxies, proxyconfig.Proxy{
 			ID: Node(p), Identity: identity(p),
 			Inbound: map[string]proxyconfig.Inbound{p.App: {Listen: p.Listen, To: p.To}}, Outbound: map[string]string{},
+			Redirected: redirected(p),
 		})
 	}
 	for _, p := range places {
@@ -103,7 +107,7 @@ func meshOf(places []sidecar.Place) *proxyconfig.Config {
 		s := services[p.App]
 		s.Access = []proxyconfig.Access{{From: []string{identity(p)}}}
 		c.Proxies = append(c.Proxies, proxyconfig.Proxy{
-			ID: Node(p), Identity: identity(p), Outbound: map[string]string{p.App: p.Listen},
+			ID: Node(p), Identity: identity(p), Outbound: map[string]string{p.App: p.Listen}, Redirected: redirected(p),
 		})
 	}
 	for _, p := range places {
@@ -112,6 +116,14 @@ func meshOf(places []sidecar.Place) *proxyconfig.Config {
 		}
 	}
 	return c
+}
+
+// redirected is where a proxy's clients connect to; nil: to its listener.
+func redirected(p sidecar.Place) map[string]proxyconfig.Redirected {
+	if p.From == "" {
+		return nil
+	}
+	return map[string]proxyconfig.Redirected{p.App: {From: p.From, Transparent: p.Transparent}}
 }
 
 // Node is the id of a proxy's node.

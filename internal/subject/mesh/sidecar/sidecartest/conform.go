@@ -35,6 +35,8 @@ type Options struct {
 	Identities bool
 	// Files says that certificates are files, in the directories of the proxies.
 	Files bool
+	// Blind says that the proxy does not learn where redirected connections were going.
+	Blind bool
 	// Validate has the proxy's own program check the configuration in a directory; nil: it has no such check.
 	Validate func(t *testing.T, found sidecar.Found, dir string)
 	// Needs is the program that the tests need; they are skipped without it.
@@ -53,6 +55,7 @@ func Conform(t *testing.T, p sidecar.Proxy, o Options) {
 	t.Run("strict", func(t *testing.T) { strict(t, g, o) })
 	t.Run("killed", func(t *testing.T) { killed(t, g) })
 	t.Run("unready", func(t *testing.T) { unready(t, g) })
+	t.Run("redirected", func(t *testing.T) { redirected(t, g, o) })
 	t.Run("missing", func(t *testing.T) { missing(t, g) })
 	t.Run("version", func(t *testing.T) {
 		name, version := g.Version(t.Context(), defaults, "own")

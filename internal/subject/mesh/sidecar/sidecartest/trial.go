@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path"
 	"strings"
 	"sync"
@@ -37,6 +38,17 @@ func Main(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(int(fault.CodeOf(err)))
 	}
+	if len(os.Args) > 1 && os.Args[1] == kind.PlayCommand {
+		err := kind.Play(context.Background(), role.NewConn(os.Stdin, os.Stdout), os.Args[2:])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(int(fault.CodeOf(err)))
+	}
+	if to := os.Getenv(loadEnv); to != "" {
+		load(to)
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 
@@ -50,6 +62,8 @@ type Trial struct {
 
 	apps  map[string]kind.App
 	setup kind.Setup
+
+	part any // what the Join of the subject gave
 
 	mu      sync.Mutex
 	groups  map[string]*placement.Group
@@ -83,7 +97,8 @@ func NewTrial(t *testing.T, apps map[string]string) *Trial {
 		t.Fatal(err)
 	}
 	x := &Trial{T: t, Tree: tree, Failed: make(chan error, 16), apps: map[string]kind.App{},
-		groups: map[string]*placement.Group{}, setup: kind.Setup{Applications: map[string]*kind.Part{}}}
+		groups: map[string]*placement.Group{},
+		setup:  kind.Setup{Applications: map[string]*kind.Part{}, Loads: map[string]*kind.Part{}}}
 	if x.SelfPath, err = os.Executable(); err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +173,11 @@ func (x *Trial) StartSubject(
 	if err != nil {
 		return nil, err
 	}
-	p, err := role.Launch(component, argv, g.Start, x.Fail)
+	begin, err := x.starter(g, kind.Subject, component)
+	if err != nil {
+		return nil, err
+	}
+	p, err := role.Launch(component, argv, begin, x.Fail)
 	if err != nil {
 		return nil, err
 	}
@@ -166,6 +185,34 @@ func (x *Trial) StartSubject(
 	defer x.mu.Unlock()
 	x.started = append(x.started, p)
 	return p, nil
+}
+
+// starter gives how a process is started in a group, and in the network that the proxies have for it.
+func (x *Trial) starter(g *placement.Group, as kind.Role, name string) (func(*exec.Cmd) error, error) {
+	n, ok := x.part.(kind.Networked)
+	if !ok {
+		return g.Start, nil
+	}
+	network, err := n.Network(as, name)
+	return func(cmd *exec.Cmd) error { return g.StartIn(cmd, network) }, err
+}
+
+// Begin is kind.Trial's, for loads.
+func (x *Trial) Begin(_ context.Context, name string, _ ...string) (func(*exec.Cmd) error, error) {
+	g, err := x.group(path.Join(kind.WorkGroup, name))
+	if err != nil {
+		return nil, err
+	}
+	return x.starter(g, kind.Load, name)
+}
+
+// WorkDir is kind.Trial's.
+func (x *Trial) WorkDir() string {
+	g, err := x.group(path.Join(kind.WorkGroup, "any"))
+	if err != nil || g.V2Dir() == "" {
+		return ""
+	}
+	return path.Dir(g.V2Dir())
 }
 
 // Part is the part of an experiment with some settings, whose defaults are filled in as in a spec.
@@ -187,13 +234,23 @@ type Proxies struct {
 // Start starts the proxies of a trial. The error is that of their Start. The test ends them.
 func (x *Trial) Start(g sidecar.Guest, set param.Values) (*Proxies, error) {
 	x.T.Helper()
+	p, err := x.join(g, set)
+	if err != nil {
+		return nil, err
+	}
+	return p, p.part.(kind.Starter).Start(x.T.Context())
+}
+
+// join has proxies be those of the trial, before they start.
+func (x *Trial) join(g sidecar.Guest, set param.Values) (*Proxies, error) {
 	joined, err := g.Join(x, "mine", Part(g, set))
 	if err != nil {
 		return nil, err
 	}
+	x.part = joined
 	p := &Proxies{x, joined}
 	x.T.Cleanup(p.Close)
-	return p, joined.(kind.Starter).Start(x.T.Context())
+	return p, nil
 }
 
 // MustStart starts them, or fails the test.
@@ -261,6 +318,10 @@ func NewApp(t *testing.T, name string) *App {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return newApp(t, name, l)
+}
+
+func newApp(t *testing.T, name string, l net.Listener) *App {
 	a := &App{Address: l.Addr().String()}
 	s := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,0 +1,37 @@
+// Package original tells where a connection was going before it was redirected to a proxy.
+package original
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// soOriginalDst is SO_ORIGINAL_DST (include/uapi/linux/netfilter_ipv4.h).
+const soOriginalDst = 80
+
+// Destination is where the client of an accepted IPv4 connection connected to: by the word of whoever redirected it, or
+// the address of the socket, which is the same for transparent proxies and for connections that nobody redirected.
+func Destination(c *net.TCPConn) netip.AddrPort {
+	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
+	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return local
+	}
+	var to unix.RawSockaddrInet4
+	size := uint32(unsafe.Sizeof(to))
+	var failed unix.Errno
+	err = raw.Control(func(fd uintptr) {
+		_, _, failed = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_IP, soOriginalDst,
+			uintptr(unsafe.Pointer(&to)), uintptr(unsafe.Pointer(&size)), 0)
+	})
+	if err != nil || failed != 0 || to.Family != unix.AF_INET {
+		return local
+	}
+	port := binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&to.Port))[:])
+	return netip.AddrPortFrom(netip.AddrFrom4(to.Addr), port)
+}

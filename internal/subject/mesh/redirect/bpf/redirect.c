@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+/*
+ * Takes connections to sidecar proxies without netfilter, as meshes do it that have no rules for iptables: the address
+ * that an application connects to is replaced in its connect(), and what arrives at a pod is given to the proxy's
+ * listening socket before the kernel looks for one. No packet is rewritten.
+ */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+
+/* From headers that do not compile for BPF: in.h, netfilter_ipv4.h, socket.h. */
+#define AF_INET 2
+#define SOL_IP 0
+#define SO_ORIGINAL_DST 80
+#define IPPROTO_TCP 6
+
+#define barrier() asm volatile("" ::: "memory")
+
+char LICENSE[] SEC("license") = "GPL";
+
+/* One end of a connection, in network byte order. */
+struct end {
+	__u32 ip;
+	__u16 port;
+	__u16 zero;
+};
+
+/* As in in.h. */
+struct sockaddr_in {
+	__u16 family;
+	__u16 port;
+	__u32 ip;
+	__u8 zero[8];
+};
+
+/* max_entries of 1 are set at load time. */
+
+/* What is connected to, and the proxy that takes it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct end);
+	__type(value, struct end);
+} rd_outbound SEC(".maps");
+
+/* What arrives at a pod, and the proxy that takes it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct end);
+	__type(value, struct end);
+} rd_inbound SEC(".maps");
+
+/* What the application connected to; lives and dies with its socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct end);
+} rd_origins SEC(".maps");
+
+/*
+ * The same by the application's end of the connection, which is all that the proxy sees of it. The oldest go first:
+ * nobody says when a connection is over.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct end);
+	__type(value, struct end);
+} rd_originals SEC(".maps");
+
+/* Why connect(): behind it the connection is an ordinary one, and no packet pays anything. */
+SEC("cgroup/connect4")
+int rd_connect4(struct bpf_sock_addr *ctx)
+{
+	struct end to = { ctx->user_ip4, ctx->user_port, 0 };
+	struct end *proxy, *origin;
+
+	if (ctx->protocol != IPPROTO_TCP)
+		return 1;
+	proxy = bpf_map_lookup_elem(&rd_outbound, &to);
+	if (!proxy)
+		return 1;
+	origin = bpf_sk_storage_get(&rd_origins, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!origin)
+		return 0; /* the proxy would not know where to */
+	*origin = to;
+	ctx->user_ip4 = proxy->ip;
+	ctx->user_port = proxy->port;
+	return 1;
+}
+
+/*
+ * Why here: the source port is known, and the proxy's socket is not there yet, for the last packet of the handshake is
+ * sent behind this.
+ */
+SEC("sockops")
+int rd_sockops(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct end from = {}, *origin;
+
+	if (ctx->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB || ctx->family != AF_INET || !sk)
+		return 1;
+	origin = bpf_sk_storage_get(&rd_origins, sk, 0, 0);
+	if (!origin)
+		return 1;
+	from.ip = ctx->local_ip4;
+	from.port = bpf_htons(ctx->local_port);
+	bpf_map_update_elem(&rd_originals, &from, origin, BPF_ANY);
+	return 1;
+}
+
+/* Answers the question that proxies ask of netfilter. */
+SEC("cgroup/getsockopt")
+int rd_getsockopt(struct bpf_sockopt *ctx)
+{
+	struct sockaddr_in *to = ctx->optval;
+	struct bpf_sock *sk = ctx->sk;
+	struct end from = {}, *origin;
+
+	if (ctx->level != SOL_IP || ctx->optname != SO_ORIGINAL_DST || !sk || (void *)(to + 1) > ctx->optval_end)
+		return 1;
+	from.ip = sk->dst_ip4;
+	from.port = sk->dst_port;
+	origin = bpf_map_lookup_elem(&rd_originals, &from);
+	if (!origin)
+		return 1;
+	to->family = AF_INET;
+	to->port = origin->port;
+	to->ip = origin->ip;
+	__builtin_memset(to->zero, 0, sizeof(to->zero));
+	ctx->optlen = sizeof(*to);
+	barrier(); /* the compiler would write both at once, which the verifier refuses */
+	ctx->retval = 0;
+	return 1;
+}
+
+/*
+ * Why at the interface: the proxy's own connections to the application, over the loopback, do not pass here. Packets of
+ * connections that are there find their sockets by themselves.
+ */
+SEC("tc")
+int rd_ingress(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct ethhdr *eth = data;
+	struct iphdr *ip = (void *)(eth + 1);
+	struct tcphdr *tcp = (void *)(ip + 1);
+	struct bpf_sock_tuple tuple = {};
+	struct end to = {}, *proxy;
+	struct bpf_sock *sk;
+	bool listens;
+	long failed;
+
+	if ((void *)(tcp + 1) > end || eth->h_proto != bpf_htons(ETH_P_IP) || ip->protocol != IPPROTO_TCP || ip->ihl != 5)
+		return TC_ACT_OK;
+	to.ip = ip->daddr;
+	to.port = tcp->dest;
+	proxy = bpf_map_lookup_elem(&rd_inbound, &to);
+	if (!proxy)
+		return TC_ACT_OK;
+	tuple.ipv4.saddr = ip->saddr;
+	tuple.ipv4.sport = tcp->source;
+	if (!tcp->syn || tcp->ack) {
+		tuple.ipv4.daddr = ip->daddr;
+		tuple.ipv4.dport = tcp->dest;
+		sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+		if (sk) {
+			listens = sk->state == BPF_TCP_LISTEN; /* the application's, for a SYN cookie's answer */
+			bpf_sk_release(sk);
+			if (!listens)
+				return TC_ACT_OK;
+		}
+	}
+	tuple.ipv4.daddr = proxy->ip;
+	tuple.ipv4.dport = proxy->port;
+	sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return TC_ACT_SHOT; /* past the proxy nobody gets to the application */
+	failed = bpf_sk_assign(skb, sk, 0);
+	bpf_sk_release(sk);
+	return failed ? TC_ACT_SHOT : TC_ACT_OK;
+}
