@@ -36,6 +36,16 @@ func (proxy) Version(ctx context.Context, program string) string {
 	return ""
 }
 
+// Check refuses what nginx cannot do: to servers it speaks HTTP/1.1, and HTTP/2 only where all requests are of gRPC, by
+// another module.
+func (proxy) Check(o param.Values) error {
+	if p := sidecar.ProtocolOf(o); sidecar.OverHTTP2(p) {
+		return fmt.Errorf("nginx does not speak %s to servers: set its protocol to %s, or leave it out", p,
+			sidecar.ProtocolTCP)
+	}
+	return nil
+}
+
 var (
 	streamOption  = pattern.Lazy(`--with-stream(=dynamic)?(\s|$)`)
 	modulesOption = pattern.Lazy(`--modules-path=(\S+)`)

@@ -107,6 +107,14 @@ func resourcesOf(p sidecar.Place) ([]byte, error) {
 	cluster := fields{"@type": typeURL + "config.cluster.v3.Cluster", "name": "to", "connect_timeout": "5s",
 		"load_assignment": fields{"cluster_name": "to", "endpoints": elements{fields{"lb_endpoints": elements{
 			fields{"endpoint": fields{"address": to}}}}}}}
+	if sidecar.OverHTTP2(p.Protocol) {
+		cluster["typed_extension_protocol_options"] = fields{
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": fields{
+				"@type":                typeURL + "extensions.upstreams.http.v3.HttpProtocolOptions",
+				"explicit_http_config": fields{"http2_protocol_options": fields{}},
+			},
+		}
+	}
 	chain := fields{"filters": elements{filterOf(p)}}
 	if p.DialTLS {
 		cluster["transport_socket"] = fields{
@@ -190,7 +198,10 @@ func tlsOf(p sidecar.Place) fields {
 				}},
 		},
 	}
-	if p.Protocol == sidecar.ProtocolHTTP {
+	switch {
+	case sidecar.OverHTTP2(p.Protocol):
+		c["alpn_protocols"] = elements{"h2"}
+	case p.Protocol == sidecar.ProtocolHTTP:
 		c["alpn_protocols"] = elements{"http/1.1"}
 	}
 	return c
