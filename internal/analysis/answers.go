@@ -207,6 +207,7 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 				p.end()
 			}
 			p.sums(t)
+			p.lines()
 			if len(p.text) > 0 {
 				all = append(all, p.answer())
 			}
@@ -344,16 +345,19 @@ func (p *prose) throughput() {
 	}
 }
 
+// memories are the kinds of memory that answers speak of.
+var memories = []struct{ metric, of, name string }{
+	{"memory_hard_bytes", "hard memory", "hard memory"}, {"map_bytes", "maps", "memory in maps"},
+}
+
 // memory speaks of what the arm holds where the baseline holds nothing, and else of how much more or less that is.
 func (p *prose) memory(t *table) {
-	for _, m := range []struct{ metric, of, name string }{
-		{"memory_hard_bytes", "hard memory", "hard memory"}, {"map_bytes", "maps", "memory in maps"},
-	} {
+	for _, m := range memories {
 		e := p.peek(m.metric)
 		switch {
 		case e == nil || e.Value == 0 && p.baseIsZero(e) || p.statedInstead(t, m.metric):
 		case p.baseIsZero(e):
-			p.clause(e, p.opening("holds ", "")+quantity.Rough(e.Value, e.Unit)+" of "+m.of)
+			p.clause(e, p.opening("holds ", "")+quantity.Rough(e.Value, e.Unit)+" of "+m.of+p.perUnit(e))
 		case e.Difference != nil:
 			p.clause(e, p.standing(m.name+" "+p.moved(e)))
 		}
@@ -419,22 +423,31 @@ func (p *prose) stated(t *table) {
 // [4.2, 4.4] per unit of count".
 func (p *prose) perUnit(e *Estimate) string {
 	for _, m := range p.s.Models {
-		if m.Metric != e.Metric || m.Arm != e.Arm || !m.Linear || len(m.Terms) != 2 || len(p.at) != 1 {
-			continue
+		if m.Metric == e.Metric && m.Arm == e.Arm {
+			if text := p.line(m, e.Unit); text != "" {
+				return ", " + text
+			}
 		}
-		x := m.Terms[1]
-		at, is := LevelNumber(p.at[x.Name])
-		if !is || at < m.ValidRange[x.Name][1] || x.Lo == nil || x.Hi == nil || *x.Lo <= 0 && *x.Hi >= 0 {
-			continue
-		}
-		if many, what := p.s.thousands(x.Name, m.ValidRange[x.Name][1]); many > 0 {
-			fixed := m.Terms[0]
-			return fmt.Sprintf(", %s and %s per %s %s", term(fixed, e.Unit), term(x.times(many), e.Unit),
-				quantity.Thousands(int(many)), what)
-		}
-		return ", " + term(x, e.Unit) + " per unit of " + FactorName(x.Name)
 	}
 	return ""
+}
+
+// line is a model as a clause at the last level of its factor: "0.01 CPUs and 0.12 CPUs per 1,000 requests/s". It is
+// empty at other levels, where the model is no line, and where its slope may be none.
+func (p *prose) line(m Model, unit string) string {
+	if !m.Linear || len(m.Terms) != 2 || len(p.at) != 1 {
+		return ""
+	}
+	x := m.Terms[1]
+	at, is := LevelNumber(p.at[x.Name])
+	if !is || at < m.ValidRange[x.Name][1] || x.Lo == nil || x.Hi == nil || *x.Lo <= 0 && *x.Hi >= 0 {
+		return ""
+	}
+	if many, what := p.s.thousands(x.Name, m.ValidRange[x.Name][1]); many > 0 {
+		return fmt.Sprintf("%s and %s per %s %s", term(m.Terms[0], unit), term(x.times(many), unit),
+			quantity.Thousands(int(many)), what)
+	}
+	return term(x, unit) + " per unit of " + FactorName(x.Name)
 }
 
 // thousands is in how many units at once people think of a factor with levels of thousands, and what they are, by how

@@ -64,5 +64,9 @@ func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial
 	for i := range of.Estimates {
 		of.Estimates[i].Component = name
 	}
+	for _, m := range fitModels(t) {
+		m.Component = name
+		s.ComponentModels = append(s.ComponentModels, m)
+	}
 	return of.Estimates
 }

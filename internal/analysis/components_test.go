@@ -2,6 +2,7 @@ package analysis
 
 import (
 	"encoding/json"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -152,5 +153,63 @@ func TestComponentsVoided(t *testing.T) {
 		if n := len(s.Missing); (n > 0) != c.withheld || n > 1 {
 			t.Errorf("%d lost: missing %+v, which is of arms alone", c.lost, s.Missing)
 		}
+	}
+}
+
+// TestComponentLines: where a component grows in a line with what is swept, the answer at the last level says so, and
+// the summary has the line apart from those of arms.
+func TestComponentLines(t *testing.T) {
+	levels := []factors{{"client.connections": "100"}, {"client.connections": "1000"}, {"client.connections": "3000"}}
+	at := func(f factors) float64 {
+		n, _ := LevelNumber(f["client.connections"])
+		return n
+	}
+	run, trials := made(measured.Definitions(), levels, func(arm string, f factors) map[string]float64 {
+		if arm != "proxy" {
+			return map[string]float64{"memory_hard_bytes": 0}
+		}
+		return map[string]float64{"memory_hard_bytes": 14e6 + 20e3*at(f)}
+	})
+	run.Phrases = []record.Phrase{
+		{Factor: "client.connections", Words: map[string]string{"": "with {} connections"}},
+	}
+	for i := range trials {
+		if trials[i].Arm == "proxy" {
+			grows := trials[i].Metrics["memory_hard_bytes"] - 4e6
+			trials[i].Components = map[string]map[string]float64{
+				"client": {"memory_hard_bytes": grows}, "server": {"memory_hard_bytes": 4e6},
+			}
+		}
+	}
+	s, err := Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.ContainsFunc(s.Models, func(m Model) bool { return m.Component != "" }) {
+		t.Error("a line of a component is among those of arms")
+	}
+	i := slices.IndexFunc(s.ComponentModels, func(m Model) bool { return m.Component == "client" && m.Arm == "proxy" })
+	if i < 0 || math.Abs(s.ComponentModels[i].Terms[1].Value-20e3) > 400 {
+		t.Fatalf("the lines of components are %+v", s.ComponentModels)
+	}
+	said := ""
+	for _, a := range s.Answers {
+		said += a.Answer + "\n"
+	}
+	for _, want := range []string{" MB of hard memory, 1", " per 1,000 connections. ", "Hard memory by component: client "} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%q is not said: %s", want, said)
+		}
+	}
+	if strings.Contains(said, "server ") {
+		t.Errorf("a component that does not grow is said to: %s", said)
+	}
+	for i := range trials {
+		if c := trials[i].Components["client"]; c != nil && at(trials[i].Factors) > 2000 {
+			c["memory_hard_bytes"] *= 3
+		}
+	}
+	if said := answersOf(t, run, trials); !strings.Contains(said, " per 1,000 connections on average, in no line.") {
+		t.Errorf("a component that grows in no line is not said to: %s", said)
 	}
 }

@@ -12,31 +12,33 @@ const Schema = "tare.summary/v1"
 
 // Summary is summary.json.
 type Summary struct {
-	Schema         string            `json:"schema"`
-	Experiment     string            `json:"experiment"`
-	Question       string            `json:"question"`
-	Baseline       string            `json:"baseline,omitempty"` // the subject that the arms direct and aa run; none where they run no subject
-	Partial        bool              `json:"partial"`            // the run was interrupted: fewer trials than planned
-	Valid          bool              `json:"valid"`
-	InvalidReasons []string          `json:"invalid_reasons"`
-	Blocks         int               `json:"blocks"` // complete blocks
-	Seed           uint64            `json:"seed"`
-	Estimates      []Estimate        `json:"estimates"`
-	MDE            []MDE             `json:"mde"`
-	Models         []Model           `json:"models"`
-	Losses         []Loss            `json:"losses"`
-	Disturbed      []Disturbed       `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
-	Workloads      []Workload        `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
-	Placements     []Placement       `json:"placements,omitempty"` // who is charged for what ran, where guests tell
-	Answers        []Answer          `json:"answers"`
-	Missing        []Missing         `json:"missing"` // metrics that were withheld, and why
-	Trials         Trials            `json:"trials"`
-	Self           Self              `json:"self"`
-	Absent         map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
-	Warnings       []string          `json:"warnings"`
-	Phrases        []record.Phrase   `json:"phrases,omitempty"`      // how levels read in sentences
-	Stopped        string            `json:"stopped,omitempty"`      // why a run ended that has no number of blocks of its own
-	NotRepeated    string            `json:"not_repeated,omitempty"` // spoiled trials that were not run again
+	Schema         string     `json:"schema"`
+	Experiment     string     `json:"experiment"`
+	Question       string     `json:"question"`
+	Baseline       string     `json:"baseline,omitempty"` // the subject that the arms direct and aa run; none where they run no subject
+	Partial        bool       `json:"partial"`            // the run was interrupted: fewer trials than planned
+	Valid          bool       `json:"valid"`
+	InvalidReasons []string   `json:"invalid_reasons"`
+	Blocks         int        `json:"blocks"` // complete blocks
+	Seed           uint64     `json:"seed"`
+	Estimates      []Estimate `json:"estimates"`
+	MDE            []MDE      `json:"mde"`
+	Models         []Model    `json:"models"`
+	// ComponentModels are the same of components of subjects, each with its name.
+	ComponentModels []Model           `json:"component_models,omitempty"`
+	Losses          []Loss            `json:"losses"`
+	Disturbed       []Disturbed       `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
+	Workloads       []Workload        `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
+	Placements      []Placement       `json:"placements,omitempty"` // who is charged for what ran, where guests tell
+	Answers         []Answer          `json:"answers"`
+	Missing         []Missing         `json:"missing"` // metrics that were withheld, and why
+	Trials          Trials            `json:"trials"`
+	Self            Self              `json:"self"`
+	Absent          map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
+	Warnings        []string          `json:"warnings"`
+	Phrases         []record.Phrase   `json:"phrases,omitempty"`      // how levels read in sentences
+	Stopped         string            `json:"stopped,omitempty"`      // why a run ended that has no number of blocks of its own
+	NotRepeated     string            `json:"not_repeated,omitempty"` // spoiled trials that were not run again
 }
 
 // Missing is a metric of an arm at a level that the run cannot tell: too many of its trials were lost. There may be an
@@ -172,6 +174,7 @@ type MDE struct {
 type Model struct {
 	Metric       string                `json:"metric"`
 	Arm          string                `json:"arm"`
+	Component    string                `json:"component,omitempty"` // of the arm's subject; empty: all of it
 	Terms        []Term                `json:"terms"`
 	R2           float64               `json:"r2"`
 	Linear       bool                  `json:"linear"`        // no departure from a line was shown, and the held-out error is small

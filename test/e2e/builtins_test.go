@@ -155,6 +155,22 @@ var smallests = map[string]smallest{
 		ofSubject: []string{"bpf_run_seconds", "bpf_seconds_per_connection"},
 		check:     requestsAnswered,
 	},
+	"mesh-connections": {
+		arms: []string{"haproxy", "proxy"}, levels: map[string][]any{"client.connections": {100}},
+		tells:     []string{"latency_p50_seconds", "cpu_seconds_per_request", "busy_cpu_seconds_per_request"},
+		ofSubject: []string{"subject_cpus", "memory_hard_bytes", "memory_kernel_bytes"},
+		check: func(t *testing.T, tr record.Trial) {
+			if l := tr.Loads["client"]; l.MaxConnections != 100 {
+				t.Errorf("%s: %d connections were open, not 100", tr.Arm, l.MaxConnections)
+			}
+			proxiesSeen(t, tr)
+		},
+	},
+	"mesh-protocol": {
+		arms: []string{"haproxy", "proxy"}, levels: map[string][]any{"traffic": {"grpc"}},
+		tells: []string{"latency_p50_seconds"}, ofSubject: []string{"subject_cpus", "memory_hard_bytes"},
+		check: proxiesSeen,
+	},
 	"mesh-rate": {
 		arms: []string{"haproxy", "nginx", "proxy"}, levels: map[string][]any{"client.rate": {200}}, duration: "1s",
 		tells: []string{"latency_p50_seconds", "cpu_seconds_per_request", "busy_cpu_seconds_per_request",
@@ -405,7 +421,15 @@ func (s smallest) spec(t *testing.T, name string) string {
 			if len(s.levels[factor]) == 0 {
 				t.Fatalf("%s has the factor %s, and no level of it was chosen", name, factor)
 			}
-			factors[factor] = s.levels[factor]
+			cases, named := factors[factor].(map[string]any)
+			if !named {
+				factors[factor] = s.levels[factor]
+				continue
+			}
+			maps.DeleteFunc(cases, func(name string, _ any) bool { return !slices.Contains(s.levels[factor], any(name)) })
+			if len(cases) != len(s.levels[factor]) {
+				t.Fatalf("%s has not all of the cases %v of %s", name, s.levels[factor], factor)
+			}
 		}
 	}
 	out, err := yaml.Marshal(spec)

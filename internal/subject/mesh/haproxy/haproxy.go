@@ -71,13 +71,17 @@ func config(p sidecar.Place) string {
 	}
 	line("  stats socket unix@%s mode 600 level operator", statsFile)
 	line("  tune.ssl.cachesize 0")
+	// By default it closes idle connections to servers while more than a quarter of its file descriptors are in use, and
+	// many clients then cost a handshake for each request.
+	line("  tune.pool-low-fd-ratio 100")
+	line("  tune.pool-high-fd-ratio 100")
 	line("defaults")
-	line("  mode %s", p.Protocol)
+	line("  mode %s", modeOf(p))
 	line("  timeout connect 5s")
 	line("  timeout client %s", idle)
 	line("  timeout server %s", idle)
 	line("  retries 0")
-	if p.Protocol == sidecar.ProtocolHTTP {
+	if modeOf(p) == modeHTTP {
 		line("  timeout http-keep-alive %s", idle)
 		line("  http-reuse always")
 	}
@@ -108,29 +112,49 @@ func transparent(p sidecar.Place) string {
 	return " transparent"
 }
 
+// The modes of HAProxy: it understands requests, whatever version of HTTP they come by, or carries bytes.
+const (
+	modeHTTP = "http"
+	modeTCP  = "tcp"
+)
+
+func modeOf(p sidecar.Place) string {
+	if p.Protocol == sidecar.ProtocolTCP {
+		return modeTCP
+	}
+	return modeHTTP
+}
+
+// spoken is what a side speaks: agreed on in the handshake where there is one, and else known before.
+func spoken(p sidecar.Place, tls bool) string {
+	switch {
+	case modeOf(p) == modeTCP:
+		return ""
+	case tls && sidecar.OverHTTP2(p.Protocol):
+		return " alpn h2"
+	case tls:
+		return " alpn http/1.1"
+	case sidecar.OverHTTP2(p.Protocol):
+		return " proto h2"
+	}
+	return ""
+}
+
 func acceptTLS(p sidecar.Place) string {
 	if !p.AcceptTLS {
-		return ""
-	}
-	alpn := ""
-	if p.Protocol == sidecar.ProtocolHTTP {
-		alpn = " alpn http/1.1"
+		return spoken(p, false)
 	}
 	return fmt.Sprintf(" ssl crt %s ca-file %s verify required ssl-min-ver TLSv1.3 ciphersuites %s curves %s "+
-		"no-tls-tickets%s", sidecar.IdentityFile, sidecar.RootsFile, cipherSuite, curve, alpn)
+		"no-tls-tickets%s", sidecar.IdentityFile, sidecar.RootsFile, cipherSuite, curve, spoken(p, true))
 }
 
 func dialTLS(p sidecar.Place) string {
 	if !p.DialTLS {
-		return ""
-	}
-	alpn := ""
-	if p.Protocol == sidecar.ProtocolHTTP {
-		alpn = " alpn http/1.1"
+		return spoken(p, false)
 	}
 	return fmt.Sprintf(" ssl crt %s ca-file %s verify required verifyhost %s sni str(%s) ssl-min-ver TLSv1.3 "+
 		"ciphersuites %s no-tls-tickets no-ssl-reuse%s",
-		sidecar.IdentityFile, sidecar.RootsFile, p.PeerName, p.PeerName, cipherSuite, alpn)
+		sidecar.IdentityFile, sidecar.RootsFile, p.PeerName, p.PeerName, cipherSuite, spoken(p, true))
 }
 
 // uriInDER is a URI as it stands among the alternative names of a certificate, in hexadecimal digits as HAProxy writes

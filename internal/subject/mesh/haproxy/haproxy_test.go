@@ -1,12 +1,16 @@
 package haproxy
 
 import (
+	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
 
+	"tare/internal/param"
 	"tare/internal/subject/mesh/sidecar"
 	"tare/internal/subject/mesh/sidecar/sidecartest"
 	"tare/test/vm/guest"
@@ -30,6 +34,33 @@ func TestConform(t *testing.T) {
 			runsAs(t, f, "haproxy", "65534")
 		},
 	})
+}
+
+// TestKeeps: connections to the next proxy stay open while many clients have some.
+func TestKeeps(t *testing.T) {
+	g := sidecar.Guest{Proxy: proxy{}}
+	set := param.Values{"connections": "50"}
+	if err := g.Installed(t.Context(), sidecartest.Part(g, set).Options); err != nil {
+		t.Skipf("needs haproxy: %v", err)
+	}
+	app := sidecartest.NewApp(t, "server")
+	x := sidecartest.NewTrial(t, map[string]string{"server": app.Address})
+	p := x.MustStart(g, set)
+	for range 40 {
+		c, err := net.Dial("tcp", p.Address("server"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	const requests = 50
+	before := p.Found(sidecar.Server, "server").Own["CumSslConns"]
+	for i := range requests {
+		sidecartest.Get(t, http.DefaultClient, p.Address("server"), fmt.Sprintf("/%d", i))
+	}
+	if n := p.Found(sidecar.Server, "server").Own["CumSslConns"] - before; n > 5 {
+		t.Errorf("%d requests took %g handshakes", requests, n)
+	}
 }
 
 // TestURI: what HAProxy looks for in a certificate is the whole name.

@@ -38,6 +38,16 @@ func (proxy) Version(ctx context.Context, program string) string {
 	return ""
 }
 
+// Check refuses what nginx cannot do: to servers it speaks HTTP/1.1, and HTTP/2 only where all requests are of gRPC, by
+// another module.
+func (proxy) Check(o param.Values) error {
+	if p := sidecar.ProtocolOf(o); sidecar.OverHTTP2(p) {
+		return fmt.Errorf("nginx does not speak %s to servers: set its protocol to %s, or leave it out", p,
+			sidecar.ProtocolTCP)
+	}
+	return nil
+}
+
 var (
 	streamOption  = pattern.Lazy(`--with-stream(=dynamic)?(\s|$)`)
 	modulesOption = pattern.Lazy(`--modules-path=(\S+)`)
@@ -85,7 +95,7 @@ func (proxy) Lacks(ctx context.Context, program string, o param.Values) error {
 
 // Takes is sidecar.Redirectable's. nginx never asks where a redirected connection was going, and goes where its
 // configuration says.
-func (proxy) Takes(way string) error {
+func (proxy) Takes(way string, _ param.Values) error {
 	if way == redirect.TPROXY {
 		return errors.New("nginx cannot open a socket that listens transparently (IP_TRANSPARENT): write " +
 			"redirect: iptables or ebpf")

@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/command"
 	"tare/internal/param"
+	"tare/internal/subject/mesh/redirect"
 	"tare/internal/subject/mesh/sidecar"
 	"tare/internal/subject/mesh/sidecar/driven"
 	"tare/internal/version"
@@ -34,6 +35,16 @@ func (guest) Version(context.Context, string) string { return version.Version }
 func (guest) Check(o param.Values) error {
 	_, err := OptionsOf(o)
 	return err
+}
+
+// Takes is sidecar.Redirectable's.
+func (g guest) Takes(way string, o param.Values) error {
+	if g.Driven(o) && redirect.Unchanged(way) {
+		return fmt.Errorf("with \"%s: %s\" the proxy hears of its listeners when it is no longer root, and \"redirect: %s\" needs "+
+			"root (CAP_NET_ADMIN): write \"%s: %s\", or \"redirect: %s\"", settingControl, byXDS, way, settingControl, byFile,
+			redirect.IPTables)
+	}
+	return nil
 }
 
 // The files in a proxy's directory, beside those of its certificate.
@@ -125,6 +136,14 @@ func resourcesOf(p sidecar.Place) ([]byte, error) {
 	cluster := fields{"@type": typeURL + "config.cluster.v3.Cluster", "name": "to", "connect_timeout": "5s",
 		"load_assignment": fields{"cluster_name": "to", "endpoints": elements{fields{"lb_endpoints": elements{
 			fields{"endpoint": fields{"address": to}}}}}}}
+	if sidecar.OverHTTP2(p.Protocol) {
+		cluster["typed_extension_protocol_options"] = fields{
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": fields{
+				"@type":                typeURL + "extensions.upstreams.http.v3.HttpProtocolOptions",
+				"explicit_http_config": fields{"http2_protocol_options": fields{}},
+			},
+		}
+	}
 	chain := fields{"filters": elements{filterOf(p)}}
 	if p.DialTLS {
 		cluster["transport_socket"] = fields{
@@ -227,7 +246,10 @@ func tlsOf(p sidecar.Place) fields {
 				}},
 		},
 	}
-	if p.Protocol == sidecar.ProtocolHTTP {
+	switch {
+	case sidecar.OverHTTP2(p.Protocol):
+		c["alpn_protocols"] = elements{"h2"}
+	case p.Protocol == sidecar.ProtocolHTTP:
 		c["alpn_protocols"] = elements{"http/1.1"}
 	}
 	return c

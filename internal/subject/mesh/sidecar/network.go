@@ -182,7 +182,7 @@ func (j *joined) redirect() error {
 
 // Asked is what a process is told that asks from where a load will be whether traffic gets through.
 type Asked struct {
-	HTTP    bool     `json:"http"`    // the application speaks it
+	Over    string   `json:"over"`    // protocol; TCP: a connection that stays open is enough
 	Listens []string `json:"listens"` // where a connection must be taken first
 }
 
@@ -193,15 +193,16 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, o param.Va
 	if err := json.Unmarshal(at.Ready, &asked); err != nil {
 		return fault.Wrap(err, fault.Usage, "", "tare calls this command itself", "the site says nothing of proxies")
 	}
+	how, ok := asks[asked.Over]
+	if !ok {
+		return fmt.Errorf("nobody can ask over %q", asked.Over)
+	}
 	asking := func(ctx context.Context) error {
 		// First, for a packet to a proxy that does not listen yet can be lost, and is sent again a second later.
 		if err := knock(ctx, asked.Listens); err != nil {
 			return err
 		}
-		if asked.HTTP {
-			return ask(ctx, at.Address)
-		}
-		return touch(ctx, at.Address)
+		return how(ctx, at.Address)
 	}
 	within, cancel := context.WithTimeout(ctx, o.Duration(settingReady))
 	defer cancel()
@@ -255,10 +256,7 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	if load == "" {
 		return nil // nobody goes there
 	}
-	asked := Asked{
-		HTTP:    j.part.Options[settingProtocol] == ProtocolHTTP || j.speaksHTTP(app),
-		Listens: j.listens(app),
-	}
+	asked := Asked{Over: j.over(app), Listens: j.listens(app)}
 	ready, err := json.Marshal(asked)
 	if err != nil {
 		return fmt.Errorf("encoding a question: %w", err)

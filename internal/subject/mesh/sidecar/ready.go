@@ -1,12 +1,14 @@
 package sidecar
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"tare/internal/fault"
@@ -26,14 +28,67 @@ var asker = &http.Client{
 	Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true},
 }
 
+// asker2 does so over HTTP/2, by prior knowledge.
+var asker2 = func() *http.Client {
+	over := new(http.Protocols)
+	over.SetUnencryptedHTTP2(true)
+	return &http.Client{
+		CheckRedirect: asker.CheckRedirect,
+		Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true, Protocols: over},
+	}
+}()
+
+// asks are how traffic shows that it gets through, by what the proxies carry.
+var asks = map[string]func(ctx context.Context, address string) error{
+	ProtocolHTTP: ask, ProtocolHTTP2: ask2, ProtocolGRPC: askCall, ProtocolTCP: touch,
+}
+
+// over is that of an application: bytes are requests where it understands these.
+func (j *joined) over(app string) string {
+	over := j.part.Options[settingProtocol]
+	if over == ProtocolTCP && j.speaksHTTP(app) {
+		return ProtocolHTTP
+	}
+	return over
+}
+
 // ask makes a real request at an address, which must be answered by who is behind all proxies. What they say of
 // themselves when they cannot, and to strangers, are statuses that count as no answer.
-func ask(ctx context.Context, address string) error {
+func ask(ctx context.Context, address string) error { return askBy(ctx, asker, address) }
+
+// ask2 is ask over HTTP/2.
+func ask2(ctx context.Context, address string) error { return askBy(ctx, asker2, address) }
+
+// askCall calls a method of gRPC that nobody has, which whoever is behind all proxies must say.
+func askCall(ctx context.Context, address string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/tare.Ready/Ask", http.NoBody)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/grpc")
+	req.Header.Set("TE", "trailers")
+	resp, err := asker2.Do(req)
+	if err != nil {
+		return innermost(err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, 1<<20)
+	status := cmp.Or(resp.Trailer.Get("Grpc-Status"), resp.Header.Get("Grpc-Status"))
+	if resp.StatusCode != http.StatusOK || status != unimplemented {
+		return fmt.Errorf("the answer was status %d, and of gRPC %q", resp.StatusCode, status)
+	}
+	return nil
+}
+
+// unimplemented is the status of gRPC for methods that a server does not have.
+const unimplemented = "12"
+
+func askBy(ctx context.Context, client *http.Client, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
 	if err != nil {
 		return err
 	}
-	resp, err := asker.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return innermost(err)
 	}
@@ -78,8 +133,8 @@ func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 		return j.reachFromLoad(ctx, app)
 	}
 	within := j.part.Options.Duration(settingReady)
-	address, asking := j.entry[app], ask
-	if j.part.Options[settingProtocol] == ProtocolTCP && !j.speaksHTTP(app) {
+	address, asking := j.entry[app], asks[j.over(app)]
+	if j.over(app) == ProtocolTCP {
 		// Those behind the first must listen before it is touched: a proxy that cannot reach the next yet may take longer
 		// to say so than a connection has to stay open.
 		asking = func(ctx context.Context, address string) error {
@@ -144,7 +199,7 @@ func (j *joined) listens(app string) (all []string) {
 
 func (j *joined) speaksHTTP(app string) bool {
 	a := j.trial.Setup().Applications[app]
-	return a != nil && a.Kind.About().Protocol == ProtocolHTTP
+	return a != nil && slices.Contains(servedOver[ProtocolHTTP], spoken(a))
 }
 
 // withWords adds what the proxies of an application wrote last.

@@ -73,10 +73,10 @@ type (
 		Own(ctx context.Context, p Place) (map[string]float64, error)
 	}
 
-	// Redirectable is a proxy that cannot take connections in every way. Takes is an error that says why not; it reads on
-	// after the part's place in the spec.
+	// Redirectable is a proxy that cannot take connections in every way. Takes is an error that says why it cannot with
+	// these options; it reads on after the part's place in the spec.
 	Redirectable interface {
-		Takes(way string) error
+		Takes(way string, o param.Values) error
 	}
 
 	// Driven is a proxy that a control plane can configure, and does with options for which Driven is true. Drive starts
@@ -128,7 +128,7 @@ type Place struct {
 
 	Workers     int    // threads or processes that carry requests
 	Connections int    // that it must be able to carry at once
-	Protocol    string // ProtocolHTTP or ProtocolTCP
+	Protocol    string // ProtocolHTTP and so on: what it understands, and speaks on both sides
 
 	// User and Group are whom it must run as once it has read its files, by name and by number; empty: nobody else than
 	// who started it.
@@ -140,9 +140,14 @@ type Place struct {
 
 // The protocols. The first is what applications and loads of HTTP/1.1 call it, too.
 const (
-	ProtocolHTTP = "http" // HTTP/1.1, request by request
-	ProtocolTCP  = "tcp"  // bytes, connection by connection
+	ProtocolHTTP  = "http"  // HTTP/1.1, request by request
+	ProtocolHTTP2 = "http2" // HTTP/2, without TLS by prior knowledge
+	ProtocolGRPC  = "grpc"  // the same, with trailers
+	ProtocolTCP   = "tcp"   // bytes, connection by connection
 )
+
+// OverHTTP2 says whether requests of a protocol are carried over HTTP/2.
+func OverHTTP2(protocol string) bool { return protocol == ProtocolHTTP2 || protocol == ProtocolGRPC }
 
 // The settings that all kinds of proxies have.
 const (
@@ -170,8 +175,10 @@ var commonSettings = []param.Setting{
 	{Name: settingWorkers, Type: param.TypeCount, Default: "1", Min: 1, Max: 256,
 		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
 		Doc:    "threads or processes of each proxy that carry requests"},
-	{Name: settingProtocol, Type: param.TypeWord, Default: ProtocolHTTP, Words: []string{ProtocolHTTP, ProtocolTCP},
-		Doc: "what the proxies understand: requests of HTTP/1.1, which share connections that are kept open, or bytes of TCP"},
+	{Name: settingProtocol, Type: param.TypeWord, Default: ProtocolHTTP, Words: []string{ProtocolHTTP, ProtocolHTTP2, ProtocolGRPC, ProtocolTCP},
+		Phrase: map[string]string{"http": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
+		Doc: "what the proxies understand: requests of HTTP/1.1, of HTTP/2 or of gRPC, which share connections that are " +
+			"kept open, or bytes of TCP"},
 	{Name: settingConnections, Type: param.TypeCount, Default: "4096", Min: 1, Max: 100_000,
 		Doc: "connections that each proxy is configured to carry at once: some proxies set memory aside for them"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: hostNetwork, Words: []string{hostNetwork, podNetwork},
@@ -237,7 +244,7 @@ func (g Guest) Check(o param.Values) error {
 			settingNetwork, podNetwork)
 	}
 	if r, ok := g.Proxy.(Redirectable); ok {
-		if err := r.Takes(way); err != nil {
+		if err := r.Takes(way, o); err != nil {
 			return err
 		}
 	}
@@ -249,19 +256,37 @@ func (g Guest) Check(o param.Values) error {
 
 // CheckSetup refuses applications that speak what the proxies do not understand.
 func (g Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
+	understands := part.Options[settingProtocol]
 	for name, a := range s.Applications {
-		switch speaks := a.Kind.About().Protocol; {
-		case speaks == "" || speaks == kind.AnyProtocol || speaks == ProtocolHTTP:
-		case part.Options[settingProtocol] == ProtocolTCP:
+		switch speaks := spoken(a); {
+		case speaks == "" || speaks == kind.AnyProtocol || understands == ProtocolTCP:
+		case slices.Contains(servedOver[understands], speaks):
 		default:
-			return fmt.Errorf("its proxies understand HTTP/1.1, and the application %s speaks %s: write protocol: %s, "+
-				"and they carry bytes", name, speaks, ProtocolTCP)
+			return fmt.Errorf("its proxies understand %s, and the application %s speaks %s: write protocol: %s, and they "+
+				"carry bytes", understands, name, speaks, ProtocolTCP)
 		}
 	}
 	if len(s.Loads) > 0 && !slices.ContainsFunc(loadsOf(s), func(p *kind.Part) bool { return p.To != "" }) {
 		return errors.New("proxies stand between loads and applications, and no load goes to an application")
 	}
 	return nil
+}
+
+// servedOver are what applications may speak behind proxies that understand a protocol. An application of HTTP/2 serves
+// HTTP/1.1 as well.
+var servedOver = map[string][]string{
+	ProtocolHTTP:  {ProtocolHTTP, "http1", "http2"},
+	ProtocolHTTP2: {"http2"},
+	ProtocolGRPC:  {"grpc"},
+}
+
+// spoken is what an application speaks: what it is set to where it has such a setting, as those of kind http have, and
+// else what its kind does.
+func spoken(app *kind.Part) string {
+	if set := app.Options["protocol"]; set != "" {
+		return set
+	}
+	return app.Kind.About().Protocol
 }
 
 func loadsOf(s *kind.Setup) (loads []*kind.Part) {

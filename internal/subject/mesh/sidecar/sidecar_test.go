@@ -152,6 +152,13 @@ func TestCheckSetup(t *testing.T) {
 		{"mesh", "tcp", "server", ""},
 		{"", "http", "server", ""}, // which serves nobody
 		{"mesh", "http", "server", "the application server speaks mesh: write protocol: tcp"},
+		{"http2", "http", "server", ""}, // and HTTP/1.1 with it
+		{"http2", "http2", "server", ""},
+		{"grpc", "grpc", "server", ""},
+		{"grpc", "tcp", "server", ""},
+		{"http1", "http2", "server", "the application server speaks http1"},
+		{"grpc", "http", "server", "understand http, and the application server speaks grpc"},
+		{"tcp", "grpc", "server", "speaks tcp"},
 		{"http", "http", "", "no load goes to an application"},
 	} {
 		g := Guest{fake{}}

@@ -1,6 +1,7 @@
 package sidecartest
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -22,7 +23,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	apphttp "tare/internal/app/http"
 	"tare/internal/fault"
 	"tare/internal/kind"
 	"tare/internal/param"
@@ -52,6 +59,7 @@ func Conform(t *testing.T, p sidecar.Proxy, o Options) {
 	}
 	t.Run("traffic", func(t *testing.T) { traffic(t, g, o) })
 	t.Run("bytes", func(t *testing.T) { bytesThrough(t, g) })
+	t.Run("protocols", func(t *testing.T) { protocols(t, g) })
 	t.Run("strict", func(t *testing.T) { strict(t, g, o) })
 	t.Run("killed", func(t *testing.T) { killed(t, g) })
 	t.Run("unready", func(t *testing.T) { unready(t, g) })
@@ -185,6 +193,112 @@ func bytesThrough(t *testing.T, g sidecar.Guest) {
 		}
 	}
 	x.NoFailure()
+}
+
+// protocols: HTTP/2 and gRPC get through with bodies of 1 MiB, and reach the application as what they are.
+func protocols(t *testing.T, g sidecar.Guest) {
+	large := strings.Repeat("large ", 1<<20/6)
+	for _, protocol := range []string{sidecar.ProtocolHTTP2, sidecar.ProtocolGRPC} {
+		t.Run(protocol, func(t *testing.T) {
+			set := param.Values{"protocol": protocol}
+			if err := g.Check(Part(g, set).Options); err != nil {
+				if !strings.Contains(err.Error(), protocol) { // it does not carry that, and must say so
+					t.Error(err)
+				}
+				return
+			}
+			temporary(t)
+			app := NewApp(t, "server")
+			over := apphttp.HTTP2
+			if protocol == sidecar.ProtocolGRPC {
+				over = apphttp.GRPC
+				app.Address = echo(t, over)
+			}
+			x := NewTrial(t, map[string]string{"server": app.Address})
+			x.Speaking("server", string(over))
+			p := x.MustStart(g, set)
+			at := p.Address("server")
+			if protocol == sidecar.ProtocolGRPC {
+				c, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				var heard wrapperspb.BytesValue
+				err = c.Invoke(t.Context(), "/tare.Echo/Echo", wrapperspb.Bytes([]byte(large)), &heard)
+				if err != nil || string(heard.GetValue()) != large {
+					t.Errorf("of %d bytes %d came back: %v", len(large), len(heard.GetValue()), err)
+				}
+				if err := c.Invoke(t.Context(), "/tare.Echo/None", &heard, &heard); status.Code(err) != codes.Unimplemented {
+					t.Errorf("the status of the application does not get through: %v", err)
+				}
+			} else {
+				ready := app.Connections.Load()
+				client := over2()
+				for i := range 20 {
+					path := fmt.Sprintf("/%d", i)
+					if got, want := post(t, client, at, path, large), "server POST "+path+" "+large; got != want {
+						t.Fatalf("%d bytes came back, not %d", len(got), len(want))
+					}
+				}
+				if n := app.Connections.Load() - ready; n > 2 {
+					t.Errorf("20 requests took %d connections to the application", n)
+				}
+				if n := app.Over2.Load(); n < 20 {
+					t.Errorf("%d requests reached the application over HTTP/2", n)
+				}
+			}
+			x.NoFailure()
+		})
+	}
+}
+
+// over2 is a client of HTTP/2 by prior knowledge.
+func over2() *http.Client {
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	return &http.Client{Transport: &http.Transport{Protocols: p}}
+}
+
+// echo runs an application of experiments until the test ends.
+func echo(t *testing.T, over apphttp.Protocol) (address string) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	ready, served := make(chan string, 1), make(chan error, 1)
+	go func() {
+		served <- apphttp.Serve(ctx, apphttp.Options{Listen: "127.0.0.1:0", Protocol: over}, func(r apphttp.Ready) error {
+			ready <- r.Address
+			return nil
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case address = <-ready:
+	case err := <-served:
+		served <- err
+		t.Fatal(err)
+	}
+	return address
+}
+
+// post makes a request with a body and gives that of the answer.
+func post(t *testing.T, client *http.Client, address, path, body string) string {
+	t.Helper()
+	resp, err := client.Post("http://"+address+path, "text/plain", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	heard, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK || resp.ProtoMajor != 2 {
+		t.Fatalf("status %d over %s, %v", resp.StatusCode, resp.Proto, err)
+	}
+	return string(heard)
 }
 
 // dirsOf is the directory of a proxy.

@@ -49,8 +49,9 @@ func redirected(t *testing.T, g sidecar.Guest, o Options) {
 	} {
 		t.Run(c.way+" "+c.hops, func(t *testing.T) {
 			set := param.Values{"network": "pods", "redirect": c.way, "hops": c.hops}
-			if err := g.Check(Part(g, set).Options); err != nil {
-				if r, ok := g.Proxy.(sidecar.Redirectable); !ok || r.Takes(c.way) == nil {
+			part := Part(g, set)
+			if err := g.Check(part.Options); err != nil {
+				if r, ok := g.Proxy.(sidecar.Redirectable); !ok || r.Takes(c.way, part.Options) == nil {
 					t.Fatal(err)
 				}
 				return // it said so

@@ -309,9 +309,10 @@ type App struct {
 	Address     string
 	Connections atomic.Int64 // that were opened to it
 	Requests    atomic.Int64
+	Over2       atomic.Int64 // of these: over HTTP/2
 }
 
-// NewApp serves until the test ends. Its answers have its name, so that it is known who gave them.
+// NewApp serves HTTP/1.1 and HTTP/2 until the test ends. Its answers have its name, so that it is known who gave them.
 func NewApp(t *testing.T, name string) *App {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -323,9 +324,16 @@ func NewApp(t *testing.T, name string) *App {
 
 func newApp(t *testing.T, name string, l net.Listener) *App {
 	a := &App{Address: l.Addr().String()}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
 	s := &http.Server{
+		Protocols: protocols,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			a.Requests.Add(1)
+			if r.ProtoMajor == 2 {
+				a.Over2.Add(1)
+			}
 			body, _ := io.ReadAll(r.Body)
 			w.Header().Set("X-App", name)
 			_, _ = fmt.Fprintf(w, "%s %s %s %s", name, r.Method, r.URL, body)

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/test/vm/guest"
+)
+
+// TestPage: docs/osm-definitions.md has the tables that the command prints of the recorded run, to the last digit.
+func TestPage(t *testing.T) {
+	guest.KernelFree(t)
+	page, err := os.ReadFile("../../../docs/osm-definitions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var printed strings.Builder
+	if err := evaluate(&printed, "testdata/run", "envoy"); err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for line := range strings.Lines(printed.String()) {
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		rows++
+		if !strings.Contains(string(page), "\n"+line+"\n") {
+			t.Errorf("the page lacks %s", line)
+		}
+	}
+	if rows < 30 {
+		t.Errorf("%d rows were printed", rows)
+	}
+}
+
+// TestHistogramQuantile: as promql has it: the values in a bucket are evenly spread, the first begins at 0, and what is
+// beyond the last bound is at it.
+func TestHistogramQuantile(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct {
+		ms   []float64
+		q    float64
+		want float64
+	}{
+		{[]float64{0.1, 0.2, 0.3, 0.4}, 0.5, 0.25},
+		{[]float64{0.1, 0.1, 2, 2}, 0.75, 3},
+		{[]float64{0.1, 2, 2, 2}, 1, 5},
+		{[]float64{4e6}, 0.99, 3.6e6},
+	} {
+		h := hdrhistogram.New(1, 1e16, 3)
+		for _, ms := range c.ms {
+			if err := h.RecordValue(int64(ms * 1e6)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := histogramQuantile(c.q, h); math.Abs(got-c.want) > 1e-9*c.want {
+			t.Errorf("quantile %g of %v is %g, want %g", c.q, c.ms, got, c.want)
+		}
+	}
+}
+
+// TestDocument: the chart's own points are a line with the slope 0.30 and nothing fixed, where the text says 1.0.
+func TestDocument(t *testing.T) {
+	guest.KernelFree(t)
+	var printed strings.Builder
+	if err := document(&printed); err != nil {
+		t.Fatal(err)
+	}
+	if want := "slope of a line, **0.30 ["; !strings.Contains(printed.String(), want) {
+		t.Errorf("it lacks %q:\n%s", want, printed.String())
+	}
+}
