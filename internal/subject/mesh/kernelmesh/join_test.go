@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,11 +14,13 @@ import (
 
 	"github.com/spf13/pflag"
 
+	appmesh "tare/internal/app/mesh"
 	"tare/internal/fault"
 	"tare/internal/kind"
 	"tare/internal/load/connect"
 	"tare/internal/param"
 	"tare/internal/role"
+	"tare/internal/subject/mesh/controlplane"
 )
 
 // trial is what the data plane sees of a trial. The process that it starts is real, in the place of the tare binary's.
@@ -29,9 +32,12 @@ type trial struct {
 	apps    map[string]kind.App
 	process *trialProcess
 	subject kind.Objects
-	raw     json.RawMessage
-	read    []string
-	inFile  []int // services, at each reading
+
+	component string // of the data plane
+	node      Node   // as which it asks
+	raw       json.RawMessage
+	read      []string
+	inFile    []int // services, at each reading
 }
 
 func (x *trial) Self() string                      { return "/bin/tare" }
@@ -48,15 +54,20 @@ func (x *trial) Read(_ context.Context, name string) error {
 }
 
 func (x *trial) StartSubject(_ context.Context, component string, _ param.Values, argv []string) (kind.Process, error) {
-	if component != "" || !slices.Equal(argv[:3], []string{"/bin/tare", "subject", "kernelmesh"}) {
+	if component == controlComponent {
+		return x.controlPlane(argv), nil
+	}
+	x.component = component
+	if !slices.Equal(argv[:3], []string{"/bin/tare", "subject", "kernelmesh"}) {
 		x.t.Errorf("component %q, %q", component, argv)
 	}
 	var o Options
-	var services, dir string
+	var services, dir, xds string
 	f := pflag.NewFlagSet("kernelmesh", pflag.ContinueOnError)
 	values := param.Flags(f, Settings...)
 	f.StringVar(&services, "services", "", "")
 	f.StringVar(&dir, "cgroup", "", "")
+	f.StringVar(&xds, "xds", "", "")
 	err := f.Parse(argv[3:])
 	if err == nil {
 		o, err = OptionsOf(values)
@@ -64,13 +75,43 @@ func (x *trial) StartSubject(_ context.Context, component string, _ param.Values
 	if err != nil {
 		return nil, err
 	}
-	o.ServicesFile, o.CgroupDir = services, dir
+	o.ServicesFile, o.CgroupDir, o.XDS = services, dir, xds
+	x.node = o.Node
 	x.process = &trialProcess{
 		subjectProcess: newSubject(x.t, o, 0),
 		ready:          make(chan json.RawMessage, 1), log: make(chan string, 16), ended: make(chan struct{}),
 	}
 	go x.process.listen()
 	return x.process, nil
+}
+
+// controlPlane is Tare's own in the place of the istiod that a command line asks for, with the same services.
+func (x *trial) controlPlane(argv []string) kind.Process {
+	text, ok := strings.CutPrefix(argv[len(argv)-1], "--behind=")
+	if argv[0] != "/bin/tare" || !ok {
+		x.t.Errorf("the control plane is %q", argv)
+	}
+	var b strings.Builder
+	b.WriteString("services:\n")
+	for i, pair := range strings.Split(text, ",") {
+		at, to, _ := strings.Cut(pair, "=")
+		fmt.Fprintf(&b, "  - {name: app-%d, address: %q, endpoints: [{address: %q}]}\n", i, at, to)
+	}
+	r, err := controlplane.Parse("test", []byte(b.String()))
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	path := filepath.Join(x.t.TempDir(), "xds")
+	if _, err := controlPlane(x.t, path).Set(context.Background(), r); err != nil {
+		x.t.Fatal(err)
+	}
+	ready, err := json.Marshal(appmesh.Ready{Address: "unix:" + path})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	p := &trialProcess{ready: make(chan json.RawMessage, 1), ended: make(chan struct{})}
+	p.ready <- ready
+	return p
 }
 
 // trialProcess is a process of a trial.
@@ -176,6 +217,36 @@ func TestJoin(t *testing.T) {
 	}
 	if left, err := os.ReadDir(x.dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestJoinControlPlane: a data plane with a control plane of its own asks that for the application's service, and has it
+// once it was started; its components and its node have names.
+func TestJoinControlPlane(t *testing.T) {
+	x := &trial{dir: t.TempDir(), work: testCgroup(t)}
+	server := tcpServer(t, "127.0.0.1:0")
+	x.apps = map[string]kind.App{"web": {Address: server.String()}}
+	j := join(t, x, param.Values{"control-plane": "istiod"})
+	if err := j.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	address, err := j.Address("web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	newClient(t, x.work).ask(t, request{Do: "tcp", To: netip.MustParseAddrPort(address)}).
+		want(t, counted(server, 1), counted(netip.MustParseAddrPort(address), 1), none)
+	if x.component != dataComponent || len(x.subject.Programs) == 0 {
+		t.Errorf("the component %q consists of %+v", x.component, x.subject)
+	}
+	if !strings.HasPrefix(x.node.ID, "sidecar~") || x.node.Metadata["ISTIO_VERSION"] == "" {
+		t.Errorf("it asks as %+v", x.node)
+	}
+	if e := j.Evidence(); e != nil {
+		t.Errorf("all was taken as it is, and the evidence is %+v", e)
+	}
+	if err := j.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

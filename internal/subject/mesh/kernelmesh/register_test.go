@@ -212,3 +212,22 @@ func TestFillers(t *testing.T) {
 		t.Errorf("%d endpoints, first %v", len(seen), services[0])
 	}
 }
+
+// TestInstalled: only a control plane that is asked for must be there.
+func TestInstalled(t *testing.T) {
+	t.Setenv("TARE_ISTIOD", filepath.Join(t.TempDir(), "none"))
+	if err := (guest{}).Installed(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	under := param.Values{controlKey: underIstio}
+	if err := (guest{}).Installed(t.Context(), under); fault.CodeOf(err) != fault.Machine {
+		t.Errorf("without istiod: %v", err)
+	}
+	if o := (guest{}).Optional(under); o {
+		t.Error("the arm may be left out, and nobody said so")
+	}
+	under[optionalKey] = "true"
+	if o := (guest{}).Optional(under); !o {
+		t.Error("the arm may not be left out")
+	}
+}

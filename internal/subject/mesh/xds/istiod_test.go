@@ -71,6 +71,23 @@ func recordings() map[string][2]string {
   loadBalancer: {consistentHash: {useSourceIp: true}}}}`)), "10.96.0.1"},
 		"names": {files(object("networking.istio.io/v1", "ServiceEntry", `{hosts: [localhost], ports: [{number: 9000, name: main, protocol: TCP}],
   resolution: DNS, location: MESH_EXTERNAL, addresses: [10.96.0.7]}`)), "10.96.0.7"},
+		"deny": {files(own.Entry(), object("security.istio.io/v1", "AuthorizationPolicy", `{action: DENY, rules: [
+  {from: [{source: {ipBlocks: [127.0.2.0/24]}}]}, {from: [{source: {notIpBlocks: [127.0.0.0/8]}}]}]}`)), "ns[default]-policy[x]"},
+		"deny-by-address": {files(own.Entry(), object("security.istio.io/v1", "AuthorizationPolicy", `{action: DENY, rules: [
+  {from: [{source: {ipBlocks: [127.0.2.0/24]}}]}]}`)), "ns[default]-policy[x]"},
+		"external": {files(object("networking.istio.io/v1", "ServiceEntry", `{hosts: [one.test, two.test],
+  ports: [{number: 443, name: main, protocol: TLS}], resolution: DNS, location: MESH_EXTERNAL}`),
+			strings.Replace(object("networking.istio.io/v1", "ServiceEntry", `{hosts: [range.test], ports: [{number: 9000, name: main, protocol: TCP}],
+  resolution: NONE, location: MESH_EXTERNAL, addresses: [10.97.0.0/24]}`), "name: x", "name: range", 1)), "two.test"},
+		"localities": {files(object("networking.istio.io/v1", "ServiceEntry", `{hosts: [zones.mesh.test],
+  ports: [{number: 9000, name: main, protocol: TCP}], resolution: STATIC, location: MESH_INTERNAL, addresses: [10.96.0.8], endpoints: [
+  {address: 127.0.0.1, ports: {main: 7010}, locality: r1/z1, weight: 3}, {address: 127.0.0.1, ports: {main: 7011}, locality: r1/z2},
+  {address: 127.0.0.1, ports: {main: 7012}, locality: r2/z1}]}`), object("networking.istio.io/v1", "DestinationRule", `{host: zones.mesh.test,
+  trafficPolicy: {loadBalancer: {localityLbSetting: {enabled: true, distribute: [{from: "*", to: {"r1/*": 80, "r2/*": 20}}]}}, outlierDetection: {}}}`)), "10.96.0.8"},
+		"http": {files(web.Entry(), object("networking.istio.io/v1", "VirtualService", `{hosts: [http.mesh.test], http: [{
+  route: [{destination: {host: http.mesh.test}}], timeout: 3s, retries: {attempts: 2}, mirror: {host: other.mesh.test}, rewrite: {uri: /x},
+  fault: {delay: {percentage: {value: 1}, fixedDelay: 1s}}, headers: {request: {set: {a: b}}}}]}`),
+			service("other", "10.96.0.5:80", "HTTP", "127.0.0.1:7007").Entry()), "10.96.0.5"},
 	}
 }
 

@@ -119,6 +119,12 @@ var decisions = []decision{
 		listener: listenerWith(anyAddress, chainOf(`"prefix_ranges":[{"address_prefix":"10.0.0.0","prefix_len":8}]`, tcp), chainOf("", proxyTo("pass")))},
 	{row: "chains to several clusters, by what connections say", want: refused,
 		listener: listenerWith(address, chainOf(`"server_names":["web"]`, tcp), chainOf("", proxyTo("other")))},
+	{row: "the same at all addresses, beside a default chain", want: warned,
+		listener: strings.TrimSuffix(listenerWith(anyAddress, chainOf(`"server_names":["web"]`, tcp),
+			chainOf(`"server_names":["other"]`, proxyTo("other"))), "}") + `,"default_filter_chain":` + chainOf("", proxyTo("pass")) + "}"},
+	{row: "the same with rules", want: refused,
+		listener: strings.TrimSuffix(listenerWith(anyAddress, chainOf(`"server_names":["web"]`, byAddress, tcp)), "}") +
+			`,"default_filter_chain":` + chainOf("", proxyTo("pass")) + "}"},
 	{row: "HTTP, all requests of a virtual host to the same clusters", want: warned,
 		listener: listenerWith(anyAddress, chainOf(`"application_protocols":["http/1.1"]`, manager("")), chainOf("", proxyTo("pass"))),
 		routes:   routesOf(`{"match":{"prefix":"/"},"route":{"cluster":"web"}}`)},

@@ -197,6 +197,11 @@ func (g group) reads() bool {
 	return !slices.ContainsFunc(g.ways, func(w way) bool { return !w.reads })
 }
 
+// judges says whether a way has rules.
+func (g group) judges() bool {
+	return slices.ContainsFunc(g.ways, func(w way) bool { return len(w.out.rbac) > 0 })
+}
+
 func groups(all []way) (out []group) {
 	index := make(map[string]int, len(all))
 	for _, w := range all {
@@ -302,7 +307,9 @@ func (e *expanding) outward() (ready bool, err error) {
 			}
 		}
 		o, err := e.choose(g, exact || isSingle)
-		if err != nil && !isSingle {
+		// Some names or protocols have a way of their own, the others the default chain's.
+		beside := !exact && len(rest) > 0 && unconditional(g.match) && g.reads() && !g.judges()
+		if err != nil && !isSingle && !beside {
 			return false, err
 		}
 		if err != nil {
@@ -324,8 +331,7 @@ func (e *expanding) outward() (ready bool, err error) {
 			}
 			continue
 		}
-		if !exact && len(rest) > 0 && unconditional(g.match) && g.reads() {
-			// Some protocols have a way of their own, the others the default chain's.
+		if beside {
 			if r := rest[0].out; !o.same(&r) && !(o.refuses() && r.refuses()) {
 				e.in(field).note("all connections go the way of the default chain")
 			}
