@@ -382,6 +382,36 @@ func TestLaunchFails(t *testing.T) {
 	}
 }
 
+// explaining is a subject that knows why a trial failed.
+type explaining struct {
+	starter
+	explain func(error) error
+}
+
+func (e explaining) Explain(err error) error { return e.explain(err) }
+
+// TestExplain: a subject says why a trial of its arm failed; of others it is not asked.
+func TestExplain(t *testing.T) {
+	g := newGround(t)
+	useGuest(t, nil, func(kind.Trial) any {
+		return explaining{
+			func(context.Context) error { return errors.New("nobody answers") },
+			func(err error) error { return fmt.Errorf("it had ended; then %w", err) },
+		}
+	})
+	_, trials, err := g.run(t.Context(), mustParse(t, guestSpec("")), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range trials {
+		failed := tr.Validity.Failed
+		if mine := tr.Arm == "mine"; mine != strings.HasPrefix(failed, "it had ended; then setting up: ") ||
+			mine != strings.Contains(failed, "nobody answers") || !mine && failed != "" {
+			t.Errorf("%s: %q", tr.Arm, failed)
+		}
+	}
+}
+
 // leaving is a subject that is asked what it left behind.
 type leaving struct {
 	starter

@@ -87,6 +87,9 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	x.cancel, x.record = cancel, t
 
 	err := x.measure(work)
+	if e, ok := x.own.(kind.Explainer); ok && err != nil && ctx.Err() == nil {
+		err = e.Explain(err)
+	}
 	killed := x.outOfMemory()
 	switch {
 	case killed == "":

@@ -53,6 +53,13 @@ type (
 		KilledInside(context.Context) []KilledInside
 	}
 
+	// Explainer is a subject that may know why a trial failed better than who noticed it: a load that is refused a
+	// connection is often the first to tell that a proxy has ended. Explain gives err, or the error that it followed from
+	// with err after it.
+	Explainer interface {
+		Explain(err error) error
+	}
+
 	// Patient is a Launcher in which it may take long until what it launches is ready: up to Patience.
 	Patient interface {
 		Patience() time.Duration

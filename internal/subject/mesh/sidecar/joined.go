@@ -57,6 +57,7 @@ var _ interface {
 	kind.Starter
 	kind.Addresser
 	kind.After
+	kind.Explainer
 	kind.Evidence
 	io.Closer
 } = (*joined)(nil)
@@ -265,13 +266,13 @@ func (j *joined) enter(p *one) (err error) {
 	return err
 }
 
-// ended is the error of a proxy that ended when nobody told it to.
+// ended is the death of a proxy.
 func (p *one) ended(err error) error {
 	if err == nil {
 		err = errors.New("it ended by itself")
 	}
-	return fault.Wrap(err, fault.Machine, p.place.Component, fault.MendOf(err), "the proxy that serves %s is gone",
-		p.place.App)
+	return death{fault.Wrap(err, fault.Machine, p.place.Component, fault.MendOf(err), "the proxy that serves %s is gone",
+		p.place.App)}
 }
 
 // died is the error of a proxy that has ended; nil where none has.
@@ -288,6 +289,34 @@ func (j *joined) died(when string) error {
 	}
 	return nil
 }
+
+// Explain is kind.Explainer's: a proxy whose first process has ended is why others failed, whether or not that was
+// noticed before.
+func (j *joined) Explain(err error) error {
+	if errors.As(err, new(death)) {
+		return err
+	}
+	for _, p := range j.proxies {
+		if p.running == nil {
+			continue
+		}
+		select {
+		case <-p.running.Ended():
+		default:
+			if now, err := (proc.FS{}).Process(p.running.PID()); err == nil && now.Alive() {
+				continue
+			}
+			<-p.running.Ended() // which somebody is about to notice
+		}
+		return fmt.Errorf("%w; then %w", p.ended(p.running.Failure("during the trial")), err)
+	}
+	return err
+}
+
+// death is the error of a proxy that ended when nobody told it to.
+type death struct{ error }
+
+func (d death) Unwrap() error { return d.error }
 
 // processes are those of a proxy that live.
 func (p *one) processes() (all []proc.Process) {

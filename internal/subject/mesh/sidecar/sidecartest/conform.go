@@ -502,6 +502,9 @@ func killed(t *testing.T, g sidecar.Guest) {
 			x := NewTrial(t, map[string]string{"server": app.Address})
 			p := x.MustStart(g, nil)
 			evidence := p.Evidence()
+			if err := errors.New("any"); p.part.(kind.Explainer).Explain(err) != err {
+				t.Error("the proxies that live explain an error")
+			}
 			pids := pidsOf([]sidecar.Found{p.Found(component, "server")})
 			slices.Sort(pids)
 			if err := unix.Kill(pids[0], unix.SIGKILL); err != nil {
@@ -513,6 +516,15 @@ func killed(t *testing.T, g sidecar.Guest) {
 			}
 			if err := p.After(); err == nil {
 				t.Error("the trial went on")
+			}
+			// Whoever else failed of it did so later, and what says so by itself stays as it is.
+			other := errors.New("a load was refused a connection")
+			explained := p.part.(kind.Explainer).Explain(other)
+			if !errors.Is(explained, other) || !strings.HasPrefix(explained.Error(), component) {
+				t.Errorf("the failure of a load is explained by %v", explained)
+			}
+			if again := p.part.(kind.Explainer).Explain(err); again.Error() != err.Error() {
+				t.Errorf("%v became %v", err, again)
 			}
 			p.Close()
 			nothingLeft(t, dir, pidsOf(evidence.Proxies))
