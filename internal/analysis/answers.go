@@ -208,6 +208,9 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 			}
 			p.sums(t)
 			p.lines()
+			if lacks := t.lacks[arm]; lacks != "" && len(p.text) > 0 {
+				p.add("It is not the same service: %s.", lacks)
+			}
 			if len(p.text) > 0 {
 				all = append(all, p.answer())
 			}

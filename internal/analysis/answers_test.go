@@ -140,3 +140,21 @@ func TestTwinsWithoutAnInterval(t *testing.T) {
 		t.Errorf("twins that differ by more than the arm does: %+v", d)
 	}
 }
+
+// TestLacks: the answer about an arm that is not the same service as others ends in what it lacks.
+func TestLacks(t *testing.T) {
+	const end = " It is not the same service: it has no mutual TLS."
+	run, trials := proxied()
+	for _, lacks := range []map[string]string{nil, {"proxy": "it has no mutual TLS"}} {
+		run.Lacks = lacks
+		s, err := Summarize(run, trials)
+		if err != nil || len(s.Answers) == 0 {
+			t.Fatalf("%d answers, %v", len(s.Answers), err)
+		}
+		for _, a := range s.Answers {
+			if strings.HasSuffix(a.Answer, end) != (lacks != nil) {
+				t.Errorf("lacks %v: %q", lacks, a.Answer)
+			}
+		}
+	}
+}

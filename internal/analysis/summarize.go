@@ -81,6 +81,7 @@ type table struct {
 	headlines []string          // metrics that answers speak of; none where the record does not say
 	baseline  string            // the subject of the baseline; empty where it has none
 	traits    map[string]string // what to know of arms, by arm
+	lacks     map[string]string // what arms do not do that others do, by arm
 	cells     map[cell]*values
 	in        map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
 	loads     map[string]bool               // by name
@@ -148,7 +149,7 @@ func Usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 func newTable(run record.Run, trials []record.Trial, s *Summary) *table {
 	t := &table{
 		defined: run.Defined(), order: map[string]int{}, stated: stated(run),
-		headlines: run.Headline, baseline: run.Baseline, traits: run.Traits,
+		headlines: run.Headline, baseline: run.Baseline, traits: run.Traits, lacks: run.Lacks,
 		cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}, loads: map[string]bool{},
 		outcomes: map[levelArm]map[int]*outcome{},
 	}

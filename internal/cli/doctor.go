@@ -103,7 +103,7 @@ func printDiagnosis(w io.Writer, d diagnosis) error {
 	fmt.Fprintf(&b, "%s: Linux %s on %d x %s, clocksource %s, lockdown %s\n\n", m.Hostname, m.Kernel, m.CPUs, m.CPUModel, m.Clocksource, m.Lockdown)
 	printStatuses(&b, d.Features)
 	if len(d.Programs) > 0 {
-		b.WriteString("\nPrograms that some subjects need:\n\n")
+		b.WriteString("\nPrograms, and abilities of the kernel, that some subjects need:\n\n")
 		printStatuses(&b, d.Programs)
 	}
 	_, err := io.WriteString(w, b.String())

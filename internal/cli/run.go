@@ -253,7 +253,7 @@ func newRecord(s *engine.Spec, f runFlags, layout *cgroup.Layout) (record.Run, e
 		Command: again(os.Args[1:]),
 	}
 	r.Headline, r.Metrics, r.Until = s.Headlines(), measured.Definitions(), s.Until.Seconds()
-	r.Phrases, r.Traits = s.Phrases(), s.Traits()
+	r.Phrases, r.Traits, r.Lacks = s.Phrases(), s.Traits(), s.Lacks()
 	if s.Precision != nil {
 		r.Precision = &record.Precision{Target: s.Precision.Target, Metrics: s.PreciseMetrics()}
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"tare/internal/analysis"
@@ -74,5 +75,29 @@ factors:
 `
 	if got, want := mustParse(t, text).Traits(), map[string]string{"direct": "whole per record", "one": "whole per change"}; !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestLacks: beside proxies it is said what kernelmesh does not do of what they do, and else nothing.
+func TestLacks(t *testing.T) {
+	const text = `
+name: kernel
+question: Which?
+applications:
+  server: {kind: http}
+loads:
+  client: {kind: http, to: server, rate: 10}
+arms:
+  mine: {subject: kernelmesh}
+  OTHER
+`
+	for other, want := range map[string]bool{
+		"haproxy: {subject: haproxy}": true, "other: {subject: kernelmesh, steps: 1}": false,
+	} {
+		lacks := mustParse(t, strings.Replace(text, "OTHER", other, 1)).Lacks()
+		if said := strings.Contains(lacks["mine"], "no mutual TLS") && strings.Contains(lacks["mine"], "L7"); said != want ||
+			lacks["haproxy"] != "" {
+			t.Errorf("beside %s: %q", other, lacks)
+		}
 	}
 }

@@ -169,6 +169,19 @@ func (s *Spec) Traits() map[string]string {
 	return traits
 }
 
+// Lacks are what arms do not do of what others do that they are compared with, by arm.
+func (s *Spec) Lacks() map[string]string {
+	lacks := map[string]string{}
+	for name, p := range s.Arms {
+		if lacking, is := p.Kind.(kind.Lacking); is {
+			if words := lacking.Lacks(&s.Setup); words != "" {
+				lacks[name] = words
+			}
+		}
+	}
+	return lacks
+}
+
 // At is the spec with every factor set to its value in l.
 func (s *Spec) At(l Level) *Spec {
 	c := s.clone()

@@ -123,6 +123,12 @@ type Trait interface {
 	Trait(param.Values) string
 }
 
+// Lacking is a subject that is not the same service as others that it is compared with. Lacks says what it does not do
+// of what others in a setup do, as a sentence goes on after "is not the same service: "; empty: nothing.
+type Lacking interface {
+	Lacks(*Setup) string
+}
+
 // Worker is a subject that can do measured work itself, between the same edges as loads do, and report it as they do
 // (package role). Where every arm has a subject that Works alone, an experiment needs no loads.
 type Worker interface {

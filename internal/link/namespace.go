@@ -43,13 +43,35 @@ func NewNamespace() (*Namespace, error) {
 	return n, nil
 }
 
+// OpenNamespace opens the namespace at a path, such as that of another's Path.
+func OpenNamespace(path string) (*Namespace, error) {
+	fd, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening a network namespace: %w", err)
+	}
+	return &Namespace{fd}, nil
+}
+
 // elsewhere calls do on a thread of its own, which may change its namespaces: it ends with do.
 func elsewhere(do func() error) error {
 	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the runtime ends the thread
-		done <- do()
-	}()
+	var run func()
+	run = func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			// The first thread of a process never ends, and /proc/self is where it is: it is held while another does it.
+			other := make(chan struct{})
+			go func() {
+				defer close(other)
+				run()
+			}()
+			<-other
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- do() // still locked: the runtime ends the thread with the goroutine
+	}
+	go run()
 	return <-done
 }
 

@@ -62,6 +62,9 @@ type Run struct {
 
 	// Traits are what to know of arms wherever they are named, by arm.
 	Traits map[string]string `json:"traits,omitempty"`
+	// Lacks are what arms do not do of what others do that they are compared with, by arm: a sentence goes on so after
+	// "is not the same service: ".
+	Lacks map[string]string `json:"lacks,omitempty"`
 
 	// Precision and Until say when a run ends that has no number of blocks of its own; Plan and Blocks are then as far
 	// as it has come, and Stopped, which is empty while it runs and after it was interrupted, why it ended.

@@ -171,6 +171,18 @@ var smallests = map[string]smallest{
 		tells: []string{"latency_p50_seconds"}, ofSubject: []string{"subject_cpus", "memory_hard_bytes"},
 		check: proxiesSeen,
 	},
+	"mesh-kernel": {
+		arms: []string{"proxy", "kernelmesh"}, levels: map[string][]any{"client.keepalive": {false}},
+		set:   []string{"client.rate=200"},
+		tells: []string{"latency_p50_seconds", "connect_p50_seconds", "cpu_seconds_per_connection"},
+		check: allAnswered,
+	},
+	"mesh-redirect": {
+		arms: []string{"iptables", "tproxy", "ebpf"}, levels: map[string][]any{"client.keepalive": {false}},
+		set:   []string{"client.rate=200"},
+		tells: []string{"latency_p50_seconds", "connect_p50_seconds", "cpu_seconds_per_connection", "subject_cpus"},
+		check: redirectedSeen,
+	},
 	"mesh-rate": {
 		arms: []string{"haproxy", "nginx", "proxy"}, levels: map[string][]any{"client.rate": {200}}, duration: "1s",
 		tells: []string{"latency_p50_seconds", "cpu_seconds_per_request", "busy_cpu_seconds_per_request",
@@ -288,6 +300,25 @@ func proxiesSeen(t *testing.T, tr record.Trial) {
 		if p.Own == nil || p.Unsaid != "" {
 			t.Errorf("%s: %s says nothing of itself: %s", tr.Arm, p.Component, p.Unsaid)
 		}
+	}
+}
+
+// redirectedSeen: the connections of each arm came to the proxies in the arm's way, and those of the baseline by their
+// addresses; all in pods.
+func redirectedSeen(t *testing.T, tr record.Trial) {
+	t.Helper()
+	allAnswered(t, tr)
+	want := tr.Arm
+	if !hasSubject(tr) {
+		want = "explicit"
+	}
+	var seen sidecar.Evidence
+	if err := json.Unmarshal(tr.Evidence["proxy"], &seen); err != nil || len(seen.Proxies) != 2 || !seen.MTLS ||
+		seen.Network != "pods" || seen.Redirect != want {
+		t.Errorf("%s: %+v, %v", tr.Arm, seen, err)
+	}
+	if ran := programRuns(tr, "rd_connect4"); (ran > 0) != (want == "ebpf") && !windowCut(tr) {
+		t.Errorf("%s: the program at connect() ran %d times", tr.Arm, ran)
 	}
 }
 

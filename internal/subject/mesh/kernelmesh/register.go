@@ -133,6 +133,16 @@ func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
 // Trait is how much of a change the design of its store shows at once.
 func (guest) Trait(o param.Values) string { return store.Trait(o["store"]) }
 
+// Lacks is said beside proxies, which do more.
+func (guest) Lacks(s *kind.Setup) string {
+	for _, p := range s.Subjects() {
+		if _, is := p.Kind.(measured.InPath); is {
+			return "it has no mutual TLS, and it knows connections and no requests (no L7: no HTTP routes, retries or rules)"
+		}
+	}
+	return ""
+}
+
 // Works reports whether it replaces its configuration, or times changes.
 func (guest) Works(o param.Values) bool { return o["work"] != "" }
 

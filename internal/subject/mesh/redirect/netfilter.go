@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"os"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -70,6 +71,9 @@ func transparent(pod *link.Namespace, all []Taken) error {
 
 // rules makes a table of one chain, with a rule for each of what is taken.
 func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Taken) []expr.Any) error {
+	if err := hasNetfilter(); err != nil {
+		return err
+	}
 	c, err := nftables.New(nftables.WithNetNSFd(pod.FD()))
 	if err != nil {
 		return fmt.Errorf("opening netfilter: %w", err)
@@ -83,6 +87,16 @@ func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Tak
 		return fmt.Errorf("adding rules to netfilter: %w", err)
 	}
 	return nil
+}
+
+// hasNetfilter finds out whether netfilter can be talked to: package nftables takes that for granted, and panics where
+// the kernel has none.
+func hasNetfilter() error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("opening netfilter: %w", os.NewSyscallError("socket", err))
+	}
+	return unix.Close(fd)
 }
 
 // Registers of rules.

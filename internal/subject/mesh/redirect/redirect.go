@@ -132,7 +132,7 @@ var needs = map[string]string{
 	TPROXY: "nf_tables with nat, redirection and transparent proxies, connection tracking and policy routing " +
 		"(CONFIG_NF_TABLES_IPV4, CONFIG_NFT_NAT, CONFIG_NFT_REDIR, CONFIG_NFT_TPROXY, CONFIG_NF_CONNTRACK, " +
 		"CONFIG_IP_MULTIPLE_TABLES)",
-	EBPF: "Linux 5.10 with CONFIG_CGROUP_BPF, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS",
+	EBPF: "CONFIG_CGROUP_BPF, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS; tried with Linux 6.1 and 6.18",
 }
 
 // Needs is what a way takes of a kernel, in words.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"tare/internal/command"
 	"tare/internal/kind"
 	"tare/internal/param"
+	"tare/internal/subject/mesh/redirect"
 	"tare/test/vm/guest"
 )
 
@@ -198,5 +200,37 @@ func TestProbes(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if s = (Guest{fake{}}).Probes()[0].Status(); s.Available || s.Mend != "get it" || s.Detail != "not installed" {
 		t.Errorf("%+v", s)
+	}
+}
+
+// picky is a kind of proxy that cannot take connections in one way.
+type picky struct{ fake }
+
+func (picky) Takes(way string) error {
+	if way == redirect.TPROXY {
+		return errors.New("not so")
+	}
+	return nil
+}
+
+// TestRedirectNeedsPods: connections are redirected in pods alone, and not in ways that a kind of proxy cannot take.
+func TestRedirectNeedsPods(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct{ network, way, says string }{
+		{"host", "explicit", ""},
+		{"pods", "explicit", ""},
+		{"host", "iptables", `"redirect: iptables" is made in network namespaces of the trial: write network: pods`},
+		{"pods", "iptables", ""},
+		{"pods", "tproxy", "not so"},
+	} {
+		o := param.Defaults(Settings())
+		o[settingNetwork], o[settingRedirect] = c.network, c.way
+		says := ""
+		if err := (Guest{picky{}}).Check(o); err != nil {
+			says = err.Error()
+		}
+		if says != c.says {
+			t.Errorf("%s, %s: %q, want %q", c.network, c.way, says, c.says)
+		}
 	}
 }

@@ -59,24 +59,48 @@ func (p *Proxy) newListener(want *config.Listener) (*listener, error) {
 }
 
 func listen(want *config.Listener) (*net.TCPListener, error) {
-	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		if !want.Transparent {
 			return nil
 		}
-		level, option := unix.SOL_IP, unix.IP_TRANSPARENT
-		if want.Address.Addr().Is6() {
-			level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
-		}
-		if failed := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); failed != nil {
-			return failed
-		}
-		return os.NewSyscallError("setsockopt", err)
+		return setTransparent(raw, want)
 	}}
 	l, err := c.Listen(context.Background(), "tcp", want.Address.String())
 	if err != nil {
 		return nil, err
 	}
 	return l.(*net.TCPListener), nil
+}
+
+// setTransparent has a socket be as transparent as its listener is to be. To make it so takes CAP_NET_ADMIN.
+func setTransparent(raw syscall.RawConn, want *config.Listener) (err error) {
+	level, option, value := unix.SOL_IP, unix.IP_TRANSPARENT, 0
+	if want.Address.Addr().Is6() {
+		level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+	}
+	if want.Transparent {
+		value = 1
+	}
+	failed := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, value) })
+	if failed != nil {
+		return failed
+	}
+	return os.NewSyscallError("setsockopt", err)
+}
+
+// change is set, for another configuration of the same address.
+func (l *listener) change(want *config.Listener) error {
+	if want.Transparent != l.current.Load().config.Transparent {
+		raw, err := l.socket.SyscallConn()
+		if err == nil {
+			err = setTransparent(raw, want)
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Machine, want.Name, "run as root", "listening transparently at %s", want.Address)
+		}
+	}
+	l.set(want)
+	return nil
 }
 
 func (l *listener) socketAddress() netip.AddrPort {

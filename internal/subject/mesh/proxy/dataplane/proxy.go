@@ -159,8 +159,7 @@ func (p *Proxy) applyClusters(c Change) {
 
 func (p *Proxy) listen(want *config.Listener) error {
 	if l := p.listeners[want.Name]; l != nil && l.at == want.Address {
-		l.set(want)
-		return nil
+		return l.change(want)
 	}
 	l, err := p.newListener(want)
 	if err != nil {

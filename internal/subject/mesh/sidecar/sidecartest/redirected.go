@@ -8,13 +8,11 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netns"
-
 	"tare/internal/kind"
+	"tare/internal/link"
 	"tare/internal/param"
 	"tare/internal/subject/mesh/redirect"
 	"tare/internal/subject/mesh/sidecar"
@@ -109,22 +107,15 @@ func appInPod(t *testing.T, x *Trial) *App {
 	return app
 }
 
-// in does something on a thread that is in a network namespace, and ends with it.
+// in does something on a thread that is in a network namespace.
 func in(t *testing.T, path string, do func() error) {
 	t.Helper()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		n, err := netns.GetFromPath(path)
-		if err == nil {
-			defer n.Close()
-			if err = netns.Set(n); err == nil {
-				err = do()
-			}
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+	n, err := link.OpenNamespace(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if err := n.Do(do); err != nil {
 		t.Fatal(err)
 	}
 }
