@@ -176,6 +176,10 @@ func (p *peer) of(r *http.Request) *config.Call {
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p := s.proxy
 	p.stats.Requests.Add(1)
+	if r.ProtoMajor == 1 && r.ContentLength != 0 {
+		// An application may answer before it has heard all; net/http would take the rest of the request for unwanted.
+		_ = http.NewResponseController(w).EnableFullDuplex() // its own connections can
+	}
 	chain := s.current.Load()
 	who, _ := r.Context().Value(peerKey{}).(*peer)
 	x := p.exchanges.Get().(*exchange)
