@@ -31,7 +31,7 @@ type joined struct {
 	name  string // of the arm
 	part  *kind.Part
 
-	own     *scratch.Dir
+	files   *scratch.Dir
 	held    []*reservation
 	entry   map[string]string // where loads find an application
 	proxies []*one            // those of the server before those of the client
@@ -59,10 +59,14 @@ var _ interface {
 
 // Evidence is what is known of the proxies alone.
 type Evidence struct {
-	Hops    int     `json:"hops"`
-	MTLS    bool    `json:"mtls"` // between the two proxies
-	Version string  `json:"version,omitempty"`
-	Proxies []Found `json:"proxies"`
+	Hops int  `json:"hops"`
+	MTLS bool `json:"mtls"` // between the two proxies
+	// Services, Discovery and Rules are of the mesh, as the settings of these names have it.
+	Services  int     `json:"services"`
+	Discovery string  `json:"discovery"`
+	Rules     int     `json:"rules"`
+	Version   string  `json:"version,omitempty"`
+	Proxies   []Found `json:"proxies"`
 }
 
 // Found is one proxy at the end of the window.
@@ -76,6 +80,8 @@ type Found struct {
 	// Own is what the proxy says of itself, by its own names, from its start on: readiness and warm-up are in it. Null
 	// where it says nothing. Nothing else is made of it.
 	Own map[string]float64 `json:"own"`
+	// OwnFewer is the same after services were taken away; left out where none were.
+	OwnFewer map[string]float64 `json:"own_fewer,omitempty"`
 	// Unsaid is why it said nothing.
 	Unsaid string `json:"unsaid,omitempty"`
 }
@@ -95,7 +101,7 @@ func (j *joined) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if j.own, err = scratch.New("", "sidecar"); err != nil {
+	if j.files, err = scratch.New("", "sidecar"); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(apps)) {
@@ -120,6 +126,11 @@ func (j *joined) Start(ctx context.Context) error {
 			return err
 		}
 	}
+	if j.part.Options.Int(settingServices) > len(apps) {
+		if err := j.settled(ctx, "their configuration"); err != nil {
+			return err
+		}
+	}
 	for _, p := range j.proxies {
 		p.began = p.processes()
 	}
@@ -140,7 +151,7 @@ func (j *joined) plan(app, address, program string) error {
 		j.held = append(j.held, r)
 		p := Place{
 			Component: component, App: app, Options: j.part.Options, Self: j.trial.Self(), Program: program,
-			Dir:    filepath.Join(j.own.Path(), component+"-"+app),
+			Dir:    filepath.Join(j.files.Path(), component+"-"+app),
 			Listen: r.address, To: to,
 			AcceptTLS: mtls && component == Server, DialTLS: mtls && component == Client,
 			Identity: identityOf(component, app),
@@ -153,6 +164,12 @@ func (j *joined) plan(app, address, program string) error {
 				other = Client
 			}
 			p.Peer, p.PeerName = identityOf(other, app), nameOf(other)
+		}
+		if p.AcceptTLS {
+			p.Rules = callers(Rules(j.part.Options), p.Peer)
+		}
+		if err := j.know(&p, len(j.trial.Applications())); err != nil {
+			return err
 		}
 		if err := p.unprivileged(); err != nil {
 			return err
@@ -177,7 +194,7 @@ func (j *joined) prepare(ctx context.Context) error {
 		for i, p := range j.proxies {
 			places[i] = p.place
 		}
-		control, err := d.Drive(ctx, Drive{Trial: j.trial, Part: j.part, Dir: j.own.Path(), Proxies: places})
+		control, err := d.Drive(ctx, Drive{Trial: j.trial, Part: j.part, Dir: j.files.Path(), Proxies: places})
 		if err != nil {
 			return fmt.Errorf("starting the control plane of %s: %w", j.name, err)
 		}
@@ -285,7 +302,8 @@ func (j *joined) Address(app string) (string, error) {
 // After sees that the proxies are those that were started, and asks each what it says of itself.
 func (j *joined) After(ctx context.Context) error {
 	j.evidence = &Evidence{
-		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Version: j.version, Proxies: []Found{},
+		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Services: j.part.Options.Int(settingServices),
+		Discovery: j.part.Options[settingDiscovery], Rules: Rules(j.part.Options), Version: j.version, Proxies: []Found{},
 	}
 	if err := j.died("during the trial"); err != nil {
 		return err
@@ -303,16 +321,23 @@ func (j *joined) After(ctx context.Context) error {
 			return fmt.Errorf("finding the processes of %s: %w", p.place.Component, err)
 		}
 		found.Processes = seen.Processes
-		if t, ok := j.proxy.(Teller); ok {
-			asking, cancel := context.WithTimeout(ctx, askFor)
-			if found.Own, err = t.Own(asking, p.place); err != nil {
-				found.Unsaid = err.Error()
-			}
-			cancel()
+		if found.Own, err = j.own(ctx, p); err != nil {
+			found.Unsaid = err.Error()
 		}
 		j.evidence.Proxies = append(j.evidence.Proxies, found)
 	}
-	return nil
+	return j.down(ctx)
+}
+
+// own is what a proxy says of itself; nil where its kind says nothing.
+func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
+	t, ok := j.proxy.(Teller)
+	if !ok {
+		return nil, nil
+	}
+	asking, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	return t.Own(asking, p.place)
 }
 
 // Evidence is what was found; nil where nobody looked.
@@ -349,7 +374,7 @@ func (j *joined) Close() error {
 		r.release()
 	}
 	j.held = nil
-	if err := j.own.Close(); err != nil {
+	if err := j.files.Close(); err != nil {
 		return fmt.Errorf("removing the files of the proxies of %s: %w", j.trial.Arm(), err)
 	}
 	return nil
