@@ -73,8 +73,8 @@ func TestConform(t *testing.T) {
 	})
 }
 
-// TestAnswersWhileItListens: what an application of HTTP/2 answers before it has heard all of a request reaches a client
-// of HTTP/1.1, and the request goes on.
+// TestAnswersWhileItListens: what an application of HTTP/2 answers before it has heard all of a request reaches a
+// client of HTTP/1.1, and the request goes on.
 func TestAnswersWhileItListens(t *testing.T) {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
