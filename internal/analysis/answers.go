@@ -435,8 +435,11 @@ func (p *prose) perUnit(e *Estimate) string {
 	return ""
 }
 
+// material is the part of the fixed part that a line must come to over its range to be worth a clause.
+const material = 0.01
+
 // line is a model as a clause at the last level of its factor: "0.01 CPUs and 0.12 CPUs per 1,000 requests/s". It is
-// empty at other levels, where the model is no line, and where its slope may be none.
+// empty at other levels, where the model is no line, and where its slope may be none or comes to next to nothing.
 func (p *prose) line(m Model, unit string) string {
 	if !m.Linear || len(m.Terms) != 2 || len(p.at) != 1 {
 		return ""
@@ -446,7 +449,11 @@ func (p *prose) line(m Model, unit string) string {
 	if !is || at < m.ValidRange[x.Name][1] || x.Lo == nil || x.Hi == nil || *x.Lo <= 0 && *x.Hi >= 0 {
 		return ""
 	}
-	if many, what := p.s.thousands(x.Name, m.ValidRange[x.Name][1]); many > 0 {
+	r := m.ValidRange[x.Name]
+	if grown := math.Abs(x.Value) * (r[1] - r[0]); grown < material*math.Abs(m.Terms[0].Value) {
+		return "" // resolved, and of no weight
+	}
+	if many, what := p.s.thousands(x.Name, r[1]); many > 0 {
 		return fmt.Sprintf("%s and %s per %s %s", term(m.Terms[0], unit), term(x.times(many), unit),
 			quantity.Thousands(int(many)), what)
 	}

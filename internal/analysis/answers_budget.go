@@ -49,39 +49,51 @@ func (p *prose) sum(t *table, d metric.Definition) {
 		strings.Join(parts, ", "))
 }
 
-// lines say what each component of the subject adds to its memory with the factor that is swept, after the sentences
-// that speak of the arm: "Hard memory by component: proxy.client 9.1 MB and 26 MB per 1,000 connections." Of one that
-// grows, but in no line, it is the mean slope; one that may not grow at all is not named.
+// growing are the metrics of which lines speaks, beside memories.
+var growing = []struct{ metric, name string }{{"subject_cpu_seconds_per_request", "CPU time of a request"}}
+
+// lines say what each component of the subject adds to its memory and to a request's CPU time with the factor that is
+// swept, after the sentences that speak of the arm: "Hard memory by component: proxy.client 9.1 MB and 26 MB per 1,000
+// connections."
 func (p *prose) lines() {
 	if len(p.text) == 0 {
 		return
 	}
 	for _, kind := range memories {
-		var all []string
-		for _, m := range p.s.ComponentModels {
-			if m.Metric != kind.metric || m.Arm != p.arm {
-				continue
-			}
-			straight := m
-			straight.Linear = true
-			text := p.line(straight, m.Terms[0].Unit)
-			if text == "" {
-				continue
-			}
-			if !m.Linear {
-				_, slope, fixed := strings.Cut(text, " and ")
-				if !fixed {
-					slope = text
-				}
-				text = slope + " on average, in no line"
-			}
-			all = append(all, m.Component+" "+text)
+		p.componentLines(kind.metric, kind.name)
+	}
+	for _, kind := range growing {
+		p.componentLines(kind.metric, kind.name)
+	}
+}
+
+// componentLines says in which line each component grows. Of one that grows in no line it is the mean slope; one that
+// may not grow at all is not named.
+func (p *prose) componentLines(metric, name string) {
+	var all []string
+	for _, m := range p.s.ComponentModels {
+		if m.Metric != metric || m.Arm != p.arm || len(m.Terms) != 2 || m.Terms[1].Lo == nil || *m.Terms[1].Lo <= 0 {
+			continue
 		}
-		if len(all) > 0 {
-			slices.Sort(all)
-			p.rest(kind.metric, p.arm)
-			p.add("%s by component: %s.", Capital(kind.name), strings.Join(all, ", "))
+		straight := m
+		straight.Linear = true
+		text := p.line(straight, m.Terms[0].Unit)
+		if text == "" {
+			continue
 		}
+		if !m.Linear {
+			_, slope, fixed := strings.Cut(text, " and ")
+			if !fixed {
+				slope = text
+			}
+			text = slope + " on average, in no line"
+		}
+		all = append(all, m.Component+" "+text)
+	}
+	if len(all) > 0 {
+		slices.Sort(all)
+		p.rest(metric, p.arm)
+		p.add("%s by component: %s.", Capital(name), strings.Join(all, ", "))
 	}
 }
 

@@ -2,7 +2,6 @@ package command
 
 import (
 	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,18 +13,11 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/param"
+	"tare/test/port"
 	"tare/test/vm/guest"
 )
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
+func freePort(t *testing.T) int { return port.Number(t, port.Free(t)) }
 
 func TestSplit(t *testing.T) {
 	guest.KernelFree(t)

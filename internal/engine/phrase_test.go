@@ -37,6 +37,20 @@ func TestPhrases(t *testing.T) {
 	}
 }
 
+// TestPhrasesOfShortForm: arms that the short form leaves out take no words away.
+func TestPhrasesOfShortForm(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "experiments", "mesh-size.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := mustParse(t, string(text))
+	spec.applyQuick()
+	s := &analysis.Summary{Phrases: spec.Phrases()}
+	if got := s.At(spec.Levels()[0]); got != "with 10 services" {
+		t.Errorf("%q", got)
+	}
+}
+
 // TestPhrasesTellApart: two factors that would read alike are given by name.
 func TestPhrasesTellApart(t *testing.T) {
 	spec := mustParse(t, `

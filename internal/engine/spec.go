@@ -700,12 +700,16 @@ func (s *Spec) phrase(f Factor) (words map[string]string) {
 	if f.cases != nil {
 		return map[string]string{"": "under {}"}
 	}
-	for i, path := range f.paths {
+	read := false
+	for _, path := range f.paths {
 		t, known := s.target(path)
-		if !known || i > 0 && !maps.Equal(t.knob.Phrase, words) {
+		if !known {
+			continue // of an arm that the short form leaves out
+		}
+		if read && !maps.Equal(t.knob.Phrase, words) {
 			return nil
 		}
-		words = t.knob.Phrase
+		words, read = t.knob.Phrase, true
 	}
 	return words
 }

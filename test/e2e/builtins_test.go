@@ -166,6 +166,12 @@ var smallests = map[string]smallest{
 			proxiesSeen(t, tr)
 		},
 	},
+	"mesh-policy": {
+		arms: []string{"haproxy", "proxy"}, levels: map[string][]any{"*.rules": {50}},
+		tells:     []string{"latency_p50_seconds", "cpu_seconds_per_request", "busy_cpu_seconds_per_request"},
+		ofSubject: []string{"subject_cpus", "subject_cpu_seconds_per_request", "memory_hard_bytes"},
+		check:     proxiesSeen,
+	},
 	"mesh-protocol": {
 		arms: []string{"haproxy", "proxy"}, levels: map[string][]any{"traffic": {"grpc"}},
 		tells: []string{"latency_p50_seconds"}, ofSubject: []string{"subject_cpus", "memory_hard_bytes"},
@@ -190,6 +196,11 @@ var smallests = map[string]smallest{
 			"unexplained_cpu_seconds_per_request"},
 		ofSubject: []string{"subject_cpu_seconds_per_request", "subject_cpus", "memory_hard_bytes", "start_seconds"},
 		check:     proxiesSeen,
+	},
+	"mesh-size": {
+		arms: []string{"haproxy-permissive", "proxy-permissive"}, levels: map[string][]any{"*.services": {50}},
+		tells: []string{"latency_p50_seconds"}, ofSubject: []string{"memory_hard_bytes", "start_seconds"},
+		check: proxiesSeen,
 	},
 	"sandbox-idle": {
 		arms: []string{"runc"}, levels: map[string][]any{"idle.count": {2}},
@@ -293,8 +304,16 @@ func proxiesSeen(t *testing.T, tr record.Trial) {
 		}
 	}
 	var seen sidecar.Evidence
-	if err := json.Unmarshal(tr.Evidence[tr.Arm], &seen); err != nil || len(seen.Proxies) != 2 || !seen.MTLS {
-		t.Errorf("%s: %+v, %v", tr.Arm, seen, err)
+	for name, raw := range tr.Evidence { // by the name of the subject, which the arm's begins with
+		if !strings.HasPrefix(tr.Arm, name) {
+			continue
+		}
+		if err := json.Unmarshal(raw, &seen); err != nil {
+			t.Errorf("%s: %v", tr.Arm, err)
+		}
+	}
+	if len(seen.Proxies) != 2 || !seen.MTLS {
+		t.Errorf("%s: %+v", tr.Arm, seen)
 	}
 	for _, p := range seen.Proxies {
 		if p.Own == nil || p.Unsaid != "" {

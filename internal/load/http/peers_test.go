@@ -20,18 +20,14 @@ import (
 	"tare/internal/load"
 	"tare/internal/pace"
 	"tare/test/envoy"
+	"tare/test/port"
 )
 
 // freeAddress is one of loopback that nobody listens at.
-func freeAddress(t *testing.T) (host, port string) {
+func freeAddress(t *testing.T) (host, number string) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	host, port, _ = net.SplitHostPort(listener.Addr().String())
-	return host, port
+	host, number, _ = net.SplitHostPort(port.Free(t))
+	return host, number
 }
 
 // peer starts a server that somebody else wrote, and waits until it listens.

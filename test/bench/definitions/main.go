@@ -65,8 +65,8 @@ type place struct {
 	arm  string
 }
 
-// run is what is looked at of a recorded run: of each trial, in order of block, the first attempt in which no gate voids
-// latency, and that in which none voids the CPU time of the subject.
+// run is what is looked at of a recorded run: of each trial, in order of block, the first attempt in which no gate
+// voids latency, and that in which none voids the CPU time of the subject.
 type run struct {
 	rates        []float64
 	timed, spent map[place][]trial

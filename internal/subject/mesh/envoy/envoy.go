@@ -47,6 +47,15 @@ func (proxy) Driven(param.Values) bool { return true }
 // Drive starts the control plane of a mesh in which the proxies stand.
 func (proxy) Drive(ctx context.Context, d sidecar.Drive) (any, error) { return driven.Start(ctx, d) }
 
+// Change is sidecar.Changer's.
+func (proxy) Change(_ context.Context, control any, d sidecar.Drive) (any, error) {
+	return driven.Change(control, d)
+}
+
+// drainTime is for how many seconds Envoy keeps a listener that was taken away. Its own choice is 600, for which the
+// memory of the listener would stay as well.
+const drainTime = "0"
+
 // Command is Envoy with its bootstrap. It runs as whoever started it: it cannot give up rights once it has read its
 // files. Hot restart would leave shared memory behind, and no other Envoy takes over here.
 func (proxy) Command(p sidecar.Place) (command.Command, error) {
@@ -58,6 +67,7 @@ func (proxy) Command(p sidecar.Place) (command.Command, error) {
 		Argv: []string{
 			p.Program, "-c", filepath.Join(plane.Credentials(p), controlplane.EnvoyBootstrapFile),
 			"--concurrency", strconv.Itoa(p.Workers), "--disable-hot-restart", "--log-level", "warning",
+			"--drain-time-s", drainTime,
 			"--admin-address-path", filepath.Join(p.Dir, adminFile),
 		},
 		Dir: p.Dir,

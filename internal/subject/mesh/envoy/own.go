@@ -5,13 +5,18 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 
 	"tare/internal/subject/mesh/sidecar"
+	"tare/internal/subject/mesh/sidecar/driven"
 )
 
 // told are the counters that are kept, by Envoy's names or by how these end: what came, what failed, what its TLS did,
@@ -21,21 +26,85 @@ var told = []string{
 	".upstream_rq_retry", ".upstream_rq_pending_overflow", ".upstream_cx_overflow", ".ssl.handshake",
 	".ssl.connection_error", ".ssl.fail_verify_error", ".ssl.fail_verify_san", ".rbac.allowed", ".rbac.denied",
 	".update_success", ".update_rejected", "server.memory_allocated", "server.memory_physical_size", "server.concurrency",
-	"control_plane.connected_state",
+	"control_plane.connected_state", activeClusters, activeListeners,
 }
 
+// Gauges of what is at work, and of what is not yet or no longer.
 const (
-	maxStatistics = 8 << 20 // bytes of Envoy's answer: far more than a sidecar of one service has
-	maxAddress    = 256     // bytes of the file with the address of its administration
+	activeClusters    = "cluster_manager.active_clusters"
+	warmingClusters   = "cluster_manager.warming_clusters"
+	activeListeners   = "listener_manager.total_listeners_active"
+	warmingListeners  = "listener_manager.total_listeners_warming"
+	drainingListeners = "listener_manager.total_listeners_draining"
+)
+
+const (
+	maxStatistics = 64 << 20 // bytes of Envoy's answer: more than a sidecar of 10,000 services has
+	maxAddress    = 256      // bytes of the file with the address of its administration
 )
 
 // Own asks Envoy's administration.
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
+	all, err := statistics(ctx, p, told)
+	if err != nil {
+		return nil, err
+	}
+	if len(p.Others) > 0 { // which have nothing to tell, and many names
+		mine := "listener." + strings.ReplaceAll(p.Listen, ":", "_") + "."
+		maps.DeleteFunc(all, func(name string, _ float64) bool {
+			return of(p.Others, name) || strings.HasPrefix(name, "listener.127.") && !strings.HasPrefix(name, mine)
+		})
+	}
+	return all, nil
+}
+
+// of reports whether a statistic is of a further service, by the part of its name that may be one's.
+func of(others []sidecar.Other, name string) bool {
+	for part := range strings.SplitSeq(name, ".") {
+		_, is := slices.BinarySearchFunc(others, part, func(o sidecar.Other, name string) int {
+			return strings.Compare(o.Name, name)
+		})
+		if is {
+			return true
+		}
+	}
+	return false
+}
+
+// Settled reports whether all clusters and listeners that Envoy is told of are at work, and no others are there.
+func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
+	plane, err := driven.Of(p)
+	if err != nil {
+		return false, err
+	}
+	gauges := []string{activeClusters, warmingClusters, activeListeners, warmingListeners, drainingListeners}
+	is, err := statistics(ctx, p, gauges)
+	if err != nil {
+		return false, err
+	}
+	want := plane.Told(p)
+	const own = 1 // the control plane's cluster
+	if is[activeClusters] != float64(want.Clusters+own) || is[activeListeners] != float64(want.Listeners) ||
+		is[warmingClusters]+is[warmingListeners]+is[drainingListeners] != 0 {
+		return false, fmt.Errorf("%s has %g clusters and %g listeners at work, %g and %g that are not yet, and %g listeners "+
+			"that are going; it is told of %d and %d", p.Component, is[activeClusters]-own, is[activeListeners],
+			is[warmingClusters], is[warmingListeners], is[drainingListeners], want.Clusters, want.Listeners)
+	}
+	return true, nil
+}
+
+// statistics are those of Envoy whose names end in one of some ways.
+func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string]float64, error) {
 	address, err := admin(p.Dir)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/stats?format=json", nil)
+	var quoted []string
+	for _, end := range ends {
+		quoted = append(quoted, regexp.QuoteMeta(end))
+	}
+	query := url.Values{"format": {"json"}, "filter": {"(" + strings.Join(quoted, "|") + ")$"}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/stats?"+query.Encode(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -49,11 +118,11 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("asking Envoy for its statistics: status %d", resp.StatusCode)
 	}
-	return decode(io.LimitReader(resp.Body, maxStatistics))
+	return decode(io.LimitReader(resp.Body, maxStatistics), ends)
 }
 
-// decode picks what is told out of Envoy's statistics.
-func decode(r io.Reader) (map[string]float64, error) {
+// decode picks statistics by the ends of their names.
+func decode(r io.Reader, ends []string) (map[string]float64, error) {
 	var all struct {
 		Stats []struct {
 			Name  string `json:"name"`
@@ -69,7 +138,7 @@ func decode(r io.Reader) (map[string]float64, error) {
 		if !ok || strings.HasPrefix(s.Name, "http.admin.") || strings.HasPrefix(s.Name, "listener.admin.") {
 			continue
 		}
-		for _, end := range told {
+		for _, end := range ends {
 			if strings.HasSuffix(s.Name, end) {
 				own[s.Name] = v
 			}

@@ -91,13 +91,29 @@ func config(p sidecar.Place) string {
 		// HAProxy asks the kernel where the connection was going (SO_ORIGINAL_DST) for these.
 		line("  tcp-request connection reject unless { dst %s } { dst_port %d }", from.Addr(), from.Port())
 	}
-	if p.AcceptTLS {
-		// Once for each connection, behind the handshake.
+	switch {
+	case len(p.Rules) > 0:
+		// Who calls is found out once for each connection, behind the handshake, and judged for each request.
+		line("  tcp-request session set-var(sess.caller) ssl_c_der,hex")
+		for _, id := range p.Rules {
+			line("  http-request allow if { var(sess.caller) -m sub %s }", uriInDER(id))
+		}
+		line("  http-request deny")
+	case p.AcceptTLS: // once for each connection, behind the handshake
 		line("  tcp-request session reject unless { ssl_c_der,hex -m sub %s }", uriInDER(p.Peer))
 	}
 	line("  default_backend out")
 	line("backend out")
 	line("  server to %s pool-purge-delay %s%s", p.To, idle, dialTLS(p)) // idle connections stay open
+	for _, o := range p.Others {
+		if o.Listen != "" {
+			line("frontend in-%s", o.Name)
+			line("  bind %s%s", o.Listen, acceptTLS(p))
+			line("  default_backend %s", o.Name)
+		}
+		line("backend %s", o.Name)
+		line("  server to %s pool-purge-delay %s%s", o.To, idle, dialTLS(p))
+	}
 	return b.String()
 }
 

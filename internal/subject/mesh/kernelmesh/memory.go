@@ -58,9 +58,13 @@ var memoryMetrics = []measured.Metric{
 		measured.Memory(func(m *ledger.Memory) *int64 { return m.Hard })),
 }
 
-// anySubject reports whether one of the experiment's subjects was given a setting.
+// anySubject reports whether one of the experiment's data planes was given a setting. Other subjects have settings of
+// the same names.
 func anySubject(s *kind.Setup, key string) bool {
-	return slices.ContainsFunc(s.Subjects(), func(p *kind.Part) bool { return p.Options[key] != "" })
+	return slices.ContainsFunc(s.Subjects(), func(p *kind.Part) bool {
+		_, own := p.Kind.(guest)
+		return own && p.Options[key] != ""
+	})
 }
 
 // asked gives a value only where an arm says how many services it has.

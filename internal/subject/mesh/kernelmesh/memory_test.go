@@ -66,10 +66,20 @@ func memoryTrial(o param.Values) *measured.Measured {
 	}
 }
 
+// otherMesh is a subject of another kind, which has settings of the same names.
+type otherMesh struct{}
+
+func (otherMesh) About() kind.About { return kind.About{Name: "other"} }
+
 // TestMemoryMetrics: a map that two programs use counts once in map_declared_bytes and twice in map_by_program_bytes.
 func TestMemoryMetrics(t *testing.T) {
 	if v, ok := memoryTrial(nil).Values()["map_declared_bytes"]; ok {
 		t.Errorf("nobody asked, and map_declared_bytes is %g", v)
+	}
+	beside := memoryTrial(nil)
+	beside.Setup.Arms["other"] = &kind.Part{Kind: otherMesh{}, Options: param.Values{"services": "5", "then-services": "1"}}
+	if v, ok := beside.Values()["map_declared_bytes"]; ok {
+		t.Errorf("another subject has services, and map_declared_bytes is %g", v)
 	}
 	m := memoryTrial(param.Values{"services": "5", "then-services": "1"})
 	after := *m.Ledger

@@ -45,6 +45,9 @@ func (proxy) Check(o param.Values) error {
 		return fmt.Errorf("nginx does not speak %s to servers: set its protocol to %s, or leave it out", p,
 			sidecar.ProtocolTCP)
 	}
+	if sidecar.Rules(o) > 0 {
+		return errors.New("nginx knows no identities of callers, which access rules are about")
+	}
 	return nil
 }
 
@@ -167,7 +170,7 @@ func config(p sidecar.Place, module string) string {
 	top.line("master_process on;")
 	top.line("worker_processes %d;", p.Workers)
 	// A connection on either side, and some for the listening sockets and for who asks how it is doing.
-	sockets := 2*p.Connections + 64
+	sockets := 2*p.Connections + 64 + len(p.Others)
 	top.line("worker_rlimit_nofile %d;", sockets+64)
 	if p.User != "" {
 		top.line("user %s %s;", p.User, p.Group)
@@ -185,37 +188,62 @@ func config(p sidecar.Place, module string) string {
 			k.in("location = /status", func(k block) { k.line("stub_status;") })
 		})
 		if p.Protocol == sidecar.ProtocolHTTP {
-			requests(k, p)
+			requests(k, p, service{"to", p.Listen, p.To, p.Connections})
+			for _, o := range p.Others {
+				requests(k, p, service{o.Name, o.Listen, o.To, min(p.Connections, otherConnections)})
+			}
 		}
 	})
 	if p.Protocol == sidecar.ProtocolTCP {
 		top.in("stream", func(k block) {
-			k.in("server", func(k block) {
-				k.line("listen %s%s;", p.Listen, onlyTLS(p))
-				k.line("proxy_timeout %s;", idle)
-				k.line("proxy_connect_timeout 5s;")
-				k.line("proxy_pass %s;", p.To)
-				acceptTLS(k, p)
-				if p.DialTLS {
-					k.line("proxy_ssl on;")
+			bytesOf(k, p, p.Listen, p.To)
+			for _, o := range p.Others {
+				if o.Listen != "" {
+					bytesOf(k, p, o.Listen, o.To)
 				}
-				dialTLS(k, p)
-			})
+			}
 		})
 	}
 	return b.String()
 }
 
-// requests is the part that carries HTTP/1.1.
-func requests(k block, p sidecar.Place) {
-	k.in("upstream to", func(k block) {
-		k.line("server %s max_fails=0;", p.To)
-		k.line("keepalive %d;", p.Connections)
+// bytesOf is the part that carries the connections of a service.
+func bytesOf(k block, p sidecar.Place, listen, to string) {
+	k.in("server", func(k block) {
+		k.line("listen %s%s;", listen, onlyTLS(p))
+		k.line("proxy_timeout %s;", idle)
+		k.line("proxy_connect_timeout 5s;")
+		k.line("proxy_pass %s;", to)
+		acceptTLS(k, p)
+		if p.DialTLS {
+			k.line("proxy_ssl on;")
+		}
+		dialTLS(k, p)
+	})
+}
+
+// service is where requests come to and go.
+type service struct {
+	name, listen, to string
+	keep             int // idle connections to it, for which nginx sets memory aside
+}
+
+// otherConnections is how many idle connections are kept to a service that nobody calls.
+const otherConnections = 64
+
+// requests is the part that carries HTTP/1.1 to a service.
+func requests(k block, p sidecar.Place, s service) {
+	k.in("upstream "+s.name, func(k block) {
+		k.line("server %s max_fails=0;", s.to)
+		k.line("keepalive %d;", s.keep)
 		k.line("keepalive_requests %d;", endless)
 		k.line("keepalive_timeout %s;", idle)
 	})
+	if s.listen == "" {
+		return
+	}
 	k.in("server", func(k block) {
-		k.line("listen %s%s;", p.Listen, onlyTLS(p))
+		k.line("listen %s%s;", s.listen, onlyTLS(p))
 		k.line("keepalive_requests %d;", endless)
 		k.line("keepalive_timeout %s;", idle)
 		k.line("client_max_body_size 0;")
@@ -225,7 +253,7 @@ func requests(k block, p sidecar.Place) {
 			if p.DialTLS {
 				scheme = "https"
 			}
-			k.line("proxy_pass %s://to;", scheme)
+			k.line("proxy_pass %s://%s;", scheme, s.name)
 			k.line("proxy_http_version 1.1;")
 			k.line(`proxy_set_header Connection "";`)
 			k.line("proxy_set_header Host $http_host;")

@@ -25,6 +25,7 @@ import (
 
 	"tare/internal/subject/mesh/proxy/dataplane"
 	envoytest "tare/test/envoy"
+	"tare/test/port"
 )
 
 const types = "type.googleapis.com/"
@@ -265,15 +266,7 @@ func (r *running) try(resources ...any) error {
 }
 
 // free is an address that nobody listens at.
-func free(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
+func free(t *testing.T) string { return port.Free(t) }
 
 // run runs a program, which must be there, and gives what it printed.
 func run(t *testing.T, input, name string, args ...string) (string, error) {

@@ -129,45 +129,17 @@ type (
 // resourcesOf is the configuration of a proxy in Envoy's form. TLS is as for the other proxies: see
 // docs/mesh-proxies.md.
 func resourcesOf(p sidecar.Place) ([]byte, error) {
-	listen, to := socketOf(p.Listen), socketOf(p.To)
-	if listen == nil || to == nil {
-		return nil, errors.New("the proxy's addresses must be IP addresses with a port")
+	resources, err := serviceOf(p, hop{name: "to", peer: p.Peer, listen: p.Listen, to: p.To, from: p.From})
+	if err != nil {
+		return nil, err
 	}
-	cluster := fields{"@type": typeURL + "config.cluster.v3.Cluster", "name": "to", "connect_timeout": "5s",
-		"load_assignment": fields{"cluster_name": "to", "endpoints": elements{fields{"lb_endpoints": elements{
-			fields{"endpoint": fields{"address": to}}}}}}}
-	if sidecar.OverHTTP2(p.Protocol) {
-		cluster["typed_extension_protocol_options"] = fields{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": fields{
-				"@type":                typeURL + "extensions.upstreams.http.v3.HttpProtocolOptions",
-				"explicit_http_config": fields{"http2_protocol_options": fields{}},
-			},
-		}
-	}
-	chain := fields{"filters": elements{filterOf(p)}}
-	if p.DialTLS {
-		cluster["transport_socket"] = fields{
-			"name": "tls",
-			"typed_config": fields{"@type": typeURL + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
-				"sni": p.PeerName, "max_session_keys": 0, "common_tls_context": tlsOf(p)},
-		}
-	}
-	if p.AcceptTLS {
-		chain["transport_socket"] = fields{
-			"name": "tls",
-			"typed_config": fields{"@type": typeURL + "extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-				"require_client_certificate": true, "disable_stateless_session_resumption": true,
-				"common_tls_context": tlsOf(p)},
-		}
-	}
-	listener := fields{"@type": typeURL + "config.listener.v3.Listener", "name": "in", "address": listen,
-		"filter_chains": elements{chain}}
-	if p.From != "" {
-		if err := redirected(p, listener, chain); err != nil {
+	for _, o := range p.Others {
+		more, err := serviceOf(p, hop{name: o.Name, peer: o.Identity, listen: o.Listen, to: o.To})
+		if err != nil {
 			return nil, err
 		}
+		resources = append(resources, more...)
 	}
-	resources := elements{cluster, listener}
 	if p.AcceptTLS || p.DialTLS {
 		const kind = typeURL + "extensions.transport_sockets.tls.v3.Secret"
 		identity := fields{"filename": sidecar.IdentityFile}
@@ -188,15 +160,73 @@ func resourcesOf(p sidecar.Place) ([]byte, error) {
 	return json.MarshalIndent(fields{"resources": resources}, "", "  ")
 }
 
+// hop is where requests of a service come to and go, the SPIFFE ID of the peer, and the address whose connections are
+// redirected to listen; empty: none.
+type hop struct{ name, peer, listen, to, from string }
+
+// serviceOf is the cluster of a service, and its listener where it is called through the proxy.
+func serviceOf(p sidecar.Place, s hop) (elements, error) {
+	to := socketOf(s.to)
+	if to == nil {
+		return nil, errNoAddress
+	}
+	cluster := fields{"@type": typeURL + "config.cluster.v3.Cluster", "name": s.name, "connect_timeout": "5s",
+		"load_assignment": fields{"cluster_name": s.name, "endpoints": elements{fields{"lb_endpoints": elements{
+			fields{"endpoint": fields{"address": to}}}}}}}
+	if sidecar.OverHTTP2(p.Protocol) {
+		cluster["typed_extension_protocol_options"] = fields{
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": fields{
+				"@type":                typeURL + "extensions.upstreams.http.v3.HttpProtocolOptions",
+				"explicit_http_config": fields{"http2_protocol_options": fields{}},
+			},
+		}
+	}
+	if p.DialTLS {
+		cluster["transport_socket"] = fields{
+			"name": "tls",
+			"typed_config": fields{"@type": typeURL + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+				"sni": p.PeerName, "max_session_keys": 0, "common_tls_context": tlsOf(p, fields{"exact": s.peer})},
+		}
+	}
+	if s.listen == "" {
+		return elements{cluster}, nil
+	}
+	listen := socketOf(s.listen)
+	if listen == nil {
+		return nil, errNoAddress
+	}
+	chain := fields{"filters": elements{filterOf(p, s.name)}}
+	if p.AcceptTLS {
+		from := fields{"exact": s.peer}
+		if len(p.Rules) > 0 { // which judge every request
+			from = fields{"prefix": "spiffe://"}
+		}
+		chain["transport_socket"] = fields{
+			"name": "tls",
+			"typed_config": fields{"@type": typeURL + "extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+				"require_client_certificate": true, "disable_stateless_session_resumption": true,
+				"common_tls_context": tlsOf(p, from)},
+		}
+	}
+	in := fields{"@type": typeURL + "config.listener.v3.Listener", "name": "in-" + s.name, "address": listen,
+		"filter_chains": elements{chain}}
+	if s.from != "" {
+		if err := redirected(s.from, p.Transparent, in, chain); err != nil {
+			return nil, err
+		}
+	}
+	return elements{cluster, in}, nil
+}
+
 // redirected has a listener take connections that were made to another address, and close all others.
-func redirected(p sidecar.Place, listener, chain fields) error {
-	from, err := netip.ParseAddrPort(p.From)
+func redirected(address string, transparent bool, listener, chain fields) error {
+	from, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return fmt.Errorf("reading where connections were going: %w", err)
 	}
 	listener["listener_filters"] = elements{fields{"name": "original_dst", "typed_config": fields{
 		"@type": typeURL + "extensions.filters.listener.original_dst.v3.OriginalDst"}}}
-	listener["transparent"] = p.Transparent
+	listener["transparent"] = transparent
 	chain["filter_chain_match"] = fields{
 		"destination_port": from.Port(),
 		"prefix_ranges":    elements{fields{"address_prefix": from.Addr().String(), "prefix_len": from.Addr().BitLen()}},
@@ -204,13 +234,35 @@ func redirected(p sidecar.Place, listener, chain fields) error {
 	return nil
 }
 
-func filterOf(p sidecar.Place) fields {
+var errNoAddress = errors.New("the proxy's addresses must be IP addresses with a port")
+
+// rulesOf is the filter by which requests are judged: policies are looked through in the order of their names.
+func rulesOf(p sidecar.Place) fields {
+	policies := fields{}
+	for i, id := range p.Rules {
+		policies[fmt.Sprintf("rule-%05d", i)] = fields{
+			"permissions": elements{fields{"any": true}},
+			"principals":  elements{fields{"authenticated": fields{"principal_name": fields{"exact": id}}}},
+		}
+	}
+	return fields{"name": "rbac", "typed_config": fields{
+		"@type": typeURL + "extensions.filters.http.rbac.v3.RBAC",
+		"rules": fields{"action": "ALLOW", "policies": policies},
+	}}
+}
+
+func filterOf(p sidecar.Place, cluster string) fields {
 	if p.Protocol == sidecar.ProtocolTCP {
 		return fields{
 			"name": "tcp",
 			"typed_config": fields{"@type": typeURL + "extensions.filters.network.tcp_proxy.v3.TcpProxy",
-				"stat_prefix": "in", "cluster": "to"},
+				"stat_prefix": "in", "cluster": cluster},
 		}
+	}
+	filters := elements{fields{"name": "router", "typed_config": fields{
+		"@type": typeURL + "extensions.filters.http.router.v3.Router"}}}
+	if len(p.Rules) > 0 {
+		filters = elements{rulesOf(p), filters[0]}
 	}
 	return fields{"name": "http", "typed_config": fields{
 		"@type":       typeURL + "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -218,19 +270,14 @@ func filterOf(p sidecar.Place) fields {
 		"route_config": fields{
 			"name": "routes",
 			"virtual_hosts": elements{fields{"name": "all", "domains": elements{"*"}, "routes": elements{
-				fields{"match": fields{"prefix": "/"}, "route": fields{"cluster": "to", "timeout": "0s"}}}}},
+				fields{"match": fields{"prefix": "/"}, "route": fields{"cluster": cluster, "timeout": "0s"}}}}},
 		},
-		"http_filters": elements{
-			fields{
-				"name":         "router",
-				"typed_config": fields{"@type": typeURL + "extensions.filters.http.router.v3.Router"},
-			},
-		},
+		"http_filters": filters,
 	}}
 }
 
-// tlsOf is what both sides of mutual TLS have.
-func tlsOf(p sidecar.Place) fields {
+// tlsOf is what both sides of mutual TLS have. The peer's SPIFFE ID must match.
+func tlsOf(p sidecar.Place, peer fields) fields {
 	ask := func(name string) fields { return fields{"name": name} }
 	c := fields{
 		"tls_params": fields{
@@ -242,7 +289,7 @@ func tlsOf(p sidecar.Place) fields {
 			"validation_context_sds_secret_config": ask("roots"),
 			"default_validation_context": fields{
 				"match_typed_subject_alt_names": elements{
-					fields{"san_type": "URI", "matcher": fields{"exact": p.Peer}},
+					fields{"san_type": "URI", "matcher": peer},
 				}},
 		},
 	}

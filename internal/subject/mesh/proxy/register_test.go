@@ -1,9 +1,14 @@
 package proxy
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/signal"
 	"slices"
@@ -14,6 +19,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"tare/internal/param"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/sidecar"
 	"tare/internal/subject/mesh/sidecar/driven/driventest"
@@ -103,5 +109,49 @@ func validate(t *testing.T, f sidecar.Found) {
 		if err != nil || !strings.Contains(string(status), "\nUid:\t65534\t65534\t65534") {
 			t.Errorf("%s still has rights: %v\n%s", f.Component, err, status)
 		}
+	}
+}
+
+// TestAnswersWhileItListens: what an application of HTTP/2 answers before it has heard all of a request reaches a
+// client of HTTP/1.1, and the request goes on.
+func TestAnswersWhileItListens(t *testing.T) {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	app := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		_, _ = io.Copy(w, r.Body)
+	}))
+	app.Config.Protocols = protocols
+	app.Start()
+	defer app.Close()
+	x := sidecartest.NewTrial(t, map[string]string{"server": app.Listener.Addr().String()})
+	x.Speaking("server", "http2")
+	p := x.MustStart(sidecar.Guest{Proxy: guest{}}, param.Values{"protocol": sidecar.ProtocolHTTP2})
+	c, err := net.Dial("tcp", p.Address("server"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	const size = 4 << 20
+	sent := make(chan error, 1)
+	heard := make(chan struct{})
+	go func() {
+		_, err := fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\nx", size)
+		if err == nil {
+			<-heard // the head of the answer
+			_, err = c.Write(bytes.Repeat([]byte("x"), size-1))
+		}
+		sent <- err
+	}()
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	close(heard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := io.Copy(io.Discard, resp.Body)
+	if err != nil || n != size || <-sent != nil {
+		t.Errorf("%d of %d bytes came back: %v", n, size, err)
 	}
 }

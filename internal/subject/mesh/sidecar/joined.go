@@ -35,7 +35,7 @@ type joined struct {
 
 	pods    *redirect.Pods // nil: all of it is on this machine's network
 	rules   *redirect.Rules
-	own     *scratch.Dir
+	files   *scratch.Dir
 	held    []*reservation
 	entry   map[string]string // where loads find an application
 	proxies []*one            // those of the server before those of the client
@@ -64,9 +64,13 @@ var _ interface {
 
 // Evidence is what is known of the proxies alone.
 type Evidence struct {
-	Hops    int    `json:"hops"`
-	MTLS    bool   `json:"mtls"` // between the two proxies
-	Network string `json:"network"`
+	Hops int  `json:"hops"`
+	MTLS bool `json:"mtls"` // between the two proxies
+	// Services, Discovery and Rules are of the mesh, as the settings of these names have it.
+	Services  int    `json:"services"`
+	Discovery string `json:"discovery"`
+	Rules     int    `json:"rules"`
+	Network   string `json:"network"`
 	// Redirect is how connections came to the proxies.
 	Redirect string  `json:"redirect"`
 	Version  string  `json:"version,omitempty"`
@@ -86,6 +90,8 @@ type Found struct {
 	// Own is what the proxy says of itself, by its own names, from its start on: readiness and warm-up are in it. Null
 	// where it says nothing. Nothing else is made of it.
 	Own map[string]float64 `json:"own"`
+	// OwnFewer is the same after services were taken away; left out where none were.
+	OwnFewer map[string]float64 `json:"own_fewer,omitempty"`
 	// Unsaid is why it said nothing.
 	Unsaid string `json:"unsaid,omitempty"`
 }
@@ -108,7 +114,7 @@ func (j *joined) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if j.own, err = scratch.New("", "sidecar"); err != nil {
+	if j.files, err = scratch.New("", "sidecar"); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(apps)) {
@@ -133,6 +139,11 @@ func (j *joined) Start(ctx context.Context) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(apps)) {
 		if err := j.reach(ctx, name, began); err != nil {
+			return err
+		}
+	}
+	if j.part.Options.Int(settingServices) > len(apps) {
+		if err := j.settled(ctx, "their configuration"); err != nil {
 			return err
 		}
 	}
@@ -164,7 +175,7 @@ func (j *joined) plan(app, address, program string) error {
 		}
 		p := Place{
 			Component: component, App: app, Options: j.part.Options, Self: j.trial.Self(), Program: program,
-			Dir:    filepath.Join(j.own.Path(), component+"-"+app),
+			Dir:    filepath.Join(j.files.Path(), component+"-"+app),
 			Listen: r.address, To: to, From: from, Dial: j.dialer(component),
 			Transparent: component == Server && from != "" && redirect.Unchanged(wayOf(j.part.Options)),
 			AcceptTLS:   mtls && component == Server, DialTLS: mtls && component == Client,
@@ -182,6 +193,12 @@ func (j *joined) plan(app, address, program string) error {
 			}
 			p.PeerName = nameOf(other)
 		}
+		if p.AcceptTLS {
+			p.Rules = callers(Rules(j.part.Options), p.Peer)
+		}
+		if err := j.know(&p, len(j.trial.Applications())); err != nil {
+			return err
+		}
 		if err := p.unprivileged(); err != nil {
 			return err
 		}
@@ -194,6 +211,14 @@ func (j *joined) plan(app, address, program string) error {
 	return nil
 }
 
+// driven is the proxies as those that a control plane configures; nil: they are not.
+func (j *joined) driven() Driven {
+	if d, ok := j.proxy.(Driven); ok && d.Driven(j.part.Options) {
+		return d
+	}
+	return nil
+}
+
 // prepare makes the directories of all proxies, with certificates, or has a control plane started that has them.
 func (j *joined) prepare(ctx context.Context) error {
 	for _, p := range j.proxies {
@@ -202,13 +227,13 @@ func (j *joined) prepare(ctx context.Context) error {
 			return fmt.Errorf("making the directory of a proxy: %w", err)
 		}
 	}
-	if d, ok := j.proxy.(Driven); ok && d.Driven(j.part.Options) {
+	if d := j.driven(); d != nil {
 		places := make([]Place, len(j.proxies))
 		for i, p := range j.proxies {
 			places[i] = p.place
 		}
 		control, err := d.Drive(ctx, Drive{
-			Trial: j.trial, Part: j.part, Dir: j.own.Path(), Host: j.host(Server).String(), Proxies: places,
+			Trial: j.trial, Part: j.part, Dir: j.files.Path(), Host: j.host(Server).String(), Proxies: places,
 		})
 		if err != nil {
 			return fmt.Errorf("starting the control plane of %s: %w", j.name, err)
@@ -353,7 +378,8 @@ func (j *joined) Address(app string) (string, error) {
 // After sees that the proxies are those that were started, and asks each what it says of itself.
 func (j *joined) After(ctx context.Context) error {
 	j.evidence = &Evidence{
-		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Network: j.part.Options[settingNetwork],
+		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Services: j.part.Options.Int(settingServices),
+		Discovery: j.part.Options[settingDiscovery], Rules: Rules(j.part.Options), Network: j.part.Options[settingNetwork],
 		Redirect: wayOf(j.part.Options), Version: j.version, Proxies: []Found{},
 	}
 	if err := j.died("during the trial"); err != nil {
@@ -373,16 +399,23 @@ func (j *joined) After(ctx context.Context) error {
 			return fmt.Errorf("finding the processes of %s: %w", p.place.Component, err)
 		}
 		found.Processes = seen.Processes
-		if t, ok := j.proxy.(Teller); ok {
-			asking, cancel := context.WithTimeout(ctx, askFor)
-			if found.Own, err = t.Own(asking, p.place); err != nil {
-				found.Unsaid = err.Error()
-			}
-			cancel()
+		if found.Own, err = j.own(ctx, p); err != nil {
+			found.Unsaid = err.Error()
 		}
 		j.evidence.Proxies = append(j.evidence.Proxies, found)
 	}
-	return nil
+	return j.down(ctx)
+}
+
+// own is what a proxy says of itself; nil where its kind says nothing.
+func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
+	t, ok := j.proxy.(Teller)
+	if !ok {
+		return nil, nil
+	}
+	asking, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	return t.Own(asking, p.place)
 }
 
 // Evidence is what was found; nil where nobody looked.
@@ -423,7 +456,7 @@ func (j *joined) Close() error {
 	if err != nil {
 		err = fmt.Errorf("removing the networks of the proxies of %s: %w", j.trial.Arm(), err)
 	}
-	if closed := j.own.Close(); closed != nil {
+	if closed := j.files.Close(); closed != nil {
 		err = errors.Join(err, fmt.Errorf("removing the files of the proxies of %s: %w", j.trial.Arm(), closed))
 	}
 	return err

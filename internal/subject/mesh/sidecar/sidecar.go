@@ -67,6 +67,18 @@ type (
 		Lacks(ctx context.Context, program string, o param.Values) error
 	}
 
+	// Changer is a Driven proxy whose control plane can be told of other services while the proxies run. Change gives what
+	// Drive gave, as it is afterwards, and does not wait for the proxies.
+	Changer interface {
+		Change(ctx context.Context, control any, d Drive) (any, error)
+	}
+
+	// Settler is a proxy that says whether it has put to work all that it was told. An error is why that cannot be said
+	// now.
+	Settler interface {
+		Settled(ctx context.Context, p Place) (bool, error)
+	}
+
 	// Teller is a proxy that counts what it does. Own is its own word, by its own names, from its start until now: it is
 	// kept in the record as that, and no metric is made of it.
 	Teller interface {
@@ -125,6 +137,14 @@ type Place struct {
 	Identity           string // its SPIFFE ID
 	Peer               string // SPIFFE ID of the proxy on the other side of the TLS; empty where there is none
 	PeerName           string // DNS name in that proxy's certificate
+
+	// Rules are the identities that may call the application, in the order in which they are to be looked through for
+	// every request. The last is that of the peer. Empty: there are none, and the peer alone may call.
+	Rules []string
+
+	// Others are the further services that the proxy is to know. One that a control plane drives has all of the mesh here,
+	// and the options say what it is to be told.
+	Others []Other
 
 	Workers     int    // threads or processes that carry requests
 	Connections int    // that it must be able to carry at once
@@ -222,7 +242,7 @@ func Hops(o param.Values) int { return o.Int(settingHops) }
 func MTLS(o param.Values) bool { return Hops(o) == 2 && o.On(settingMTLS) }
 
 // Settings are those of all kinds of proxies.
-func Settings() []param.Setting { return slices.Clone(commonSettings) }
+func Settings() []param.Setting { return slices.Concat(commonSettings, meshSettings) }
 
 // Guest is a kind of proxy as a subject of experiments.
 type Guest struct{ Proxy Proxy }
@@ -233,11 +253,14 @@ func Register(p Proxy) { kind.Register(kind.Subject, Guest{p}) }
 // About is kind.Guest's.
 func (g Guest) About() kind.About {
 	a := g.Proxy.About()
-	return kind.About{Name: a.Name, Summary: a.Summary, Settings: slices.Concat(commonSettings, a.Settings)}
+	return kind.About{Name: a.Name, Summary: a.Summary, Settings: slices.Concat(Settings(), a.Settings)}
 }
 
 // Check is kind.Checker's.
 func (g Guest) Check(o param.Values) error {
+	if err := g.checkMesh(o); err != nil {
+		return err
+	}
 	way := o[settingRedirect]
 	if way != redirect.Explicit && !inPods(o) {
 		return fmt.Errorf("%q is made in network namespaces of the trial: write %s: %s", settingRedirect+": "+way,
@@ -380,8 +403,12 @@ var (
 	_ kind.Diagnosed    = Guest{}
 	_ kind.Player       = Guest{}
 	_ measured.Speaker  = Guest{}
+	_ measured.Teller   = Guest{}
 	_ measured.InPath   = Guest{}
 )
+
+// Permissive reports whether options have every proxy know every service.
+func Permissive(o param.Values) bool { return o[settingDiscovery] == DiscoveryPermissive }
 
 // ProtocolOf is what options say that the proxies understand.
 func ProtocolOf(o param.Values) string { return o[settingProtocol] }

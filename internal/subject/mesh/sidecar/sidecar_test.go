@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -177,6 +178,72 @@ func TestCheckSetup(t *testing.T) {
 	}
 }
 
+// driven is a kind of proxy with a control plane.
+type driven struct{ fake }
+
+func (driven) Drive(context.Context, Drive) (any, error)       { return nil, nil }
+func (driven) Change(context.Context, any, Drive) (any, error) { return nil, nil }
+
+// TestCheck: settings about the mesh that contradict others, or the kind of proxy, are refused.
+func TestCheck(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct {
+		proxy Proxy
+		set   param.Values
+		says  string
+	}{
+		{fake{}, param.Values{"rules": "1000"}, ""},
+		{fake{}, param.Values{"rules": "1", "protocol": "grpc"}, ""},
+		{fake{}, param.Values{"rules": "1", "protocol": "tcp"}, "who makes a request"},
+		{fake{}, param.Values{"rules": "1", "mtls": "false"}, "who makes a request"},
+		{fake{}, param.Values{"rules": "1", "hops": "1"}, "who makes a request"},
+		{fake{}, param.Values{"services": "1000", "discovery": "permissive"}, ""},
+		{fake{}, param.Values{"services": "10", "then-services": "1"}, "fake cannot here"},
+		{driven{}, param.Values{"services": "10", "then-services": "1"}, ""},
+		{driven{}, param.Values{"services": "10", "then-services": "11"}, "is more than"},
+	} {
+		g := Guest{c.proxy}
+		o := param.Defaults(g.About().Settings)
+		for k, v := range c.set {
+			o[k] = v
+		}
+		if err := g.Check(o); c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%v: %v", c.set, err)
+		}
+	}
+}
+
+// TestCallers: there are as many rules as are asked for, all different, and the last is for who calls.
+func TestCallers(t *testing.T) {
+	guest.KernelFree(t)
+	for _, n := range []int{0, 1, 2, 1000} {
+		all := callers(n, "spiffe://me")
+		if len(all) != n || n > 0 && all[n-1] != "spiffe://me" || len(slices.Compact(slices.Sorted(slices.Values(all)))) != n {
+			t.Errorf("%d rules: %d, the last for %q", n, len(all), all[max(0, len(all)-1):])
+		}
+	}
+}
+
+// TestOthers: further services have addresses of their own, which are nobody else's, and only a client is called.
+func TestOthers(t *testing.T) {
+	guest.KernelFree(t)
+	seen := map[string]bool{}
+	for _, o := range others(Client, maxServices, "1234") {
+		at, err := netip.ParseAddrPort(o.Listen)
+		if err != nil || !netip.MustParsePrefix("127.64.0.0/10").Contains(at.Addr()) || at.Port() != 1234 || seen[o.Listen] {
+			t.Fatalf("%s listens at %q, %v", o.Name, o.Listen, err)
+		}
+		to, err := netip.ParseAddrPort(o.To)
+		if err != nil || !netip.MustParsePrefix("198.18.0.0/15").Contains(to.Addr()) || seen[o.To] {
+			t.Fatalf("%s goes to %q, %v", o.Name, o.To, err)
+		}
+		seen[o.Listen], seen[o.To] = true, true
+	}
+	if o := others(Server, 1, ""); len(o) != 1 || o[0].Listen != "" {
+		t.Errorf("the server's is called: %+v", o)
+	}
+}
+
 // TestMTLS: there is a link for it between two proxies, and nowhere else.
 func TestMTLS(t *testing.T) {
 	guest.KernelFree(t)
@@ -206,7 +273,7 @@ func TestProbes(t *testing.T) {
 // picky is a kind of proxy that cannot take connections in one way.
 type picky struct{ fake }
 
-func (picky) Takes(way string) error {
+func (picky) Takes(way string, _ param.Values) error {
 	if way == redirect.TPROXY {
 		return errors.New("not so")
 	}

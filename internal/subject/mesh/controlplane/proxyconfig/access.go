@@ -177,7 +177,7 @@ func (s *service) guard(m *Mesh) manager {
 			p.Principals = append(p.Principals, &rbacv3.Principal{Identifier: &rbacv3.Principal_Authenticated_{
 				Authenticated: &rbacv3.Principal_Authenticated{PrincipalName: m.named(id)}}})
 		}
-		rules.Policies[fmt.Sprintf("access-%d", i)] = p
+		rules.Policies[fmt.Sprintf("access-%05d", i)] = p // Envoy looks through them in the order of their names
 	}
 	return manager{rbac: rules, paths: s.limited}
 }

@@ -31,6 +31,7 @@ import (
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
 	"tare/internal/subject/mesh/proxy"
 	envoytest "tare/test/envoy"
+	"tare/test/port"
 )
 
 // TestMain has the test's binary be a proxy where tare would be started as one.
@@ -535,15 +536,7 @@ func private(t *testing.T) string {
 }
 
 // free is an address that nobody listens at.
-func free(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
+func free(t *testing.T) string { return port.Free(t) }
 
 // until waits until something holds. It fails the test after so long that no noise is a reason.
 func until(t *testing.T, what string, holds func() bool) {

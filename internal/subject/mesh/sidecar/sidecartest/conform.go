@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +62,8 @@ func Conform(t *testing.T, p sidecar.Proxy, o Options) {
 	t.Run("bytes", func(t *testing.T) { bytesThrough(t, g) })
 	t.Run("protocols", func(t *testing.T) { protocols(t, g) })
 	t.Run("strict", func(t *testing.T) { strict(t, g, o) })
+	t.Run("rules", func(t *testing.T) { rules(t, g, o) })
+	t.Run("services", func(t *testing.T) { services(t, g, o) })
 	t.Run("killed", func(t *testing.T) { killed(t, g) })
 	t.Run("unready", func(t *testing.T) { unready(t, g) })
 	t.Run("redirected", func(t *testing.T) { redirected(t, g, o) })
@@ -461,6 +464,124 @@ func alike(t *testing.T, at string, cert tls.Certificate) {
 		_ = c.Close()
 		t.Error("TLS 1.2 was taken")
 	}
+}
+
+// rules: with access rules who is named last gets through, and who is named by none is answered with a refusal, before
+// the application hears of it.
+func rules(t *testing.T, g sidecar.Guest, o Options) {
+	set := param.Values{"rules": "60"}
+	if err := g.Check(Part(g, set).Options); err != nil {
+		if !strings.Contains(err.Error(), "rules") { // it has none, and must say so
+			t.Error(err)
+		}
+		return
+	}
+	dir := temporary(t)
+	app, other := NewApp(t, "server"), NewApp(t, "other")
+	x := NewTrial(t, map[string]string{"server": app.Address, "other": other.Address})
+	p := x.MustStart(g, set)
+	if got := Get(t, http.DefaultClient, p.Address("server"), "/x"); got != "server GET /x " {
+		t.Errorf("the application answers %q", got)
+	}
+	if e := p.Evidence(); e.Rules != 60 {
+		t.Errorf("the evidence has %d rules", e.Rules)
+	}
+	if o.Files {
+		before := app.Requests.Load()
+		stranger := readIdentity(t, dir, sidecar.Client, "other")
+		if err := tlsRequest(serverOf(p, "server"), []tls.Certificate{stranger}); err == nil ||
+			err.Error() != fmt.Sprintf("status %d", http.StatusForbidden) {
+			t.Errorf("an identity that no rule names: %v", err)
+		}
+		if n := app.Requests.Load() - before; n != 0 {
+			t.Errorf("%d of its requests reached the application", n)
+		}
+	}
+	x.NoFailure()
+}
+
+// services: under permissive discovery the client's proxy takes connections to every service of the mesh, by policy to
+// that of its application alone. What a control plane drives forgets services that are taken away.
+func services(t *testing.T, g sidecar.Guest, o Options) {
+	const count = 40
+	for _, discovery := range []string{sidecar.DiscoveryPolicy, sidecar.DiscoveryPermissive} {
+		t.Run(discovery, func(t *testing.T) {
+			dir := temporary(t)
+			app := NewApp(t, "server")
+			x := NewTrial(t, map[string]string{"server": app.Address})
+			set := param.Values{"services": strconv.Itoa(count), "discovery": discovery}
+			_, goesDown := g.Proxy.(sidecar.Changer)
+			if goesDown {
+				set["then-services"] = "11"
+			} else if err := g.Check(Part(g, param.Values{"then-services": "1"}).Options); err == nil {
+				t.Error("it is to forget services, and cannot")
+			}
+			p := x.MustStart(g, set)
+			if got := Get(t, http.DefaultClient, p.Address("server"), "/x"); got != "server GET /x " {
+				t.Errorf("the application answers %q", got)
+			}
+			known := 0
+			if discovery == sidecar.DiscoveryPermissive {
+				known = count - 1
+			}
+			client := []int{x.client(t)}
+			if n := elsewhere(t, client); n != known {
+				t.Errorf("the client's proxy listens for %d further services, not %d", n, known)
+			}
+			evidence := p.Evidence()
+			if goesDown {
+				known = min(known, 10)
+				if len(x.Readings) != 1 {
+					t.Errorf("the readings are %q", x.Readings)
+				}
+			}
+			if n := elsewhere(t, client); n != known {
+				t.Errorf("the client's proxy listens for %d further services in the end, not %d", n, known)
+			}
+			if got := Get(t, http.DefaultClient, p.Address("server"), "/y"); got != "server GET /y " {
+				t.Errorf("the application answers %q in the end", got)
+			}
+			for _, f := range evidence.Proxies {
+				if len(f.Own) > 100 || f.Unsaid != "" {
+					t.Errorf("%s says %d things of itself: %s", f.Component, len(f.Own), f.Unsaid)
+				}
+				if o.Validate != nil {
+					o.Validate(t, f, dirsOf(t, dir, f))
+				}
+			}
+			x.NoFailure()
+		})
+	}
+}
+
+// elsewhere is at how many addresses of 127.64.0.0/10 processes listen.
+func elsewhere(t *testing.T, pids []int) (n int) {
+	t.Helper()
+	own := map[string]bool{}
+	for _, pid := range pids {
+		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, "socket:[") {
+				own[strings.Trim(to, "socket:[]")] = true
+			}
+		}
+	}
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{} // a worker each may have a socket for one address
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		const address, state, inode = 1, 3, 9
+		if len(f) > inode && own[f[inode]] && f[state] == "0A" && strings.HasSuffix(f[address][:8], "407F") {
+			found[f[address]] = true
+		}
+	}
+	return len(found)
 }
 
 func readIdentity(t *testing.T, dir, component, app string) tls.Certificate {

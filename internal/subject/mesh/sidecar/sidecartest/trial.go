@@ -59,6 +59,7 @@ type Trial struct {
 	Tree       *placement.Tree
 	SelfPath   string // of the tare binary
 	Failed     chan error
+	Readings   []string // the further readings of counters that proxies asked for
 
 	apps  map[string]kind.App
 	setup kind.Setup
@@ -126,6 +127,29 @@ func (x *Trial) Setup() *kind.Setup                       { return &x.setup }
 func (x *Trial) Applications() map[string]kind.App        { return x.apps }
 func (x *Trial) Record() *record.Trial                    { return &record.Trial{Ledger: &ledger.Ledger{}} }
 func (x *Trial) SetSubject(kind.Objects, json.RawMessage) {}
+
+// Read is kind.Trial's.
+func (x *Trial) Read(_ context.Context, name string) error {
+	x.Readings = append(x.Readings, name)
+	return nil
+}
+
+// client is the first process of the client's proxy.
+func (x *Trial) client(t *testing.T) int {
+	t.Helper()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	g := x.groups[path.Join(kind.SubjectGroup, sidecar.Client, "server")]
+	text, err := os.ReadFile(path.Join(g.V2Dir(), "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := 0
+	if _, err := fmt.Sscan(string(text), &first); err != nil {
+		t.Fatalf("no process is in the group of the client's proxy: %v", err)
+	}
+	return first
+}
 
 // Fail keeps why the trial failed.
 func (x *Trial) Fail(err error) {
