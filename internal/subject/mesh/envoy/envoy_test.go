@@ -49,6 +49,9 @@ func TestConform(t *testing.T) {
 					rejected += v
 				}
 			}
+			if allocated, heap := f.Own["memory.allocated"], f.Own["memory.heap_size"]; allocated < 1e6 || heap < allocated {
+				t.Errorf("%s says that %g bytes of a heap of %g are in use", f.Component, allocated, heap)
+			}
 			if requests < 1 || rejected > 0 || f.Own["control_plane.connected_state"] != 1 {
 				t.Errorf("%s counted %v", f.Component, f.Own)
 			}

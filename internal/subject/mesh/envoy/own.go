@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"tare/internal/subject/mesh/sidecar"
@@ -40,6 +41,7 @@ const (
 
 const (
 	maxStatistics = 64 << 20 // bytes of Envoy's answer: more than a sidecar of 10,000 services has
+	maxMemory     = 64 << 10 // bytes of what it says of its memory
 	maxAddress    = 256      // bytes of the file with the address of its administration
 )
 
@@ -47,6 +49,9 @@ const (
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
 	all, err := statistics(ctx, p, told)
 	if err != nil {
+		return nil, err
+	}
+	if err := memory(ctx, p, all); err != nil {
 		return nil, err
 	}
 	if len(p.Others) > 0 { // which have nothing to tell, and many names
@@ -95,16 +100,45 @@ func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
 
 // statistics are those of Envoy whose names end in one of some ways.
 func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string]float64, error) {
-	address, err := admin(p.Dir)
-	if err != nil {
-		return nil, err
-	}
 	var quoted []string
 	for _, end := range ends {
 		quoted = append(quoted, regexp.QuoteMeta(end))
 	}
 	query := url.Values{"format": {"json"}, "filter": {"(" + strings.Join(quoted, "|") + ")$"}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/stats?"+query.Encode(), nil)
+	body, err := ask(ctx, p, "/stats?"+query.Encode())
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	return decode(io.LimitReader(body, maxStatistics), ends)
+}
+
+// memory adds what Envoy's allocator says now: its statistics of memory are up to 5 s old.
+func memory(ctx context.Context, p sidecar.Place, to map[string]float64) error {
+	body, err := ask(ctx, p, "/memory")
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	var said map[string]string
+	if err := json.NewDecoder(io.LimitReader(body, maxMemory)).Decode(&said); err != nil {
+		return fmt.Errorf("decoding what Envoy says of its memory: %w", err)
+	}
+	for name, text := range said {
+		if v, err := strconv.ParseFloat(text, 64); err == nil {
+			to["memory."+name] = v
+		}
+	}
+	return nil
+}
+
+// ask makes a request of Envoy's administration. The caller closes the answer's body.
+func ask(ctx context.Context, p sidecar.Place, path string) (io.ReadCloser, error) {
+	address, err := admin(p.Dir)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -112,13 +146,13 @@ func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string
 	asker := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: p.Dial}}
 	resp, err := asker.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("asking Envoy for its statistics: %w", err)
+		return nil, fmt.Errorf("asking Envoy's administration: %w", err)
 	}
-	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("asking Envoy for its statistics: status %d", resp.StatusCode)
+		_ = resp.Body.Close() // nothing in it is wanted
+		return nil, fmt.Errorf("asking Envoy's administration for %s: status %d", path, resp.StatusCode)
 	}
-	return decode(io.LimitReader(resp.Body, maxStatistics), ends)
+	return resp.Body, nil
 }
 
 // decode picks statistics by the ends of their names.
