@@ -32,13 +32,20 @@ const (
 	node     = "sidecar~" + workload + "~web.default~default.svc.cluster.local"
 )
 
+// sidecar is the workload for which an Envoy speaks.
+type sidecar struct {
+	node    string // its id
+	app     string // the label by which policies select it
+	secrets string // the socket where it has its certificates
+}
+
 // bootstrap is Envoy's, as a sidecar that nothing is redirected to: it listens at the addresses of services.
-func bootstrap(xds, variant, admin string) string {
+func bootstrap(xds, variant, admin string, of sidecar) string {
 	host, port, _ := net.SplitHostPort(xds)
 	adminHost, adminPort, _ := net.SplitHostPort(admin)
 	return fmt.Sprintf(`{
-"node": {"id": %q, "cluster": "web.default",
-  "metadata": {"ISTIO_VERSION": %q, "CLUSTER_ID": "tare", "NAMESPACE": "default", "INTERCEPTION_MODE": "NONE"}},
+"node": {"id": %q, "cluster": "web.default", "metadata": {"ISTIO_VERSION": %q, "CLUSTER_ID": "tare",
+  "NAMESPACE": "default", "INTERCEPTION_MODE": "NONE", "LABELS": {"app": %q}}},
 "admin": {"address": {"socket_address": {"address": %q, "port_value": %s}}},
 "dynamic_resources": {"cds_config": {"ads": {}, "resource_api_version": "V3"},
   "lds_config": {"ads": {}, "resource_api_version": "V3"},
@@ -56,8 +63,8 @@ func bootstrap(xds, variant, admin string) string {
      "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
      "explicit_http_config": {"http2_protocol_options": {}}}},
    "load_assignment": {"cluster_name": "sds-grpc", "endpoints": [{"lb_endpoints": [{"endpoint":
-     {"address": {"pipe": {"path": "./nobody"}}}}]}]}}]}
-}`, node, Version, adminHost, adminPort, variant, host, port)
+     {"address": {"pipe": {"path": %q}}}}]}]}}]}
+}`, of.node, Version, of.app, adminHost, adminPort, variant, host, port, of.secrets)
 }
 
 // envoy is a running Envoy.
@@ -66,7 +73,7 @@ type envoy struct {
 	log   tail
 }
 
-func startEnvoy(t *testing.T, xds, variant string) *envoy {
+func startEnvoy(t *testing.T, xds, variant string, of sidecar) *envoy {
 	t.Helper()
 	binary, err := filepath.Abs(envoytest.Path(t))
 	if err != nil {
@@ -79,7 +86,7 @@ func startEnvoy(t *testing.T, xds, variant string) *envoy {
 	e := &envoy{admin: ports[0]}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "bootstrap.json")
-	if err := os.WriteFile(file, []byte(bootstrap(xds, variant, e.admin)), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(bootstrap(xds, variant, e.admin, of)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(binary, "-c", file, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning")
@@ -258,7 +265,7 @@ func testEnvoy(t *testing.T, i *Istiod, variant string) {
 	tcp := Service{"tcp", netip.AddrPortFrom(netip.MustParseAddr("127.96.0.1"), port()), "TCP", []netip.AddrPort{a, b}}
 	web := Service{"http", netip.AddrPortFrom(netip.MustParseAddr("127.96.0.2"), port()), "HTTP", []netip.AddrPort{x, y}}
 	own := netip.AddrPortFrom(netip.MustParseAddr(workload), port())
-	sidecar := fmt.Sprintf(`apiVersion: networking.istio.io/v1
+	listening := fmt.Sprintf(`apiVersion: networking.istio.io/v1
 kind: Sidecar
 metadata: {name: own, namespace: default}
 spec:
@@ -273,7 +280,7 @@ spec:
 	}
 	put("tcp", tcp.Entry())
 	put("http", web.Entry())
-	put("own", sidecar)
+	put("own", listening)
 	put("plain", `apiVersion: security.istio.io/v1
 kind: PeerAuthentication
 metadata: {name: plain, namespace: default}
@@ -284,7 +291,7 @@ spec: {mtls: {mode: DISABLE}}
 			_ = i.Remove(file + ".yaml")
 		}
 	}()
-	e := startEnvoy(t, i.XDS, variant)
+	e := startEnvoy(t, i.XDS, variant, sidecar{node: node, app: "web", secrets: "./nobody"})
 	both := func(what string, ask func() string, one, other string) {
 		t.Helper()
 		got := map[string]int{}
@@ -314,7 +321,7 @@ spec: {mtls: {mode: DISABLE}}
 	put("tcp", tcp.Weighted(50))
 	both("TCP goes to both again", overTCP, "a", "b")
 
-	put("own", sidecar, Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}]}`))
+	put("own", listening, Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}]}`))
 	eventually(t, "who is not allowed is denied", func() bool { return dial(own, "127.0.2.1") == "" })
 	eventually(t, "who is allowed is let in", func() bool { return dial(own, "127.0.1.1") == "a" })
 
