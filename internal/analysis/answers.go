@@ -266,7 +266,7 @@ func (p *prose) cost(t *table) {
 			continue
 		}
 		said[d.What] = true
-		if e.Value == 0 && p.baseIsZero(e) && (e.Hi == nil || *e.Hi == 0) {
+		if e.Value == 0 && p.baseIsZero(e) && e.Hi != nil && *e.Hi == 0 {
 			continue // neither has any of it, as where no eBPF program was ever loaded
 		}
 		text := p.adds(e, d.What+" per "+d.Per)
