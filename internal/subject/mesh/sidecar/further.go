@@ -144,7 +144,7 @@ func (j *joined) settled(ctx context.Context, what string) error {
 	}
 	within := j.part.Options.Duration(settingReady)
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fault.New(fault.Machine, j.name, "raise "+settingReady+
-		" if this machine needs longer", "the proxies had not taken %s within %v", what, within))
+		" if this machine needs longer", "the proxies had not put %s into effect within %v", what, within))
 	defer cancel()
 	tick := time.NewTicker(settleEvery)
 	defer tick.Stop()
@@ -154,7 +154,7 @@ func (j *joined) settled(ctx context.Context, what string) error {
 			if done {
 				break
 			}
-			if died := j.died("before it had taken " + what); died != nil {
+			if died := j.died("before it had put " + what + " into effect"); died != nil {
 				return died
 			}
 			select {
@@ -195,7 +195,7 @@ func (j *joined) down(ctx context.Context) error {
 	for _, p := range j.proxies {
 		p.place.Control = control
 	}
-	if err := j.settled(ctx, "that services had gone"); err != nil {
+	if err := j.settled(ctx, "the removal of services"); err != nil {
 		return err
 	}
 	select {
