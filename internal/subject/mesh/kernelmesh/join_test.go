@@ -220,7 +220,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// TestJoinControlPlane: a data plane with a control plane of its own asks that for the application's service, and has it
+// TestJoinControlPlane: a data plane with a control plane of its own asks that for the application's service, and has
 // it once it was started; its components and its node have names.
 func TestJoinControlPlane(t *testing.T) {
 	x := &trial{dir: t.TempDir(), work: testCgroup(t)}
