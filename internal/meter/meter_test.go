@@ -92,13 +92,16 @@ func TestWindowsFollowEachOther(t *testing.T) {
 			t.Error("a window without samples")
 		}
 	}
-	// What was done before is not charged to a window: to read its edges takes the longer the more groups, programs and
-	// maps there are, but no more CPU time than there is in it.
-	l := ledgerOf(t, m, func() {})
-	most := max(0.1, float64(l.Host.CPUs)*(l.Window.Seconds+2*l.Window.EdgeSeconds))
-	if l.Self.CPUSeconds > most && !testing.Short() { // an emulated processor's clocks are honest only to that degree
-		t.Errorf("a window of %v s in which nothing was done is charged %v s of the scale's CPU time", l.Window.Seconds, l.Self.CPUSeconds)
+	// What was done before is not charged to a window. To read its edges takes the longer the more groups, programs and
+	// maps there are, of which others may have thousands for a while.
+	var took float64
+	for range 15 {
+		if took = ledgerOf(t, m, func() {}).Self.CPUSeconds; took <= 0.1 || testing.Short() { // an emulated processor takes ten times as long
+			return
+		}
+		time.Sleep(2 * time.Second)
 	}
+	t.Errorf("a window in which nothing was done is charged %v s of the scale's CPU time", took)
 }
 
 func TestOneWindowAtATime(t *testing.T) {
