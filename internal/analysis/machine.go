@@ -123,7 +123,7 @@ var BudgetParts = []BudgetPart{
 
 // cpuOf splits one ledger's budget, in seconds. The parts and idle sum to the capacity.
 func cpuOf(l *ledger.Ledger) map[string]float64 {
-	parts := map[string]float64{"steal": l.CPU.Stolen(), "unexplained": l.CPU.Unexplained}
+	parts := map[string]float64{"steal": l.CPU.Steal, "unexplained": l.CPU.Unexplained}
 	if len(l.CPU.Lines) == 0 {
 		parts["other control groups"] = l.CPU.Attributed
 	}

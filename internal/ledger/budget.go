@@ -135,7 +135,6 @@ func Budget(u Usage) CPU {
 	if u.IdleStolen != nil {
 		charged := max(0, min(c.Attributed-(u.User+u.System+u.Softirq+u.IRQ), -c.Unexplained, u.Steal-*u.IdleStolen))
 		c.ChargedStolen = &charged
-		c.Unexplained += charged
 	}
 	return c
 }
@@ -148,17 +147,9 @@ func (c CPU) Waited() float64 {
 	return c.Idle - *c.IdleStolen
 }
 
-// Stolen is for how long the CPUs were not there: steal without the part that the kernel charged to tasks as well.
-func (c CPU) Stolen() float64 {
-	if c.ChargedStolen == nil {
-		return c.Steal
-	}
-	return c.Steal - *c.ChargedStolen
-}
-
 // Closes says whether the parts sum to the capacity, up to rounding of floats.
 func (c CPU) Closes() bool {
-	return math.Abs(c.Waited()+c.Stolen()+c.Attributed+c.Unexplained-c.Capacity) <= 1e-9*max(c.Capacity, 1)
+	return math.Abs(c.Waited()+c.Steal+c.Attributed+c.Unexplained-c.Capacity) <= 1e-9*max(c.Capacity, 1)
 }
 
 // Derive fills what follows from the other fields: Hard, Soft and WorkingSet. slab_reclaimable, which cgroup v1 lacks,

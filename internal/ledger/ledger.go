@@ -59,7 +59,7 @@ type Window struct {
 
 // CPU is the budget. Two views of the same capacity:
 //
-//	idle - idle_stolen + steal - charged_stolen + attributed + unexplained = capacity              (who)
+//	idle - idle_stolen + steal + attributed + unexplained = capacity                               (who)
 //	idle - idle_stolen + steal + user + system + softirq + irq ~ capacity, by the kernel's tick    (mode)
 //
 // The first is exact by construction and is the one that closes; unexplained may be negative, by the grain of the
@@ -84,11 +84,11 @@ type CPU struct {
 	// known, and unexplained is too low by it.
 	IdleStolen      *float64 `json:"idle_stolen_seconds"`
 	IdleStolenError *float64 `json:"idle_stolen_error_seconds"`
-	// ChargedStolen is the part of steal that the kernel charged to tasks as well, which makes attributed too high by
-	// it: since Linux 6.14 (5.15.179 of the stable kernels) the clock of tasks forgets stolen time that it sees late
+	// ChargedStolen is the most of a negative remainder that stolen time can be which the kernel charged to tasks as
+	// well: since Linux 6.14 (5.15.179 of the stable kernels) the clock of tasks forgets stolen time that it sees late
 	// (update_rq_clock_task in kernel/sched/core.c). The kernel's ticks do not (account_steal_time in
-	// kernel/sched/cputime.c), so it is what attributed exceeds them by, and never more than what the view by who has
-	// too much, nor than was stolen from busy CPUs. Null where that is not known, as IdleStolen is.
+	// kernel/sched/cputime.c), so it is at most what attributed exceeds them by, and what was stolen from busy CPUs.
+	// Ticks are coarse, so that this is a bound and no measurement: it is no summand. Null without a witness.
 	ChargedStolen *float64 `json:"charged_stolen_seconds"`
 }
 

@@ -40,7 +40,7 @@ var requestMetrics = []Metric{
 	ofRequest("unexplained_cpu_seconds_per_request", "what is on no account",
 		"The remainder: CPU time that is on no line of the ledger's budget. It can be negative, for counters are read one "+
 			"after the other.",
-		func(m *Measured) (float64, bool) { return m.remainder(), true }),
+		func(m *Measured) (float64, bool) { return m.Ledger.CPU.Unexplained, true }),
 }
 
 // ofRequest is CPU time per request answered, in experiments with a subject that stands in the path of requests.
@@ -102,13 +102,7 @@ func (m *Measured) hasInPath() bool {
 func (m *Measured) busySeconds() (float64, bool) {
 	own, ok1 := m.CPURate()
 	kernel, ok2 := m.lines(ledger.LineKernel, ledger.LineInterrupts)
-	return own*m.Ledger.Window.Seconds + kernel + m.remainder(), ok1 && ok2
-}
-
-// remainder is the CPU time that is on no line of the budget, less what is there and was stolen.
-func (m *Measured) remainder() float64 {
-	c := m.Ledger.CPU
-	return c.Unexplained - (c.Steal - c.Stolen())
+	return own*m.Ledger.Window.Seconds + kernel + m.Ledger.CPU.Unexplained, ok1 && ok2
 }
 
 // lines are some lines of the budget, added up; false where one is not there.

@@ -76,12 +76,12 @@ func budgetParts(c ledger.CPU) []part {
 	if c.IdleStolen != nil && *c.IdleStolen > 0 {
 		idle.note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs", quantity.Value(*c.IdleStolen, quantity.Seconds))
 	}
-	steal := part{"steal", c.Stolen(), 's', "counted", false}
+	left := part{"unexplained", c.Unexplained, '?', "remainder", false}
 	if c.ChargedStolen != nil && *c.ChargedStolen > 0 {
-		steal.note = fmt.Sprintf("counted, without %s that the kernel charged to tasks as well", quantity.Value(*c.ChargedStolen, quantity.Seconds))
+		left.note = fmt.Sprintf("remainder; up to %s of it may be stolen time that the kernel charged to tasks as well",
+			quantity.Value(*c.ChargedStolen, quantity.Seconds))
 	}
-	return append(parts, idle, steal,
-		part{"unexplained", c.Unexplained, '?', "remainder", false})
+	return append(parts, idle, part{"steal", c.Steal, 's', "counted", false}, left)
 }
 
 // notSplit is the line of eBPF where some or all of it could not be split: that part is inside the other lines, and

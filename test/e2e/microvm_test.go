@@ -425,7 +425,7 @@ cut -d' ' -f2,3 /proc/mounts | grep -v -E '^/ |/sys/fs/cgroup' | sed -E 's/^(.bo
 ls /masked; wc -c < /masked-file
 cat /bound/file; touch /bound/y && echo bound; cat /bound-file
 echo x > /dev/full 2>/dev/null || echo full; head -c 3 /dev/zero | wc -c
-ls /proc | grep -c '^[0-9]'
+set -- /proc/[0-9]*; echo $#
 ip -o link | grep -c lo: ; ip -o link | wc -l; ip -o -4 addr show lo | grep -o 127.0.0.1/8
 cat /proc/sys/kernel/msgmax
 echo to stderr >&2
