@@ -50,11 +50,17 @@ type Options struct {
 
 // Limits bound what a control plane can make the client keep. The zero value has the defaults.
 type Limits struct {
-	Message   int // bytes of one response; default 64 MiB. A longer one ends the stream
-	Resource  int // bytes of one resource; default 8 MiB. Decoding can take many times that for a moment
-	Resources int // of each kind; default 131072
+	Message  int // bytes of one response; default 64 MiB. A longer one ends the stream
+	Resource int // bytes of one resource; default 8 MiB. Decoding can take many times that for a moment
+	// Resources is how many of each kind are kept; default 131072. A response with more than four times as many, and
+	// 1024, ends the stream: fewer are refused one by one.
+	Resources int
 	Bytes     int // of all resources, as they came; default 256 MiB
 }
+
+// entries is how many resources, and names of removed ones, one response may have. Replacing all resources takes twice
+// as many as are kept.
+func (l Limits) entries() int { return 4*l.Resources + 1024 }
 
 // Timeouts are how long the client waits. The zero value has the defaults.
 type Timeouts struct {

@@ -125,7 +125,7 @@ func (s *state) drop(k Kind, name string, o *outcome) {
 
 // take stages a response, but for listeners that want an address that another one wants.
 func (s *state) take(k Kind, r *response, full bool) *outcome {
-	if fresh := max(0, len(r.items)-len(s.taken[k])); len(s.dirtyClusters) < fresh && k == Clusters {
+	if fresh := max(0, s.room(r)-len(s.taken[k])); len(s.dirtyClusters) < fresh && k == Clusters {
 		dirty := make(map[string]bool, len(s.dirtyClusters)+fresh) // growing it one by one would take a tenth of the time
 		maps.Copy(dirty, s.dirtyClusters)
 		s.dirtyClusters = dirty
