@@ -22,6 +22,9 @@ var parentSignal = func() (signal int32) {
 	return signal
 }()
 
+// parent is the process that the signal is about, as initialisation found it.
+var parent = os.Getppid()
+
 // giveUpRoot makes the process somebody else's, for good. It dies with its parent all the same: the kernel forgets that
 // signal as the user changes (commit_creds in kernel/cred.c), so that it is set again, on every thread that there is.
 func giveUpRoot(uid, gid int) error {
@@ -40,8 +43,18 @@ func giveUpRoot(uid, gid int) error {
 	if parentSignal == 0 {
 		return nil
 	}
-	if _, _, e := syscall.AllThreadsSyscall(syscall.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(parentSignal), 0); e != 0 {
+	return endWith(parent, parentSignal)
+}
+
+// endWith has a signal come when the parent ends, on every thread that there is. It is an error where that has happened
+// already: then no signal will come, and the process is to end by itself.
+func endWith(parent int, signal int32) error {
+	if _, _, e := syscall.AllThreadsSyscall(syscall.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(signal), 0); e != 0 {
 		return fmt.Errorf("choosing what ends the process: %w", e)
+	}
+	if now := os.Getppid(); now != parent {
+		return fmt.Errorf("the parent, process %d, ended while the proxy gave up root: its parent is process %d now",
+			parent, now)
 	}
 	return nil
 }

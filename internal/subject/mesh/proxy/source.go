@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,8 +18,9 @@ import (
 // source makes resources into changes of the data plane: it brings clusters and their endpoints together, which come
 // apart, and looks up host names.
 type source struct {
-	plane *dataplane.Proxy
-	files bool // secrets may name files
+	plane   *dataplane.Proxy
+	files   bool // secrets may name files
+	lookups lookups
 
 	onSecret func(*config.Secret) // called with each that is put to work; may be nil
 
@@ -37,7 +37,8 @@ type known struct {
 }
 
 func newSource(p *dataplane.Proxy, files bool) *source {
-	return &source{plane: p, files: files, clusters: map[string]*known{}, assigned: map[string]translate.Assignment{}}
+	return &source{plane: p, files: files, lookups: newLookups(xds.SystemResolver{}),
+		clusters: map[string]*known{}, assigned: map[string]translate.Assignment{}}
 }
 
 // Parse reads a resource, and says what else it needs before it can be at work.
@@ -219,8 +220,32 @@ func (s *source) forget(name string) {
 	delete(s.clusters, name)
 }
 
-// lookupTimeout bounds one round of look-ups.
+// lookups are the look-ups of all clusters, of which xds.MaxLookups run at a time: a control plane may name any number
+// of hosts.
+type lookups struct {
+	resolver xds.Resolver
+	running  chan struct{}
+}
+
+func newLookups(r xds.Resolver) lookups { return lookups{r, make(chan struct{}, xds.MaxLookups)} }
+
+// lookupTimeout bounds one look-up, once it runs.
 const lookupTimeout = 5 * time.Second
+
+// find looks up a host name: the first xds.MaxAddresses of its addresses, in order.
+func (l lookups) find(ctx context.Context, host string) ([]netip.Addr, error) {
+	select {
+	case l.running <- struct{}{}:
+		defer func() { <-l.running }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	list, _, err := l.resolver.Lookup(ctx, host)
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Clone(list[:min(len(list), xds.MaxAddresses)]), err // so that the rest is not kept
+}
 
 // lookUp keeps the addresses of a cluster's host names up to date until the cluster or ctx ends. Names that are not
 // found keep the addresses they had.
@@ -238,10 +263,7 @@ func (s *source) lookUp(ctx context.Context, k *known) {
 			}
 			changed := false
 			for _, host := range k.Hosts {
-				within, cancel := context.WithTimeout(ctx, lookupTimeout)
-				list, err := net.DefaultResolver.LookupNetIP(within, "ip", host)
-				cancel()
-				slices.SortFunc(list, netip.Addr.Compare)
+				list, err := s.lookups.find(ctx, host)
 				if err == nil && !slices.Equal(list, found[host]) {
 					found[host], changed = list, true
 				}

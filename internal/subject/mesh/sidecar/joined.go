@@ -222,8 +222,7 @@ func (j *joined) driven() Driven {
 // prepare makes the directories of all proxies, with certificates, or has a control plane started that has them.
 func (j *joined) prepare(ctx context.Context) error {
 	for _, p := range j.proxies {
-		// Processes of a proxy that have given up root go to files that are theirs in it.
-		if err := os.Mkdir(p.place.Dir, 0o711); err != nil {
+		if err := makeDir(p.place.Dir); err != nil {
 			return fmt.Errorf("making the directory of a proxy: %w", err)
 		}
 	}
@@ -257,6 +256,16 @@ func (j *joined) prepare(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// makeDir makes the directory of a proxy. Processes of it that have given up root go to files that are theirs in it,
+// whatever the umask leaves of the mode.
+func makeDir(path string) error {
+	const mode = 0o711
+	if err := os.Mkdir(path, mode); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
 }
 
 // start starts one proxy in a group of its own.

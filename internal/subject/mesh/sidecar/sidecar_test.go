@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/command"
 	"tare/internal/kind"
 	"tare/internal/param"
@@ -299,5 +301,19 @@ func TestRedirectNeedsPods(t *testing.T) {
 		if says != c.says {
 			t.Errorf("%s, %s: %q, want %q", c.network, c.way, says, c.says)
 		}
+	}
+}
+
+// Whoever has given up root reaches its files under any umask.
+func TestMakeDir(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "proxy")
+	old := unix.Umask(0o077)
+	err := makeDir(at)
+	unix.Umask(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.Stat(at); err != nil || got.Mode().Perm() != 0o711 {
+		t.Errorf("mode %v (%v), want 0711", got.Mode(), err)
 	}
 }

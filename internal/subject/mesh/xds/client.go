@@ -50,11 +50,17 @@ type Options struct {
 
 // Limits bound what a control plane can make the client keep. The zero value has the defaults.
 type Limits struct {
-	Message   int // bytes of one response; default 64 MiB. A longer one ends the stream
-	Resource  int // bytes of one resource; default 8 MiB. Decoding can take many times that for a moment
-	Resources int // of each kind; default 131072
+	Message  int // bytes of one response; default 64 MiB. A longer one ends the stream
+	Resource int // bytes of one resource; default 8 MiB. Decoding can take many times that for a moment
+	// Resources is how many of each kind are kept; default 131072. A response with more than four times as many, and
+	// 1024, ends the stream: fewer are refused one by one.
+	Resources int
 	Bytes     int // of all resources, as they came; default 256 MiB
 }
+
+// entries is how many resources, and names of removed ones, one response may have. Replacing all resources takes twice
+// as many as are kept.
+func (l Limits) entries() int { return 4*l.Resources + 1024 }
 
 // Timeouts are how long the client waits. The zero value has the defaults.
 type Timeouts struct {
@@ -170,10 +176,10 @@ type Client struct {
 	conn        *conn  // nil between streams
 	names       resolving
 
-	versions [kinds]string   // the last that were taken whole; state of the world
-	named    [kinds][]string // what is asked for by name, in order; state of the world
-	failures int             // streams since the last that brought something
-	begun    map[string]time.Time
+	versions [kinds]string     // the last that were taken whole; state of the world
+	named    [kinds][]string   // what is asked for by name, in order; state of the world
+	failures int               // streams since the last that brought something
+	begun    map[Ref]time.Time // since when what is hungry waits
 
 	mu      sync.Mutex
 	status  State
@@ -190,7 +196,7 @@ func New(o Options) (*Client, error) {
 		return nil, fault.New(fault.Internal, "xds", "", "one thing is needed to apply changes with")
 	}
 	o = o.withDefaults()
-	c := &Client{o: o, names: newResolving(o.Resolver), begun: map[string]time.Time{},
+	c := &Client{o: o, names: newResolving(o.Resolver), begun: map[Ref]time.Time{},
 		status: State{Phase: Never, Since: time.Now()}}
 	if o.Consumer != nil {
 		c.state = newGraph(o)
@@ -216,8 +222,8 @@ type keeper interface {
 	count(k Kind) int
 	waiting() int
 	missing() int // routes that a listener needs and that have not come
-	hungry() map[string]bool
-	overdue(name string, waited time.Duration) bool
+	hungry() map[Ref]bool
+	overdue(r Ref, waited time.Duration) bool
 }
 
 // connections is a state with its store.
@@ -469,14 +475,14 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 		return err
 	}
 	hungry := c.state.hungry()
-	for name := range hungry {
-		if _, known := c.begun[name]; !known {
-			c.begun[name] = time.Now()
+	for r := range hungry {
+		if _, known := c.begun[r]; !known {
+			c.begun[r] = time.Now()
 		}
 	}
-	for name := range c.begun {
-		if !hungry[name] {
-			delete(c.begun, name)
+	for r := range c.begun {
+		if !hungry[r] {
+			delete(c.begun, r)
 		}
 	}
 	c.count(func(m *Metrics) {
@@ -624,8 +630,8 @@ func (c *Client) look(ctx context.Context) error {
 		c.count(func(m *Metrics) { m.Lookups += n })
 	}
 	starved := false
-	for name, since := range c.begun {
-		starved = c.state.overdue(name, now.Sub(since)) || starved
+	for r, since := range c.begun {
+		starved = c.state.overdue(r, now.Sub(since)) || starved
 	}
 	if !starved {
 		return nil

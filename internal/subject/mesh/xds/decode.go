@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"fmt"
 	"unicode/utf8"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -28,15 +29,35 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 // decode reads a response, of which r says the variant. What is common goes through a decoder of its own; whatever that
 // does not know is left to the generated one, which alone refuses.
 func (r *response) decode(b []byte) error {
-	if quick, ok := quickResponse(b, r.delta); ok {
+	if quick, ok := quickResponse(b, r.delta, r.most); ok {
 		*r = *quick
 		return nil
+	}
+	// Counted first: an empty resource is two bytes of a message and far more once it is decoded.
+	if n := entries(b); r.most > 0 && n > r.most {
+		return fmt.Errorf("a response has %d resources and names; the client takes %d", n, r.most)
 	}
 	slow, err := slowResponse(b, r.delta)
 	if err == nil {
 		*r = *slow
 	}
 	return err
+}
+
+// entries is how many resources, and names of removed ones, a response has before the first thing in it that cannot be
+// decoded.
+func entries(b []byte) (n int) {
+	for len(b) > 0 {
+		number, _, size := protowire.ConsumeField(b)
+		if size < 0 {
+			return n
+		}
+		if number == fieldResource || number == fieldRemoved {
+			n++
+		}
+		b = b[size:]
+	}
+	return n
 }
 
 // slowResponse is the reference, by the generated decoder.
@@ -102,18 +123,25 @@ const (
 )
 
 // quickResponse decodes what is common: it says no to whatever it does not know, and to what comes twice though it may
-// be there only once. What it takes, it takes as slowResponse does; the values of resources are parts of b.
-func quickResponse(b []byte, delta bool) (r *response, ok bool) {
+// be there only once, and to more than most resources and names of removed ones (0: any number). What it takes, it
+// takes as slowResponse does; the values of resources are parts of b.
+func quickResponse(b []byte, delta bool, most int) (r *response, ok bool) {
 	r = &response{delta: delta}
-	n := 0
+	n, names := 0, 0
 	for rest := b; len(rest) > 0; {
 		number, _, after, ok := nextField(rest)
 		if !ok {
 			return nil, false
 		}
-		if rest = after; number == fieldResource {
+		switch rest = after; number {
+		case fieldResource:
 			n++
+		case fieldRemoved:
+			names++
 		}
+	}
+	if most > 0 && n+names > most {
+		return nil, false
 	}
 	r.items = make([]item, n)
 	n = 0

@@ -1,7 +1,9 @@
 package xds
 
 import (
+	"bytes"
 	"reflect"
+	"strings"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -71,7 +73,7 @@ func responses(t testing.TB) map[string]struct {
 // sameResponse holds what one decoder makes of bytes against what the other does.
 func sameResponse(t *testing.T, b []byte, delta bool) (quick bool) {
 	t.Helper()
-	got, quick := quickResponse(b, delta)
+	got, quick := quickResponse(b, delta, 0)
 	want, err := slowResponse(b, delta)
 	if !quick {
 		return false
@@ -102,6 +104,51 @@ func TestResponses(t *testing.T) {
 				t.Errorf("%+v, %v; the generated decoder: %+v, %v", r, err, want, wrong)
 			}
 		})
+	}
+}
+
+// A response of nothing but empty resources, or of empty names, is refused before room is made for them.
+func TestMostResources(t *testing.T) {
+	const most = 1 << 16
+	field := func(number protowire.Number) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), nil)
+	}
+	nonce := protowire.AppendString(protowire.AppendTag(nil, fieldNonce, protowire.BytesType), "n")
+	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1)
+	for name, x := range map[string]struct {
+		b     []byte
+		delta bool
+		taken bool
+	}{
+		"as many as it may have": {bytes.Repeat(field(fieldResource), most), true, true},
+		"resources":              {bytes.Repeat(field(fieldResource), most+1), false, false},
+		"resources of a delta":   {bytes.Repeat(field(fieldResource), most+1), true, false},
+		"names":                  {bytes.Repeat(field(fieldRemoved), most+1), true, false},
+		"both together": {append(bytes.Repeat(field(fieldRemoved), most), field(fieldResource)...),
+			true, false},
+		"for the generated decoder": {append(unknown, bytes.Repeat(field(fieldResource), most+1)...), true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := append(nonce, x.b...)
+			var err error
+			made := testing.AllocsPerRun(1, func() { err = (&response{delta: x.delta, most: most}).decode(b) })
+			switch {
+			case x.taken && err != nil:
+				t.Error(err)
+			case !x.taken && (err == nil || !strings.Contains(err.Error(), "65537 resources and names")):
+				t.Errorf("got %v, want a refusal that counts 65537", err)
+			case !x.taken && made > 100:
+				t.Errorf("%v allocations for what is refused", made)
+			}
+		})
+	}
+}
+
+// Maps are made for what may be kept, however much a response has.
+func TestRoom(t *testing.T) {
+	s := newState(Limits{Resources: 10})
+	if got := s.room(&response{items: make([]item, 1000)}); got != 10 {
+		t.Errorf("room for %d resources, want 10", got)
 	}
 }
 

@@ -3,7 +3,6 @@ package xds
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -348,31 +347,24 @@ func (g *graph) missing() (n int) {
 }
 
 // hungry are the resources that wait for what they need.
-func (g *graph) hungry() map[string]bool {
-	var out map[string]bool
+func (g *graph) hungry() map[Ref]bool {
+	var out map[Ref]bool
 	for r := range g.dirty {
 		if g.wanted[r] != nil && !g.late[r] {
 			if out == nil {
-				out = map[string]bool{}
+				out = map[Ref]bool{}
 			}
-			out[key(r)] = true
+			out[r] = true
 		}
 	}
 	return out
 }
 
-func key(r Ref) string { return fmt.Sprintf("%d %s", r.Kind, r.Name) }
-
 // overdue says whether what is hungry has waited for long enough, and lets it be without then.
-func (g *graph) overdue(name string, waited time.Duration) bool {
-	if waited <= g.need {
+func (g *graph) overdue(r Ref, waited time.Duration) bool {
+	if waited <= g.need || !g.dirty[r] || g.wanted[r] == nil {
 		return false
 	}
-	for r := range g.dirty {
-		if key(r) == name && g.wanted[r] != nil {
-			g.late[r] = true
-			return true
-		}
-	}
-	return false
+	g.late[r] = true
+	return true
 }

@@ -72,14 +72,17 @@ func (o *outcome) expect(read []item, rest int) {
 	}
 }
 
+// room is how many resources of a response maps are made for: no more than may be kept.
+func (s *intake) room(r *response) int { return min(len(r.items), s.limits.Resources) }
+
 // take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (kinds of the
 // state of the world that come whole).
 func (s *intake) take(k Kind, r *response, full bool) *outcome {
 	if len(s.taken[k]) == 0 { // growing maps one by one would take a tenth of the time
-		s.taken[k] = make(map[string]taken, len(r.items))
+		s.taken[k] = make(map[string]taken, s.room(r))
 	}
 	o := &outcome{}
-	seen := make(map[string]bool, len(r.items))
+	seen := make(map[string]bool, s.room(r))
 	nameless := false // what has no name could be any: then nothing counts as gone
 	for from := 0; from < len(r.items); from += readAhead {
 		some := r.items[from:min(from+readAhead, len(r.items))]

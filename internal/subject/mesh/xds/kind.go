@@ -56,6 +56,7 @@ func KindOf(typeURL string) (Kind, bool) {
 // response is what a control plane said, by either variant of the protocol.
 type response struct {
 	delta    bool // of the variant of deltas
+	most     int  // resources, and names of removed ones, that it may have; 0: any number
 	typeURL  string
 	version  string
 	nonce    string

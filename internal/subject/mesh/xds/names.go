@@ -28,13 +28,17 @@ func (SystemResolver) Lookup(ctx context.Context, host string) ([]netip.Addr, ti
 	return addresses, 0, nil
 }
 
-// What bounds look-ups: how many at a time, for how long one, how often one name whatever the answer says, and its
-// addresses.
+// MaxLookups is how many look-ups of host names a data plane makes at a time, and MaxAddresses how many addresses of
+// one name it takes.
 const (
-	maxLookups    = 8
+	MaxLookups   = 8
+	MaxAddresses = 256
+)
+
+// What else bounds look-ups: for how long one, and how often one name whatever the answer says.
+const (
 	lookupTimeout = 5 * time.Second
 	minTTL        = time.Second
-	maxAddresses  = 256
 )
 
 // resolving keeps the addresses of host names up to date. It is for the client's goroutine; look-ups are goroutines of
@@ -62,7 +66,7 @@ type answer struct {
 }
 
 func newResolving(r Resolver) resolving {
-	return resolving{resolver: r, answers: make(chan answer, maxLookups), hosts: map[string]*lookup{}}
+	return resolving{resolver: r, answers: make(chan answer, MaxLookups), hosts: map[string]*lookup{}}
 }
 
 func (n *resolving) waits() bool { return len(n.hosts) > 0 }
@@ -89,7 +93,7 @@ func (n *resolving) taken() uint64 {
 
 // look begins the look-ups that are due.
 func (n *resolving) look(ctx context.Context, now time.Time) {
-	if n.running >= maxLookups {
+	if n.running >= MaxLookups {
 		return
 	}
 	for host, l := range n.hosts {
@@ -106,7 +110,7 @@ func (n *resolving) look(ctx context.Context, now time.Time) {
 			a.addresses, a.ttl, a.err = n.resolver.Lookup(ctx, host)
 			n.answers <- a // there is room: no more run than it holds
 		}()
-		if n.running >= maxLookups {
+		if n.running >= MaxLookups {
 			return
 		}
 	}
@@ -141,5 +145,5 @@ func (n *resolving) done(a answer, s *state) bool {
 		}
 		a.addresses = nil
 	}
-	return s.resolve(a.host, a.addresses[:min(len(a.addresses), maxAddresses)])
+	return s.resolve(a.host, a.addresses[:min(len(a.addresses), MaxAddresses)])
 }

@@ -125,7 +125,7 @@ func (s *state) drop(k Kind, name string, o *outcome) {
 
 // take stages a response, but for listeners that want an address that another one wants.
 func (s *state) take(k Kind, r *response, full bool) *outcome {
-	if fresh := max(0, len(r.items)-len(s.taken[k])); len(s.dirtyClusters) < fresh && k == Clusters {
+	if fresh := max(0, s.room(r)-len(s.taken[k])); len(s.dirtyClusters) < fresh && k == Clusters {
 		dirty := make(map[string]bool, len(s.dirtyClusters)+fresh) // growing it one by one would take a tenth of the time
 		maps.Copy(dirty, s.dirtyClusters)
 		s.dirtyClusters = dirty
@@ -150,31 +150,31 @@ func (s *state) waiting() (n int) {
 }
 
 // overdue says whether what is hungry has waited for long enough, and lets it be without then.
-func (s *state) overdue(name string, waited time.Duration) bool {
-	w := s.clusters[name]
+func (s *state) overdue(r Ref, waited time.Duration) bool {
+	w := s.clusters[r.Name]
 	if w == nil || w.Wait == 0 || waited <= w.Wait {
 		return false
 	}
-	s.starve(name)
+	s.starve(r.Name)
 	return true
 }
 
 // hungry are the clusters that wait for their first endpoints.
-func (s *state) hungry() map[string]bool {
-	var names map[string]bool
+func (s *state) hungry() map[Ref]bool {
+	var out map[Ref]bool
 	for name := range s.dirtyClusters {
 		c := s.clusters[name]
 		if c == nil || c.Discovery != translate.EDS || s.late[name] {
 			continue
 		}
 		if _, ok := s.assigned[c.Service]; !ok {
-			if names == nil {
-				names = map[string]bool{}
+			if out == nil {
+				out = map[Ref]bool{}
 			}
-			names[name] = true
+			out[Ref{Clusters, name}] = true
 		}
 	}
-	return names
+	return out
 }
 
 // starve lets a cluster be without the endpoints that it has waited for.

@@ -177,10 +177,10 @@ func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error)
 	client := discoveryv3.NewAggregatedDiscoveryServiceClient(cc)
 	if o.StateOfTheWorld {
 		s, err := client.StreamAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
-		return &world{s, node}, err
+		return &world{s, node, o.Limits.entries()}, err
 	}
 	s, err := client.DeltaAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
-	return &delta{s, node}, err
+	return &delta{s, node, o.Limits.entries()}, err
 }
 
 // problem is the detail of a refusal.
@@ -195,6 +195,7 @@ func problem(wrong string) *statuspb.Status {
 type world struct {
 	stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
 	node   *corev3.Node // for the first request
+	most   int          // resources and names of one response
 }
 
 func (w *world) send(q *request) error {
@@ -203,12 +204,13 @@ func (w *world) send(q *request) error {
 	return w.stream.Send(m)
 }
 
-func (w *world) receive() (*response, error) { return receive(w.stream, false) }
+func (w *world) receive() (*response, error) { return receive(w.stream, false, w.most) }
 
 // delta is the incremental variant.
 type delta struct {
 	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 	node   *corev3.Node // for the first request
+	most   int          // resources and names of one response
 }
 
 func (w *delta) send(q *request) error {
@@ -218,11 +220,11 @@ func (w *delta) send(q *request) error {
 	return w.stream.Send(m)
 }
 
-func (w *delta) receive() (*response, error) { return receive(w.stream, true) }
+func (w *delta) receive() (*response, error) { return receive(w.stream, true, w.most) }
 
 // receive waits for a response. The stream's own Recv would decode it by the generated decoder; see codec.
-func receive(stream grpc.ClientStream, delta bool) (*response, error) {
-	r := &response{delta: delta}
+func receive(stream grpc.ClientStream, delta bool, most int) (*response, error) {
+	r := &response{delta: delta, most: most}
 	if err := stream.RecvMsg(r); err != nil {
 		return nil, err
 	}

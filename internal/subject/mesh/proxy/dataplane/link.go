@@ -117,16 +117,23 @@ func (l *link) begin(x *exchange, client context.Context, now time.Time) error {
 	if !l.deadline.IsZero() {
 		l.idle = 0
 	}
-	if l.sendUntil.Sub(now) < sendLimit/2 {
-		l.sendUntil = now.Add(sendLimit)
-		if err := l.Conn.SetWriteDeadline(l.sendUntil); err != nil {
-			return err
-		}
+	if err := l.allowSend(now); err != nil {
+		return err
 	}
 	if !l.readUntil.After(now) || !l.deadline.IsZero() && l.deadline.Before(l.readUntil) {
 		return l.wait(now)
 	}
 	return nil
+}
+
+// allowSend gives the server sendLimit from now on, where less than half of it is left. Whoever sends calls it before
+// each part of a request: a body may take as long as its client does.
+func (l *link) allowSend(now time.Time) error {
+	if l.sendUntil.Sub(now) >= sendLimit/2 {
+		return nil
+	}
+	l.sendUntil = now.Add(sendLimit)
+	return l.Conn.SetWriteDeadline(l.sendUntil)
 }
 
 func isTimeout(err error) bool {
@@ -226,7 +233,7 @@ func (l *link) send(r *http.Request) (sent chan error, err error) {
 		return nil, err
 	}
 	if r.ContentLength > 0 && r.ContentLength <= smallBody {
-		n, err := io.Copy(writerOnly{l.out}, io.LimitReader(r.Body, r.ContentLength))
+		n, err := io.Copy(bodyWriter{l}, io.LimitReader(r.Body, r.ContentLength))
 		if err == nil && n < r.ContentLength {
 			err = io.ErrUnexpectedEOF
 		}
@@ -247,7 +254,16 @@ func (l *link) send(r *http.Request) (sent chan error, err error) {
 	return sent, nil
 }
 
-type writerOnly struct{ io.Writer }
+// bodyWriter writes a body that its client may take long to send.
+type bodyWriter struct{ to *link }
+
+// Write gives the server time anew.
+func (w bodyWriter) Write(b []byte) (int, error) {
+	if err := w.to.allowSend(time.Now()); err != nil {
+		return 0, err
+	}
+	return w.to.out.Write(b)
+}
 
 func (l *link) sendBody(r *http.Request) error {
 	b := l.of.proxy.buffers.Get()
@@ -255,6 +271,9 @@ func (l *link) sendBody(r *http.Request) error {
 	left := r.ContentLength
 	for {
 		n, err := r.Body.Read(b)
+		if err := l.allowSend(time.Now()); err != nil {
+			return err
+		}
 		if n > 0 {
 			if left >= 0 {
 				if left -= int64(n); left < 0 {

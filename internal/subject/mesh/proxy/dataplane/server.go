@@ -118,11 +118,35 @@ type feed struct {
 
 func newFeed() *feed { return &feed{in: make(chan net.Conn, 16), ended: make(chan struct{})} }
 
+// give hands a connection over. Once the feed has ended, it closes it.
 func (f *feed) give(c net.Conn) {
 	select {
+	case <-f.ended: // of two cases that can go on, a select takes any
+		c.Close()
+		return
+	default:
+	}
+	select {
 	case f.in <- c:
+		select {
+		case <-f.ended: // perhaps after the last that looked
+			f.drain()
+		default:
+		}
 	case <-f.ended:
 		c.Close()
+	}
+}
+
+// drain closes the connections that nobody will accept.
+func (f *feed) drain() {
+	for {
+		select {
+		case c := <-f.in:
+			c.Close()
+		default:
+			return
+		}
 	}
 }
 
@@ -132,20 +156,15 @@ func (f *feed) Accept() (net.Conn, error) {
 	case c := <-f.in:
 		return c, nil
 	case <-f.ended:
-		for { // nobody else will
-			select {
-			case c := <-f.in:
-				c.Close()
-			default:
-				return nil, net.ErrClosed
-			}
-		}
+		f.drain()
+		return nil, net.ErrClosed
 	}
 }
 
-// Close ends it.
+// Close ends it. A server that was told to end before it began to serve never accepts.
 func (f *feed) Close() error {
 	f.once.Do(func() { close(f.ended) })
+	f.drain()
 	return nil
 }
 
