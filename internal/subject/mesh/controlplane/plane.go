@@ -121,7 +121,16 @@ func (p *Plane) key(ctx context.Context, node *corev3.Node) (string, error) {
 			return "", err
 		}
 	}
-	return id, nil
+	return p.keyOf(mesh, id), nil
+}
+
+// keyOf is the key of a proxy of a mesh. Where proxies prove their identities it has the identity as well: a stream was
+// authorized for one, so that it must end, rather than get another's private key, when the proxy has another.
+func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
+	if p.authority == nil {
+		return id
+	}
+	return id + "\x00" + m.Identity(id)
 }
 
 // Serve answers at l until Close. It closes l.
@@ -216,7 +225,7 @@ func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
 		if err != nil {
 			return err
 		}
-		some[id] = r.Secrets
+		some[p.keyOf(p.mesh, id)] = r.Secrets
 	}
 	return p.server.SetSecrets(ctx, some)
 }
@@ -243,12 +252,16 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		shared := p.shared
-		p.shared = true
-		if !shared && p.mesh != nil { // there were proxies before
-			return p.server.SetAll(ctx, map[string]Resources{everyone: r})
+		var at int64
+		if !p.shared && p.mesh != nil { // there were proxies before
+			at, err = p.server.SetAll(ctx, map[string]Resources{everyone: r})
+		} else {
+			at, err = p.server.Set(ctx, r)
 		}
-		return p.server.Set(ctx, r)
+		if err == nil {
+			p.shared = true
+		}
+		return at, err
 	}
 	all := make(map[string]Resources, len(proxies))
 	identities := map[string]bool{}
@@ -260,7 +273,7 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 		if p.authority != nil {
 			identities[m.Identity(id)] = true
 		}
-		all[id] = r
+		all[p.keyOf(m, id)] = r
 	}
 	at, err := p.server.SetAll(ctx, all)
 	if err != nil {

@@ -180,6 +180,52 @@ func TestPlaneTellsOnlyOwn(t *testing.T) {
 	}
 }
 
+// TestPlaneIdentityChanges: when a proxy gets another identity, a stream that its old one has opened ends, and is told
+// nothing of the new one; nor may the old one open another.
+func TestPlaneIdentityChanges(t *testing.T) {
+	p, address := served(t, secureMesh, PlaneOptions{})
+	web := as(t, p, "web")
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(web))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "web-1"}, TypeUrl: ads.SecretType,
+		ResourceNamesSubscribe: []string{"identity", "roots"}}); err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.Recv()
+	if err != nil || len(first.GetResources()) != 2 {
+		t.Fatalf("%v, %v", first, err)
+	}
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: ads.SecretType,
+		ResponseNonce: first.GetNonce()}); err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.Replace(secureMesh, "id: web-1, identity: web", "id: web-1, identity: admin", 1)
+	if _, err := p.Set(t.Context(), compiled(t, changed)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := stream.Recv()
+	if status.Code(err) != codes.NotFound {
+		names := []string{}
+		for _, x := range r.GetResources() {
+			names = append(names, x.GetName())
+		}
+		t.Errorf("the stream of the old identity got %v, %v", names, err)
+	}
+	if got, err := ask(t, address, web, "web-1", ads.SecretType, "identity"); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("the old identity is told %v, %v", slices.Sorted(maps.Keys(got)), err)
+	}
+	if got, err := ask(t, address, as(t, p, "admin"), "web-1", ads.SecretType, "identity"); err != nil || len(got) != 1 {
+		t.Errorf("the new identity is told %v, %v", slices.Sorted(maps.Keys(got)), err)
+	}
+}
+
 // TestPlaneInTheClear: without certificates proxies are told apart by the names of their nodes.
 func TestPlaneInTheClear(t *testing.T) {
 	p, address := served(t, strings.Replace(secureMesh, "strict", "off", 1), PlaneOptions{Credentials: t.TempDir()})
@@ -289,7 +335,8 @@ func TestPlaneRenewsOne(t *testing.T) {
 		defer p.server.mu.Unlock()
 		now := map[string]uintptr{}
 		for key, t := range p.server.last {
-			now[key] = reflect.ValueOf(t.tables).Pointer() // another map each time that somebody is told
+			id, _, _ := strings.Cut(key, "\x00")
+			now[id] = reflect.ValueOf(t.tables).Pointer() // another map each time that somebody is told
 		}
 		return now
 	}
