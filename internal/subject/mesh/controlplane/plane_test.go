@@ -300,6 +300,73 @@ func TestPlaneCredentials(t *testing.T) {
 	}
 }
 
+// TestPlaneWritesOthers: a directory that cannot be written keeps no other proxy from its files, the mesh is in use and
+// the log says so, and the files are written once nothing is in the way any more.
+func TestPlaneWritesOthers(t *testing.T) {
+	for _, mtls := range []string{"strict", "off"} {
+		t.Run(mtls, func(t *testing.T) {
+			text := strings.Replace(secureMesh, "strict", mtls, 1)
+			dir := t.TempDir()
+			if err := os.Chmod(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			lines := make(chan string, 1)
+			p, _ := served(t, text, PlaneOptions{Credentials: dir, RetryAfter: 10 * time.Millisecond,
+				Log: func(line string) {
+					select {
+					case lines <- line:
+					default: // the first is enough
+					}
+				}})
+			for _, id := range []string{"a-1", "m-1"} {
+				if err := os.WriteFile(filepath.Join(dir, id), nil, 0o600); err != nil { // where a directory should be
+					t.Fatal(err)
+				}
+			}
+			file := filepath.Join(t.TempDir(), "mesh.yaml")
+			for _, id := range []string{"a-1", "m-1", "z-1"} {
+				text += "  - {id: " + id + ", identity: " + id + ", outbound: {}}\n"
+			}
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			said := p.reload(t.Context(), NewFiles(file))
+			for _, want := range []string{"have been told", "proxy a-1", "proxy m-1"} {
+				if !strings.Contains(said, want) {
+					t.Errorf("the log says %q, without %q", said, want)
+				}
+			}
+			if strings.Contains(said, "as it was") || strings.Contains(said, "proxy z-1") {
+				t.Errorf("the log says %q", said)
+			}
+			if r, err := p.counts(); err != nil || r.Proxies != 5 {
+				t.Errorf("%+v, %v", r, err)
+			}
+			bootstrap := func(id string) string { return filepath.Join(dir, id, EnvoyBootstrapFile) }
+			if _, err := os.Stat(bootstrap("z-1")); err != nil {
+				t.Error(err)
+			}
+			if line := <-lines; !strings.Contains(line, "have been told") || !strings.Contains(line, "proxy a-1") {
+				t.Errorf("the second try says %q", line)
+			}
+			for _, id := range []string{"a-1", "m-1"} {
+				if err := os.Remove(filepath.Join(dir, id)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, id := range []string{"a-1", "m-1"} {
+				for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+					if _, err := os.Stat(bootstrap(id)); err == nil {
+						break
+					} else if time.Now().After(deadline) {
+						t.Fatalf("the files were not tried again: %v", err)
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestPlaneRefusesDirectories: a directory that others can write, and an id that leads out of it.
 func TestPlaneRefusesDirectories(t *testing.T) {
 	open := t.TempDir()
