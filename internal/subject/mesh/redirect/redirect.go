@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"tare/internal/fault"
+	"tare/internal/host/cgroup"
 	"tare/internal/kind"
 	"tare/internal/link"
 )
@@ -135,6 +136,14 @@ var needs = map[string]string{
 	EBPF: "CONFIG_CGROUP_BPF, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS; tried with Linux 6.1 and 6.18",
 }
 
+// NoHierarchy is the error, of code fault.Machine, of a machine whose control groups programs cannot be attached to.
+// Where says who needs that; it may be empty.
+func NoHierarchy(where string) error {
+	return fault.New(fault.Machine, where, "mount a v2 hierarchy: mkdir -p /sys/fs/cgroup/unified && "+
+		"mount -t cgroup2 none /sys/fs/cgroup/unified", "eBPF programs on sockets are attached to control groups v2, and "+
+		"no v2 hierarchy is mounted")
+}
+
 // Needs is what a way takes of a kernel, in words.
 func Needs(way string) string { return needs[way] }
 
@@ -149,7 +158,19 @@ func explain(err error, way string) error {
 
 // Check finds out whether this machine can redirect in a way, by doing it in two pods that nobody is in. An error is of
 // code fault.Machine.
-func Check(way string) (err error) {
+func Check(way string) error { return check(way, cgroup.Roots{}) }
+
+func check(way string, roots cgroup.Roots) (err error) {
+	if way == EBPF {
+		// The programs on sockets are not attached here: there is no group of loads to attach them to.
+		layout, err := cgroup.Discover(roots)
+		if err != nil {
+			return err
+		}
+		if _, is := layout.V2(); !is {
+			return NoHierarchy("")
+		}
+	}
 	p, err := NewPods()
 	if err != nil {
 		return err
