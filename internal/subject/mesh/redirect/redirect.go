@@ -1,6 +1,11 @@
 // Package redirect takes connections to the sidecar proxies of a mesh that were made to somebody else: by rules of
-// netfilter, or by eBPF programs, in network namespaces made for the purpose. Nothing of it is on the machine itself,
-// and all of it goes with the namespaces.
+// netfilter, or by eBPF programs, in network namespaces made for the purpose. No rule, interface or program is on the
+// machine's own network, and all of them go with the namespaces.
+//
+// What stays is modules of the kernel: where veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress
+// or cls_bpf are not built in, the kernel loads them, for the whole machine, when they are first asked for
+// (request_module, in net/core/rtnetlink.c, net/netfilter/nf_tables_api.c and net/sched). Check asks for them too.
+// Nobody unloads them: others may have come to use them since.
 //
 // A trial has two pods: one of the loads and the proxies beside them, one of the applications and theirs. A load
 // connects to the service of an application, an address that no interface has, with the application's port:

@@ -316,7 +316,7 @@ var lacks = func() func(way string) *feature.Probe {
 		if way == redirect.Explicit {
 			name, needs = "pods", "network namespaces and pairs of virtual interfaces (CONFIG_NET_NS, CONFIG_VETH)"
 		}
-		mend := "run as root, on a kernel with these, as modules or built in"
+		mend := "run as root, on a kernel with these, built in or as modules, which it loads and keeps"
 		if way == redirect.EBPF {
 			needs = "a mounted v2 hierarchy of control groups; " + needs
 			mend += "; " + fault.MendOf(redirect.NoHierarchy(""))
@@ -328,7 +328,7 @@ var lacks = func() func(way string) *feature.Probe {
 			if err := redirect.Check(way); err != nil {
 				return "", err
 			}
-			return "connections are redirected in network namespaces", nil
+			return "connections are redirected in network namespaces; modules that the kernel loaded for it stay", nil
 		})
 	}
 	return func(way string) *feature.Probe { return probes[way] }
