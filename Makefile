@@ -42,13 +42,14 @@ istiod: ## build Istio's control plane into bin/pilot-discovery (500 s of CPU ti
 	cd test/istiod && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(abspath bin)/pilot-discovery \
 	  istio.io/istio/pilot/cmd/pilot-discovery
 
-ISTIOD_TEST := TARE_ISTIOD_TEST=1 go test -p 1 -count=1 -v ./internal/app/istiod ./internal/subject/mesh/kernelmesh \
+BUILT_ISTIOD := TARE_ISTIOD=$(abspath bin)/pilot-discovery
+ISTIOD_TEST := $(BUILT_ISTIOD) TARE_ISTIOD_TEST=1 go test -p 1 -count=1 -v ./internal/app/istiod ./internal/subject/mesh/kernelmesh \
 	./internal/engine -run 'Istiod'
 istiod-test: ## kernelmesh and Envoy under istiod, with traffic (needs make istiod, root, and an envoy)
 	$(ISTIOD_TEST)
 
 istiod-record: ## record what istiod says, for the tests that replay it without (needs make istiod)
-	TARE_ISTIOD_RECORD=1 go test -count=1 -v ./internal/subject/mesh/xds -run IstiodRecorded
+	$(BUILT_ISTIOD) TARE_ISTIOD_RECORD=1 go test -count=1 -v ./internal/subject/mesh/xds -run IstiodRecorded
 
 ROTATION ?= 1000
 rotation: ## certificates rotate and the control plane restarts at ROTATION requests/s (default 1000), 30 s for each proxy

@@ -60,7 +60,8 @@ const Version = "1.31.1"
 const variable = "TARE_ISTIOD"
 
 // Find is the pilot-discovery to use: that of the environment variable TARE_ISTIOD, else of PATH, else the one beside
-// this program, else in bin/ of the directory or one above it. The error says how to build one.
+// this program. It never depends on the working directory, which may be somebody else's. The error says how to build
+// one.
 func Find() (string, error) {
 	if path := os.Getenv(variable); path != "" {
 		if _, err := exec.LookPath(path); err != nil {
@@ -74,16 +75,6 @@ func Find() (string, error) {
 	if self, err := os.Executable(); err == nil {
 		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
 			return path, nil
-		}
-	}
-	dir, err := os.Getwd()
-	for ; err == nil; dir = filepath.Dir(dir) {
-		path := filepath.Join(dir, "bin", name)
-		if _, err := exec.LookPath(path); err == nil {
-			return path, nil
-		}
-		if dir == filepath.Dir(dir) {
-			break
 		}
 	}
 	return "", fault.New(fault.Machine, name, buildHint, "istiod's pilot-discovery is not here")

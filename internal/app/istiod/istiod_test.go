@@ -19,6 +19,38 @@ import (
 	"tare/internal/param"
 )
 
+// TestFind: a program is taken from TARE_ISTIOD and from PATH, and never from where this process happens to be.
+func TestFind(t *testing.T) {
+	dir := t.TempDir()
+	here := filepath.Join(dir, "bin", "pilot-discovery")
+	below := filepath.Join(dir, "a", "b")
+	for _, d := range []string{filepath.Dir(here), below} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(here, []byte("#!/bin/sh\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ dir, variable, path, want string }{
+		"bin of the directory":   {dir, "", "/usr/bin", ""},
+		"bin of one above":       {below, "", "/usr/bin", ""},
+		"the directory, by PATH": {filepath.Dir(here), "", ".", ""},
+		"PATH":                   {below, "", filepath.Dir(here), here},
+		"the variable":           {below, here, "/usr/bin", here},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Chdir(c.dir)
+			t.Setenv("TARE_ISTIOD", c.variable)
+			t.Setenv("PATH", c.path)
+			got, err := Find()
+			if got != c.want || (err == nil) != (c.want != "") || err != nil && fault.CodeOf(err) != fault.Machine {
+				t.Errorf("%q, %v; want %q", got, err, c.want)
+			}
+		})
+	}
+}
+
 // TestKubernetes: the API of the empty cluster answers in the forms that clients take.
 func TestKubernetes(t *testing.T) {
 	k, err := newKubernetes()

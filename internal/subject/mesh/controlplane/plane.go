@@ -43,9 +43,11 @@ type PlaneOptions struct {
 	RenewAfter  float64       // part of their life; default that of authority.Options
 	// Tokens are the bootstrap tokens by which agents get the first certificate of a key of their own
 	// (authority.Agent); nil: certificates are only renewed.
-	Tokens   *authority.Tokens
-	OnSent   func(Sent)
-	OnAnswer func(Answer)
+	Tokens *authority.Tokens
+	// RetryAfter is when certificates and files that could not be replaced are tried again; default 5 s.
+	RetryAfter time.Duration
+	OnSent     func(Sent)
+	OnAnswer   func(Answer)
 	// Log gets a line for each peer that was refused and each certificate that could not be replaced.
 	Log func(line string)
 }
@@ -57,11 +59,13 @@ type Plane struct {
 	server    *Server
 	authority *authority.Authority // nil: the mesh has no certificates
 	renewals  renewals             // what the authority gives and proxies have not been told
+	failed    chan struct{}        // holds one: Set could not write all files
 
 	mu       sync.Mutex
 	mesh     *proxyconfig.Mesh
 	shared   bool              // every node is told the same
 	written  map[string]string // what a proxy has in its directory: its chain and the roots
+	overdue  map[string]bool   // proxies whose files could not be written
 	bound    string            // address of the listener, host:port
 	identity map[string]bool   // those with secrets
 }
@@ -72,7 +76,13 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	if o.Log == nil {
 		o.Log = func(string) {}
 	}
-	p := &Plane{o: o, written: map[string]string{}, identity: map[string]bool{}}
+	if o.RetryAfter <= 0 {
+		o.RetryAfter = 5 * time.Second
+	}
+	p := &Plane{
+		o: o, failed: make(chan struct{}, 1), written: map[string]string{}, overdue: map[string]bool{},
+		identity: map[string]bool{},
+	}
 	p.renewals.init()
 	options := Options{Key: p.key, OnSent: o.OnSent, OnAnswer: o.OnAnswer}
 	if m.Secure() {
@@ -121,7 +131,16 @@ func (p *Plane) key(ctx context.Context, node *corev3.Node) (string, error) {
 			return "", err
 		}
 	}
-	return id, nil
+	return p.keyOf(mesh, id), nil
+}
+
+// keyOf is the key of a proxy of a mesh. Where proxies prove their identities it has the identity as well: a stream was
+// authorized for one, so that it must end, rather than get another's private key, when the proxy has another.
+func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
+	if p.authority == nil {
+		return id
+	}
+	return id + "\x00" + m.Identity(id)
 }
 
 // Serve answers at l until Close. It closes l.
@@ -135,14 +154,20 @@ func (p *Plane) Listens(address string) error {
 	return p.write(p.mesh.Proxies())
 }
 
-// Run replaces certificates before they end, until ctx does.
+// Run replaces certificates before they end, and writes files that could not be written, until ctx ends.
 func (p *Plane) Run(ctx context.Context) error {
-	if p.authority == nil {
-		<-ctx.Done()
-		return nil
-	}
 	ended := make(chan error, 1)
-	go func() { ended <- p.authority.Run(ctx) }()
+	go func() {
+		if p.authority == nil {
+			<-ctx.Done()
+			ended <- nil
+			return
+		}
+		ended <- p.authority.Run(ctx)
+	}()
+	retry := time.NewTimer(0)
+	retry.Stop()
+	defer retry.Stop()
 	for {
 		select {
 		case err := <-ended:
@@ -150,10 +175,15 @@ func (p *Plane) Run(ctx context.Context) error {
 				return nil
 			}
 			return err
+		case <-p.failed:
+			retry.Reset(p.o.RetryAfter)
+			continue
 		case <-p.renewals.wake:
-			if err := p.renew(ctx); err != nil {
-				p.o.Log("certificates could not be replaced: " + err.Error())
-			}
+		case <-retry.C:
+		}
+		if err := p.renew(ctx); err != nil {
+			p.o.Log(err.Error())
+			retry.Reset(p.o.RetryAfter)
 		}
 	}
 }
@@ -169,7 +199,18 @@ func (p *Plane) Close() {
 // Authority is that of the mesh's certificates; nil where it has none.
 func (p *Plane) Authority() *authority.Authority { return p.authority }
 
-// Set makes m the mesh. It returns the same as Server.Set.
+// FilesError is that of files which could not be written for proxies that have been told. Run tries again.
+type FilesError struct{ Err error }
+
+func (e *FilesError) Error() string {
+	return "the proxies have been told, but not all files could be written: " +
+		strings.ReplaceAll(e.Err.Error(), "\n", "; ") // one line of a log
+}
+
+func (e *FilesError) Unwrap() error { return e.Err }
+
+// Set makes m the mesh. It returns the same as Server.Set, and a FilesError where m is the mesh now but not all files
+// could be written; any other error leaves the mesh as it was.
 func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,40 +226,59 @@ func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 		return 0, err
 	}
 	p.mesh = m
-	return at, p.write(m.Proxies())
+	clear(p.overdue) // it may have proxies that are gone, and write looks at all
+	if err := p.write(m.Proxies()); err != nil {
+		select {
+		case p.failed <- struct{}{}:
+		default:
+		}
+		return at, &FilesError{err}
+	}
+	return at, nil
 }
 
-// renew tells the proxies that have new certificates or roots, and replaces their files. What could not be told is
-// tried again with the next change.
+// renew tells the proxies that have new certificates or roots, and replaces their files and those that are overdue.
+// What could not be done is kept for the next time.
 func (p *Plane) renew(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ids, all := p.renewals.take()
-	concerned := p.mesh.Proxies()
-	if !all {
-		concerned = slices.DeleteFunc(slices.Clone(concerned), func(id string) bool { return !ids[p.mesh.Identity(id)] })
+	var concerned, files []string
+	for _, id := range p.mesh.Proxies() {
+		renewed := all || ids[p.mesh.Identity(id)]
+		if renewed {
+			concerned = append(concerned, id)
+		}
+		if renewed || p.overdue[id] {
+			files = append(files, id)
+		}
 	}
-	err := p.tellSecrets(ctx, concerned)
-	if err == nil {
-		err = p.write(concerned)
-	}
-	if err != nil {
+	told := p.tellSecrets(ctx, concerned)
+	if told != nil {
 		p.renewals.putBack(ids, all)
+		told = fmt.Errorf("certificates could not be replaced: %w", told)
 	}
-	return err
+	written := p.write(files)
+	if written != nil && told == nil {
+		written = &FilesError{written}
+	}
+	return errors.Join(told, written)
 }
 
-// tellSecrets tells some proxies of the mesh their certificates and roots anew. The caller holds mu.
+// tellSecrets tells some proxies of the mesh their certificates and roots anew: as many of them as have some. The
+// caller holds mu.
 func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
 	some := make(map[string][]*tlsv3.Secret, len(ids))
+	var errs []error
 	for _, id := range ids {
 		r, err := p.resources(p.mesh, id)
 		if err != nil {
-			return err
+			errs = append(errs, err)
+			continue
 		}
-		some[id] = r.Secrets
+		some[p.keyOf(p.mesh, id)] = r.Secrets
 	}
-	return p.server.SetSecrets(ctx, some)
+	return errors.Join(append(errs, p.server.SetSecrets(ctx, some))...)
 }
 
 // resources are what a proxy of a mesh is told, with its secrets.
@@ -243,12 +303,16 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		shared := p.shared
-		p.shared = true
-		if !shared && p.mesh != nil { // there were proxies before
-			return p.server.SetAll(ctx, map[string]Resources{everyone: r})
+		var at int64
+		if !p.shared && p.mesh != nil { // there were proxies before
+			at, err = p.server.SetAll(ctx, map[string]Resources{everyone: r})
+		} else {
+			at, err = p.server.Set(ctx, r)
 		}
-		return p.server.Set(ctx, r)
+		if err == nil {
+			p.shared = true
+		}
+		return at, err
 	}
 	all := make(map[string]Resources, len(proxies))
 	identities := map[string]bool{}
@@ -260,7 +324,7 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 		if p.authority != nil {
 			identities[m.Identity(id)] = true
 		}
-		all[id] = r
+		all[p.keyOf(m, id)] = r
 	}
 	at, err := p.server.SetAll(ctx, all)
 	if err != nil {
@@ -285,24 +349,31 @@ func (p *Plane) directory(id string) (string, error) {
 	return filepath.Join(p.o.Credentials, id), nil
 }
 
-// write writes the files of those of some proxies that have not what they should. The caller holds mu.
+// write writes the files of those of some proxies that have not what they should, and notes those that it cannot
+// write as overdue; the others get theirs all the same. The caller holds mu.
 func (p *Plane) write(proxies []string) error {
 	if p.o.Credentials == "" || p.bound == "" {
 		return nil
 	}
-	if err := authority.CheckDirectory(p.o.Credentials); err != nil {
-		return err // whoever can write there could put other directories in the place of the proxies'
-	}
+	// Whoever can write there could put other directories in the place of the proxies'.
+	unsafe := authority.CheckDirectory(p.o.Credentials)
+	errs := []error{unsafe}
 	for _, id := range proxies {
+		p.overdue[id] = true
+		if unsafe != nil {
+			continue
+		}
 		dir, err := p.directory(id)
+		if err == nil {
+			err = p.writeOne(id, dir)
+		}
 		if err != nil {
-			return err
+			errs = append(errs, fmt.Errorf("writing the files of proxy %s: %w", id, err))
+			continue
 		}
-		if err := p.writeOne(id, dir); err != nil {
-			return fmt.Errorf("writing the files of proxy %s: %w", id, err)
-		}
+		delete(p.overdue, id)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (p *Plane) writeOne(id, dir string) error {

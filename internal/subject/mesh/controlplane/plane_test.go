@@ -180,6 +180,52 @@ func TestPlaneTellsOnlyOwn(t *testing.T) {
 	}
 }
 
+// TestPlaneIdentityChanges: when a proxy gets another identity, a stream that its old one has opened ends, and is told
+// nothing of the new one; nor may the old one open another.
+func TestPlaneIdentityChanges(t *testing.T) {
+	p, address := served(t, secureMesh, PlaneOptions{})
+	web := as(t, p, "web")
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(web))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "web-1"}, TypeUrl: ads.SecretType,
+		ResourceNamesSubscribe: []string{"identity", "roots"}}); err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.Recv()
+	if err != nil || len(first.GetResources()) != 2 {
+		t.Fatalf("%v, %v", first, err)
+	}
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: ads.SecretType,
+		ResponseNonce: first.GetNonce()}); err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.Replace(secureMesh, "id: web-1, identity: web", "id: web-1, identity: admin", 1)
+	if _, err := p.Set(t.Context(), compiled(t, changed)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := stream.Recv()
+	if status.Code(err) != codes.NotFound {
+		names := []string{}
+		for _, x := range r.GetResources() {
+			names = append(names, x.GetName())
+		}
+		t.Errorf("the stream of the old identity got %v, %v", names, err)
+	}
+	if got, err := ask(t, address, web, "web-1", ads.SecretType, "identity"); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("the old identity is told %v, %v", slices.Sorted(maps.Keys(got)), err)
+	}
+	if got, err := ask(t, address, as(t, p, "admin"), "web-1", ads.SecretType, "identity"); err != nil || len(got) != 1 {
+		t.Errorf("the new identity is told %v, %v", slices.Sorted(maps.Keys(got)), err)
+	}
+}
+
 // TestPlaneInTheClear: without certificates proxies are told apart by the names of their nodes.
 func TestPlaneInTheClear(t *testing.T) {
 	p, address := served(t, strings.Replace(secureMesh, "strict", "off", 1), PlaneOptions{Credentials: t.TempDir()})
@@ -254,6 +300,73 @@ func TestPlaneCredentials(t *testing.T) {
 	}
 }
 
+// TestPlaneWritesOthers: a directory that cannot be written keeps no other proxy from its files, the mesh is in use and
+// the log says so, and the files are written once nothing is in the way any more.
+func TestPlaneWritesOthers(t *testing.T) {
+	for _, mtls := range []string{"strict", "off"} {
+		t.Run(mtls, func(t *testing.T) {
+			text := strings.Replace(secureMesh, "strict", mtls, 1)
+			dir := t.TempDir()
+			if err := os.Chmod(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			lines := make(chan string, 1)
+			p, _ := served(t, text, PlaneOptions{Credentials: dir, RetryAfter: 10 * time.Millisecond,
+				Log: func(line string) {
+					select {
+					case lines <- line:
+					default: // the first is enough
+					}
+				}})
+			for _, id := range []string{"a-1", "m-1"} {
+				if err := os.WriteFile(filepath.Join(dir, id), nil, 0o600); err != nil { // where a directory should be
+					t.Fatal(err)
+				}
+			}
+			file := filepath.Join(t.TempDir(), "mesh.yaml")
+			for _, id := range []string{"a-1", "m-1", "z-1"} {
+				text += "  - {id: " + id + ", identity: " + id + ", outbound: {}}\n"
+			}
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			said := p.reload(t.Context(), NewFiles(file))
+			for _, want := range []string{"have been told", "proxy a-1", "proxy m-1"} {
+				if !strings.Contains(said, want) {
+					t.Errorf("the log says %q, without %q", said, want)
+				}
+			}
+			if strings.Contains(said, "as it was") || strings.Contains(said, "proxy z-1") {
+				t.Errorf("the log says %q", said)
+			}
+			if r, err := p.counts(); err != nil || r.Proxies != 5 {
+				t.Errorf("%+v, %v", r, err)
+			}
+			bootstrap := func(id string) string { return filepath.Join(dir, id, EnvoyBootstrapFile) }
+			if _, err := os.Stat(bootstrap("z-1")); err != nil {
+				t.Error(err)
+			}
+			if line := <-lines; !strings.Contains(line, "have been told") || !strings.Contains(line, "proxy a-1") {
+				t.Errorf("the second try says %q", line)
+			}
+			for _, id := range []string{"a-1", "m-1"} {
+				if err := os.Remove(filepath.Join(dir, id)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, id := range []string{"a-1", "m-1"} {
+				for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+					if _, err := os.Stat(bootstrap(id)); err == nil {
+						break
+					} else if time.Now().After(deadline) {
+						t.Fatalf("the files were not tried again: %v", err)
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestPlaneRefusesDirectories: a directory that others can write, and an id that leads out of it.
 func TestPlaneRefusesDirectories(t *testing.T) {
 	open := t.TempDir()
@@ -289,7 +402,8 @@ func TestPlaneRenewsOne(t *testing.T) {
 		defer p.server.mu.Unlock()
 		now := map[string]uintptr{}
 		for key, t := range p.server.last {
-			now[key] = reflect.ValueOf(t.tables).Pointer() // another map each time that somebody is told
+			id, _, _ := strings.Cut(key, "\x00")
+			now[id] = reflect.ValueOf(t.tables).Pointer() // another map each time that somebody is told
 		}
 		return now
 	}

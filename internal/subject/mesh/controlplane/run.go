@@ -197,17 +197,26 @@ func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) error
 	if err == nil {
 		d.Time, err = p.Set(ctx, mesh)
 	}
+	if _, told := errors.AsType[*FilesError](err); told {
+		return conn.Fail(fault.Wrap(err, fault.CodeOf(err), "set", filesHint, "the configuration is in use"))
+	}
 	if err != nil {
 		return conn.Fail(fault.Wrap(err, fault.Usage, "set", example, "the configuration is wrong"))
 	}
 	return conn.Send(SetEvent, d)
 }
 
+// filesHint is what to do about a FilesError.
+const filesHint = "see what is in the way in the directory of --credentials: the files are tried again in a while"
+
 // reload applies what a source gives now, and says how that went.
 func (p *Plane) reload(ctx context.Context, from Source) string {
 	m, err := from.Read(ctx)
 	if err == nil {
 		_, err = p.Set(ctx, m)
+	}
+	if _, told := errors.AsType[*FilesError](err); told {
+		return fmt.Sprintf("%s: %s; %s", from, err, filesHint)
 	}
 	var r Ready
 	if err == nil {

@@ -1,6 +1,11 @@
 // Package redirect takes connections to the sidecar proxies of a mesh that were made to somebody else: by rules of
-// netfilter, or by eBPF programs, in network namespaces made for the purpose. Nothing of it is on the machine itself,
-// and all of it goes with the namespaces.
+// netfilter, or by eBPF programs, in network namespaces made for the purpose. No rule, interface or program is on the
+// machine's own network, and all of them go with the namespaces.
+//
+// What stays is modules of the kernel: where veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress
+// or cls_bpf are not built in, the kernel loads them, for the whole machine, when they are first asked for
+// (request_module, in net/core/rtnetlink.c, net/netfilter/nf_tables_api.c and net/sched). Check asks for them too.
+// Nobody unloads them: others may have come to use them since.
 //
 // A trial has two pods: one of the loads and the proxies beside them, one of the applications and theirs. A load
 // connects to the service of an application, an address that no interface has, with the application's port:
@@ -16,6 +21,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"tare/internal/fault"
+	"tare/internal/host/cgroup"
 	"tare/internal/kind"
 	"tare/internal/link"
 )
@@ -135,6 +141,14 @@ var needs = map[string]string{
 	EBPF: "CONFIG_CGROUP_BPF, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS; tried with Linux 6.1 and 6.18",
 }
 
+// NoHierarchy is the error, of code fault.Machine, of a machine whose control groups programs cannot be attached to.
+// Where says who needs that; it may be empty.
+func NoHierarchy(where string) error {
+	return fault.New(fault.Machine, where, "mount a v2 hierarchy: mkdir -p /sys/fs/cgroup/unified && "+
+		"mount -t cgroup2 none /sys/fs/cgroup/unified", "eBPF programs on sockets are attached to control groups v2, and "+
+		"no v2 hierarchy is mounted")
+}
+
 // Needs is what a way takes of a kernel, in words.
 func Needs(way string) string { return needs[way] }
 
@@ -149,7 +163,19 @@ func explain(err error, way string) error {
 
 // Check finds out whether this machine can redirect in a way, by doing it in two pods that nobody is in. An error is of
 // code fault.Machine.
-func Check(way string) (err error) {
+func Check(way string) error { return check(way, cgroup.Roots{}) }
+
+func check(way string, roots cgroup.Roots) (err error) {
+	if way == EBPF {
+		// The programs on sockets are not attached here: there is no group of loads to attach them to.
+		layout, err := cgroup.Discover(roots)
+		if err != nil {
+			return err
+		}
+		if _, is := layout.V2(); !is {
+			return NoHierarchy("")
+		}
+	}
 	p, err := NewPods()
 	if err != nil {
 		return err

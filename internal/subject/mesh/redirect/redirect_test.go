@@ -223,3 +223,12 @@ func TestCheck(t *testing.T) {
 		}
 	}
 }
+
+// TestCheckWithoutV2: where no program can be attached to the loads, ebpf is missing before anything is made.
+func TestCheckWithoutV2(t *testing.T) {
+	const tree = "../../../host/cgroup/testdata/v1"
+	err := check(EBPF, cgroup.Roots{Proc: tree + "/proc", Prefix: tree})
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "cgroup2") {
+		t.Errorf("%v, with the hint %q", err, fault.MendOf(err))
+	}
+}

@@ -150,8 +150,7 @@ func (j *joined) redirect() error {
 	if t.Way == redirect.EBPF {
 		t.Connections = j.part.Options.Int(settingConnections)
 		if t.Loads = j.trial.WorkDir(); t.Loads == "" {
-			return fault.New(fault.Machine, j.name, "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified",
-				"eBPF programs on sockets are attached to control groups v2, and no v2 hierarchy is mounted")
+			return redirect.NoHierarchy(j.name)
 		}
 	}
 	for _, p := range j.proxies {
@@ -317,14 +316,19 @@ var lacks = func() func(way string) *feature.Probe {
 		if way == redirect.Explicit {
 			name, needs = "pods", "network namespaces and pairs of virtual interfaces (CONFIG_NET_NS, CONFIG_VETH)"
 		}
+		mend := "run as root, on a kernel with these, built in or as modules, which it loads and keeps"
+		if way == redirect.EBPF {
+			needs = "a mounted v2 hierarchy of control groups; " + needs
+			mend += "; " + fault.MendOf(redirect.NoHierarchy(""))
+		}
 		probes[way] = feature.New(feature.Status{
 			Name: name, Needs: needs, Lost: "arms with " + settingRedirect + ": " + way,
-			Mend: "run as root, on a kernel with these, as modules or built in",
+			Mend: mend,
 		}, func() (string, error) {
 			if err := redirect.Check(way); err != nil {
 				return "", err
 			}
-			return "connections are redirected in network namespaces", nil
+			return "connections are redirected in network namespaces; modules that the kernel loaded for it stay", nil
 		})
 	}
 	return func(way string) *feature.Probe { return probes[way] }

@@ -44,8 +44,9 @@ type Answer struct {
 
 // Options are who is told, and who hears of it. The zero value will do: all data planes then have the key "".
 type Options struct {
-	// Key is the view that a data plane is told. It is called once for each stream, whose context has the peer. An
-	// error ends the stream, with PermissionDenied if it is no status of gRPC's.
+	// Key is the view that a data plane is told. It is called before a stream joins those of the key and again once it
+	// has, because its answer may change in between; another answer ends the stream. The context has the peer. An error
+	// ends the stream, with PermissionDenied if it is no status of gRPC's.
 	Key      func(context.Context, *corev3.Node) (string, error)
 	OnSent   func(Sent)   // called by the stream's goroutine
 	OnAnswer func(Answer) // the same
@@ -207,18 +208,33 @@ func (s *Server) handle(g grpc.ServerStream, delta bool) error {
 	if len(node.GetId()) > maxID {
 		return tooMuch("bytes of a node's id", maxID)
 	}
-	key, err := s.o.Key(g.Context(), &node)
+	key, err := s.key(g.Context(), &node)
 	if err != nil {
-		if _, is := status.FromError(err); is {
-			return err
-		}
-		return status.Error(codes.PermissionDenied, err.Error())
+		return err
 	}
 	stream := &stream{o: &s.o, sets: &s.sets, delta: delta, node: node.GetId(), wake: make(chan struct{}, 1)}
 	s.join(key, stream)
 	defer s.leave(key, stream)
+	// A key that was deleted before the stream joined it would have left the stream without an end.
+	if now, err := s.key(g.Context(), &node); err != nil {
+		return err
+	} else if now != key {
+		return status.Error(codes.Unavailable, "what the data plane is told has just changed: connect again")
+	}
 	first.node = nil
 	return stream.serve(g, first, &s.receivers)
+}
+
+// key is the key of a data plane. The error is a status of gRPC's.
+func (s *Server) key(ctx context.Context, node *corev3.Node) (string, error) {
+	key, err := s.o.Key(ctx, node)
+	if err == nil {
+		return key, nil
+	}
+	if _, is := status.FromError(err); is {
+		return "", err
+	}
+	return "", status.Error(codes.PermissionDenied, err.Error())
 }
 
 func (s *Server) join(key string, stream *stream) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -346,10 +347,13 @@ func TestDeltaReconnect(t *testing.T) {
 // Each node is told what its key is, and who has none is not served.
 func TestKeys(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
+		var asked atomic.Int64
 		s := New(Options{Patience: forEver, Key: func(_ context.Context, n *corev3.Node) (string, error) {
 			switch id := n.GetId(); id {
 			case "x", "y":
 				return id, nil
+			case "changing": // has another key by the time that its stream has joined
+				return fmt.Sprint(id, asked.Add(1)), nil
 			case "later":
 				return "", status.Error(codes.Unavailable, "not yet")
 			default:
@@ -370,7 +374,9 @@ func TestKeys(t *testing.T) {
 			t.Error(err)
 		}
 		y.quiet()
-		for node, want := range map[string]codes.Code{"": codes.PermissionDenied, "later": codes.Unavailable} {
+		for node, want := range map[string]codes.Code{
+			"": codes.PermissionDenied, "later": codes.Unavailable, "changing": codes.Unavailable,
+		} {
 			p := connectAs(t, address, delta, node)
 			p.want("C")
 			if err := p.ends(); status.Code(err) != want {
