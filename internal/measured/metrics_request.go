@@ -38,9 +38,9 @@ var requestMetrics = []Metric{
 			"the lines of these names in the ledger's budget.",
 		func(m *Measured) (float64, bool) { return m.lines(ledger.LineKernel, ledger.LineInterrupts) }),
 	ofRequest("unexplained_cpu_seconds_per_request", "what is on no account",
-		"The remainder: CPU time that is on no line of the ledger's budget. It can be negative, for counters are read one "+
-			"after the other.",
-		func(m *Measured) (float64, bool) { return m.remainder(), true }),
+		"The remainder: CPU time that is on no line of the ledger's budget, and what the trial's control group used beside "+
+			"the groups of its subject, applications and loads. It can be negative, for counters are read one after the other.",
+		(*Measured).unaccounted),
 }
 
 // ofRequest is CPU time per request answered, in experiments with a subject that stands in the path of requests.
@@ -109,6 +109,33 @@ func (m *Measured) busySeconds() (float64, bool) {
 func (m *Measured) remainder() float64 {
 	c := m.Ledger.CPU
 	return c.Unexplained - (c.Steal - c.Stolen())
+}
+
+// unaccounted is the remainder and, of the trial's own CPU time, what its subject, applications and loads did not use.
+// The counter of their common group is read apart from theirs, so the two differ by some microseconds also where
+// nothing else ran in it.
+func (m *Measured) unaccounted() (float64, bool) {
+	own, known := m.CPURate()
+	if !known {
+		return 0, false
+	}
+	rest := m.remainder() + own*m.Ledger.Window.Seconds
+	subject, known := m.subjectSeconds()
+	if !known {
+		return 0, false
+	}
+	rest -= subject
+	for _, role := range []kind.Role{kind.Application, kind.Load} {
+		if len(m.ofRole(role)) == 0 {
+			continue
+		}
+		used, known := m.RoleSeconds(role)
+		if !known {
+			return 0, false
+		}
+		rest -= used
+	}
+	return rest, true
 }
 
 // lines are some lines of the budget, added up; false where one is not there.
