@@ -12,8 +12,10 @@ import (
 )
 
 // sums adds up what the arm adds to metrics that have parts, after the sentences that speak of the arm: "A request
-// takes 181 us of the machine's CPU time, and 60 us in the baseline: proxy.client 61 us, proxy.server 58 us,
-// applications +2 us ..." A part that the subject's components have is given by them.
+// takes 181 us of the machine's CPU time, and 60 us in the baseline; paired by block, the difference is +121 us:
+// proxy.client 61 us, proxy.server 58 us, applications +2 us ..." The parts are paired differences, so the difference
+// of the whole is one as well: that of the two medians is another number, without an interval. A part that the
+// subject's components have is given by them.
 func (p *prose) sums(t *table) {
 	if len(p.text) == 0 {
 		return
@@ -45,7 +47,12 @@ func (p *prose) sum(t *table, d metric.Definition) {
 	}
 	p.rest(d.Name, p.arm)
 	p.rest(d.Name, record.Direct)
-	p.add("%s, and %s in the baseline: %s.", Capital(strings.Replace(d.Sum, "{}", said(whole), 1)), said(base),
+	verdict := ""
+	if !whole.Difference.Resolved {
+		verdict = " (not resolved)"
+	}
+	p.add("%s, and %s in the baseline; paired by block, the difference is %s%s: %s.",
+		Capital(strings.Replace(d.Sum, "{}", said(whole), 1)), said(base), signed(whole.Difference, whole.Unit), verdict,
 		strings.Join(parts, ", "))
 }
 

@@ -38,9 +38,9 @@ var requestMetrics = []Metric{
 			"the lines of these names in the ledger's budget.",
 		func(m *Measured) (float64, bool) { return m.lines(ledger.LineKernel, ledger.LineInterrupts) }),
 	ofRequest("unexplained_cpu_seconds_per_request", "what is on no account",
-		"The remainder: CPU time that is on no line of the ledger's budget. It can be negative, for counters are read one "+
-			"after the other.",
-		func(m *Measured) (float64, bool) { return m.Ledger.CPU.Unexplained, true }),
+		"The remainder: CPU time that is on no line of the ledger's budget, and what the trial's control group used beside "+
+			"the groups of its subject, applications and loads. It can be negative, for counters are read one after the other.",
+		(*Measured).unaccounted),
 }
 
 // ofRequest is CPU time per request answered, in experiments with a subject that stands in the path of requests.
@@ -103,6 +103,33 @@ func (m *Measured) busySeconds() (float64, bool) {
 	own, ok1 := m.CPURate()
 	kernel, ok2 := m.lines(ledger.LineKernel, ledger.LineInterrupts)
 	return own*m.Ledger.Window.Seconds + kernel + m.Ledger.CPU.Unexplained, ok1 && ok2
+}
+
+// unaccounted is the remainder and, of the trial's own CPU time, what its subject, applications and loads did not use.
+// The counter of their common group is read apart from theirs, so the two differ by some microseconds also where
+// nothing else ran in it.
+func (m *Measured) unaccounted() (float64, bool) {
+	own, known := m.CPURate()
+	if !known {
+		return 0, false
+	}
+	rest := m.Ledger.CPU.Unexplained + own*m.Ledger.Window.Seconds
+	subject, known := m.subjectSeconds()
+	if !known {
+		return 0, false
+	}
+	rest -= subject
+	for _, role := range []kind.Role{kind.Application, kind.Load} {
+		if len(m.ofRole(role)) == 0 {
+			continue
+		}
+		used, known := m.RoleSeconds(role)
+		if !known {
+			return 0, false
+		}
+		rest -= used
+	}
+	return rest, true
 }
 
 // lines are some lines of the budget, added up; false where one is not there.

@@ -182,6 +182,13 @@ func TestRequestParts(t *testing.T) {
 	}{
 		{"a subject", func(*Measured) {}, 0.5, false},
 		{"the baseline", func(m *Measured) { m.Subject = nil }, 0, false},
+		{"counters that were read apart", func(m *Measured) {
+			for i := range m.Ledger.Cgroups {
+				if m.Ledger.Cgroups[i].Path == subjectTree {
+					m.Ledger.Cgroups[i].CPUSeconds = new(1.71)
+				}
+			}
+		}, 0.5, false},
 		{"a subject without processes", func(m *Measured) {
 			for i := range m.Ledger.Cgroups {
 				if m.Ledger.Cgroups[i].Role == string(kind.Subject) {

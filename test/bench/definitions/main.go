@@ -240,27 +240,55 @@ func mean(xs []float64) float64 {
 	return sum / float64(len(xs))
 }
 
+// thin reports whether there are too few requests for a p99 that Tare would give: in some trial or, where a histogram
+// is named, in all trials together.
+func thin(of []trial, name string) bool {
+	if name == "" {
+		return enough(of) < len(of)
+	}
+	if name == load.LatencyRunning {
+		name = load.Latency // its own counts are weights: of how many requests, a record need not say
+	}
+	h, err := pooled(of, name)
+	if err != nil {
+		return true
+	}
+	_, ok := stats.Quantile(h, 0.99)
+	return !ok
+}
+
+// enough is how many trials have so many requests that Tare gives their p99.
+func enough(of []trial) (n int) {
+	for _, t := range of {
+		if _, ok := stats.Quantile(t.histograms[load.Latency], 0.99); ok {
+			n++
+		}
+	}
+	return n
+}
+
 // definitions are what "p99" can mean, in milliseconds.
 var definitions = []struct {
-	name string
-	of   func([]trial) (float64, error)
+	name   string
+	pooled string // the histogram that it is made of; empty: of each trial's p99
+	of     func([]trial) (float64, error)
 }{
-	{"all requests in one histogram", func(of []trial) (float64, error) {
+	{"all requests in one histogram", load.Latency, func(of []trial) (float64, error) {
 		h, err := pooled(of, load.Latency)
 		return p99(h), err
 	}},
-	{"mean of each trial's p99", func(of []trial) (float64, error) { return mean(each(of)), nil }},
-	{"median of each trial's p99", func(of []trial) (float64, error) { return stats.Median(each(of)).Value, nil }},
-	{"largest of each trial's p99", func(of []trial) (float64, error) { return slices.Max(each(of)), nil }},
-	{"`histogram_quantile` over Envoy's buckets", func(of []trial) (float64, error) {
+	{"mean of each trial's p99", "", func(of []trial) (float64, error) { return mean(each(of)), nil }},
+	{"median of each trial's p99", "", func(of []trial) (float64, error) { return stats.Median(each(of)).Value, nil }},
+	{"largest of each trial's p99", "", func(of []trial) (float64, error) { return slices.Max(each(of)), nil }},
+	{"`histogram_quantile` over Envoy's buckets", load.Latency, func(of []trial) (float64, error) {
 		h, err := pooled(of, load.Latency)
 		return histogramQuantile(0.99, h), err
 	}},
-	{"all requests, from when each was sent", func(of []trial) (float64, error) {
+	{"all requests, from when each was sent", load.Service, func(of []trial) (float64, error) {
 		h, err := pooled(of, load.Service)
 		return p99(h), err
 	}},
-	{"requests that no stall of the machine touched", func(of []trial) (float64, error) {
+	{"requests that no stall of the machine touched", load.LatencyRunning, func(of []trial) (float64, error) {
 		h, err := pooled(of, load.LatencyRunning)
 		return p99(h), err
 	}},
@@ -297,26 +325,33 @@ func latency(w io.Writer, r *run, arm string) error {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(w, " %.2f, %.2f, **%+.2f** |", base, with, with-base)
+			few := ""
+			if thin(r.timed[place{rate, record.Direct}], d.pooled) || thin(r.timed[place{rate, arm}], d.pooled) {
+				few = " (few)"
+			}
+			fmt.Fprintf(w, " %.2f, %.2f, **%+.2f**%s |", base, with, with-base, few)
 		}
 		fmt.Fprintln(w)
 	}
-	var left []string
+	var left, reported []string
 	for _, rate := range r.rates {
 		base, with := place{rate, record.Direct}, place{rate, arm}
 		left = append(left, fmt.Sprintf("%d of %d, %d of %d", len(r.timed[base]), len(r.timed[base])+r.lost[base],
 			len(r.timed[with]), len(r.timed[with])+r.lost[with]))
+		reported = append(reported, fmt.Sprintf("%d of %d, %d of %d", enough(r.timed[base]), len(r.timed[base]),
+			enough(r.timed[with]), len(r.timed[with])))
 	}
 	row(w, "trials whose latency no gate voids", left)
+	row(w, "trials with enough requests for a p99 of their own", reported)
 	fmt.Fprintln(w)
 	return nil
 }
 
-// otherDay prints what the difference of the medians of latency is if the baseline is of the same block, and if it is
-// of another one, as one of another day would be.
+// otherDay prints the paired difference of p99 over blocks, and between what single differences lie: of a trial and the
+// baseline of its own block, and of one of another block, as one of another day would be.
 func otherDay(w io.Writer, r *run, arm string) error {
 	header(w, "p99 with less without, in ms", r.rates)
-	var same, other []string
+	var over, same, other []string
 	for _, rate := range r.rates {
 		base, with := r.timed[place{rate, record.Direct}], r.timed[place{rate, arm}]
 		var paired, crossed []float64
@@ -331,7 +366,7 @@ func otherDay(w io.Writer, r *run, arm string) error {
 			}
 		}
 		if len(paired) == 0 || len(crossed) == 0 {
-			same, other = append(same, ""), append(other, "")
+			over, same, other = append(over, ""), append(same, ""), append(other, "")
 			continue
 		}
 		e := stats.PseudoMedian(paired, 1)
@@ -339,11 +374,13 @@ func otherDay(w io.Writer, r *run, arm string) error {
 		if e.HasInterval {
 			interval = fmt.Sprintf(" [%.2f, %.2f]", e.Lo, e.Hi)
 		}
-		same = append(same, fmt.Sprintf("%.2f%s", e.Value, interval))
+		over = append(over, fmt.Sprintf("%.2f%s", e.Value, interval))
+		same = append(same, fmt.Sprintf("%.2f to %.2f", slices.Min(paired), slices.Max(paired)))
 		other = append(other, fmt.Sprintf("%.2f to %.2f", slices.Min(crossed), slices.Max(crossed)))
 	}
-	row(w, "baseline of the same block, over blocks", same)
-	row(w, "one trial and a baseline of another block", other)
+	row(w, "baseline of the same block, over blocks", over)
+	row(w, "one trial and the baseline of its own block", same)
+	row(w, "one trial and the baseline of another block", other)
 	fmt.Fprintln(w)
 	return nil
 }
@@ -368,7 +405,7 @@ var accounts = []struct {
 		return a + b, ok1 && ok2
 	}},
 	{"sidecars, application and load", perRequest("cpu_seconds_per_request")},
-	{"all that the machine was busy with", perRequest("busy_cpu_seconds_per_request")},
+	{"the machine, without others and Tare", perRequest("busy_cpu_seconds_per_request")},
 }
 
 func component(name string) func(trial) (float64, bool) {
@@ -389,7 +426,7 @@ func perRequest(metric string) func(trial) (float64, bool) {
 func cpu(w io.Writer, r *run, arm string) error {
 	header(w, "CPUs per 1,000 requests/s", r.rates)
 	for _, account := range accounts {
-		var cpus []float64
+		var cpus []stats.Estimate
 		var points []stats.Observation
 		for _, rate := range r.rates {
 			var values []float64
@@ -402,7 +439,7 @@ func cpu(w io.Writer, r *run, arm string) error {
 			if len(values) == 0 {
 				return fmt.Errorf("no trial at %g/s tells the CPU time of %s", rate, account.name)
 			}
-			cpus = append(cpus, stats.Median(values).Value)
+			cpus = append(cpus, stats.Median(values))
 		}
 		slope, err := line(points)
 		if err != nil {
@@ -415,18 +452,23 @@ func cpu(w io.Writer, r *run, arm string) error {
 	return nil
 }
 
-// divided prints three ways to divide CPUs by a rate.
-func divided(w io.Writer, name string, rates, cpus []float64) {
+// divided prints three ways to divide CPUs by a rate, the second with its interval where there is one.
+func divided(w io.Writer, name string, rates []float64, cpus []stats.Estimate) {
 	const idle = 0.06 // CPUs that the document takes off
 	var whole, less, step []string
 	for i, rate := range rates {
-		whole = append(whole, fmt.Sprintf("%.2f", cpus[i]/rate*1000))
-		less = append(less, fmt.Sprintf("%.2f", (cpus[i]-idle)/rate*1000))
+		c := cpus[i]
+		whole = append(whole, fmt.Sprintf("%.2f", c.Value/rate*1000))
+		text := fmt.Sprintf("%.2f", (c.Value-idle)/rate*1000)
+		if c.HasInterval {
+			text += fmt.Sprintf(" [%.2f, %.2f]", (c.Lo-idle)/rate*1000, (c.Hi-idle)/rate*1000)
+		}
+		less = append(less, text)
 		if i == 0 {
 			step = append(step, "")
 			continue
 		}
-		step = append(step, fmt.Sprintf("%.2f", (cpus[i]-cpus[i-1])/(rate-rates[i-1])*1000))
+		step = append(step, fmt.Sprintf("%.2f", (c.Value-cpus[i-1].Value)/(rate-rates[i-1])*1000))
 	}
 	row(w, name+": divided by the rate", whole)
 	row(w, name+": less 0.06 CPUs, divided by the rate", less)
@@ -467,11 +509,13 @@ var chart = struct{ rates, cpus []float64 }{
 
 func document(w io.Writer) error {
 	header(w, "CPUs per 1,000 requests/s", chart.rates)
-	divided(w, "the document's chart", chart.rates, chart.cpus)
+	var cpus []stats.Estimate
 	var points []stats.Observation
 	for i, rate := range chart.rates {
+		cpus = append(cpus, stats.Estimate{Value: chart.cpus[i]})
 		points = append(points, stats.Observation{X: []float64{rate}, Y: chart.cpus[i]})
 	}
+	divided(w, "the document's chart", chart.rates, cpus)
 	slope, err := line(points)
 	if err != nil {
 		return err

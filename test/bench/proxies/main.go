@@ -9,15 +9,21 @@
 //	tare run test/bench/proxies/spec.yaml --out DIR
 //	go run ./test/bench/proxies DIR...
 //
-// A promise holds if the whole interval keeps it, and fails if none of it does; else the blocks do not decide it. It
-// ends with 1 where one fails.
+// Of each planned trial the first attempt counts in which no gate voids the metric. A pair is lost where both arms ran
+// and one has no value after all attempts: a promise holds if the whole interval keeps it with the lost pairs at
+// infinity, fails if none of that interval does, and else the blocks do not decide it. It ends with 1 where one fails.
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"math"
 	"os"
+	"slices"
 
 	"tare/internal/analysis"
+	"tare/internal/metric"
 	"tare/internal/record"
 	"tare/internal/stats"
 )
@@ -69,82 +75,136 @@ func main() {
 // block is one block of one run.
 type block struct{ run, block int }
 
-// values are those of each arm by metric, of trials that stand. Where one was run again, the last that stands counts.
-type values map[string]map[string]map[block]float64
+func (b block) compare(o block) int {
+	return cmp.Or(cmp.Compare(b.run, o.run), cmp.Compare(b.block, o.block))
+}
+
+// outcomes are the planned trials of all runs.
+type outcomes struct {
+	ran    map[string]map[block]bool               // by arm
+	values map[string]map[string]map[block]measure // by metric and arm
+}
+
+// measure is what the first attempt gave in which the metric stands.
+type measure struct {
+	value float64
+	again bool // it is no first attempt
+}
 
 func judge(dirs []string) (failed bool, err error) {
-	all := values{}
+	all := newOutcomes()
 	for i, dir := range dirs {
-		if err := all.add(i, dir); err != nil {
+		c, err := record.Read(dir)
+		if err != nil {
 			return false, err
 		}
+		if err := all.add(i, c.Trials, c.Run.Defined()); err != nil {
+			return false, fmt.Errorf("%s: %w", dir, err)
+		}
 	}
-	fmt.Println("| what | at most | blocks | measured | |\n|---|---|---|---|---|")
+	fmt.Println("| what | at most | blocks | lost | measured | with lost pairs at infinity | |\n|---|---|---|---|---|---|---|")
 	for _, p := range promises {
 		line, broken := all.keeps(p)
 		fmt.Println(line)
 		failed = failed || broken
 	}
 	fmt.Println("\n| arm | p50 | p99 | CPU time of the subject's own for a request |\n|---|---|---|---|")
-	for _, arm := range []string{record.Direct, "envoy", "haproxy", "proxy", "kernelmesh"} {
+	for _, arm := range arms {
 		fmt.Printf("| %s | %s | %s | %s |\n", arm, all.median("latency_p50_seconds", arm),
 			all.median("latency_p99_seconds", arm), all.median(cpu, arm))
 	}
+	all.printLosses()
 	return failed, nil
 }
 
-func (v values) add(run int, dir string) error {
-	c, err := record.Read(dir)
-	if err != nil {
-		return err
-	}
-	for _, t := range c.Trials {
+var arms = []string{record.Direct, record.AA, "envoy", "haproxy", "proxy", "kernelmesh"}
+
+func newOutcomes() outcomes {
+	return outcomes{ran: map[string]map[block]bool{}, values: map[string]map[string]map[block]measure{}}
+}
+
+func (o outcomes) add(run int, trials []record.Trial, defined metric.Set) error {
+	trials = slices.Clone(trials)
+	slices.SortStableFunc(trials, func(a, b record.Trial) int { return cmp.Compare(a.Attempt, b.Attempt) })
+	first := map[string]map[block]int{} // attempts, by arm
+	for _, t := range trials {
+		if t.Validity.Failed == record.Interrupted {
+			continue // it is no attempt
+		}
+		at := block{run, t.Block}
+		if o.ran[t.Arm] == nil {
+			o.ran[t.Arm] = map[block]bool{}
+		}
+		o.ran[t.Arm][at] = true
+		if first[t.Arm] == nil {
+			first[t.Arm] = map[block]int{}
+		}
+		if _, known := first[t.Arm][at]; !known {
+			first[t.Arm][at] = t.Attempt
+		}
 		if t.Validity.Failed != "" {
-			fmt.Fprintf(os.Stderr, "%s: trial %d of %s failed: %s\n", dir, t.Index+1, t.Arm, t.Validity.Failed)
+			fmt.Fprintf(os.Stderr, "trial %d of %s failed: %s\n", t.Index+1, t.Arm, t.Validity.Failed)
 			continue
 		}
-		metrics, err := analysis.Metrics(t, c.Run.Defined())
+		metrics, err := analysis.Metrics(t, defined)
 		if err != nil {
-			return fmt.Errorf("reading trial %d of %s: %w", t.Index+1, dir, err)
+			return fmt.Errorf("reading trial %d: %w", t.Index+1, err)
 		}
 		for name, value := range metrics {
-			if !t.Validity.Stands(name) {
-				continue
+			if t.Validity.Stands(name) {
+				o.take(name, t.Arm, at, measure{value, t.Attempt != first[t.Arm][at]})
 			}
-			if v[name] == nil {
-				v[name] = map[string]map[block]float64{}
-			}
-			if v[name][t.Arm] == nil {
-				v[name][t.Arm] = map[block]float64{}
-			}
-			v[name][t.Arm][block{run, t.Block}] = value
 		}
 	}
 	return nil
 }
 
+// take keeps a value, unless an earlier attempt gave one.
+func (o outcomes) take(metric, arm string, at block, m measure) {
+	if o.values[metric] == nil {
+		o.values[metric] = map[string]map[block]measure{}
+	}
+	if o.values[metric][arm] == nil {
+		o.values[metric][arm] = map[block]measure{}
+	}
+	if _, has := o.values[metric][arm][at]; !has {
+		o.values[metric][arm][at] = m
+	}
+}
+
+// pairs are the values of two arms in the blocks in which both ran, in order, and in how many of these one is lost.
+func (o outcomes) pairs(metric, base, arm string) (pairs []stats.Pair, lost int) {
+	for _, at := range slices.SortedFunc(maps.Keys(o.ran[arm]), block.compare) {
+		if !o.ran[base][at] {
+			continue
+		}
+		a, ok1 := o.values[metric][base][at]
+		b, ok2 := o.values[metric][arm][at]
+		if !ok1 || !ok2 {
+			lost++
+			continue
+		}
+		pairs = append(pairs, stats.Pair{Base: a.value, Arm: b.value})
+	}
+	return pairs, lost
+}
+
 // keeps says in a row of a table whether a promise is kept.
-func (v values) keeps(p promise) (row string, broken bool) {
-	var pairs []stats.Pair
-	for b, base := range v[p.metric][p.base] {
-		if arm, ok := v[p.metric][p.arm][b]; ok {
-			pairs = append(pairs, stats.Pair{Base: base, Arm: arm})
-		}
-	}
+func (o outcomes) keeps(p promise) (row string, broken bool) {
+	pairs, lost := o.pairs(p.metric, p.base, p.arm)
 	e := stats.Difference(pairs, 1)
+	lo, hi, bounded := stats.WorstCase(pairs, lost, 1)
 	if p.ratio {
-		var ok bool
-		if e, ok = stats.Ratio(pairs, 1); !ok {
-			e = stats.Estimate{}
-		}
+		e, lo, hi, bounded = ratio(pairs, lost)
 	}
-	verdict, measured := "too few blocks", "-"
+	verdict, measured, worst := "too few blocks", "-", "-"
 	if len(pairs) > 0 {
 		measured = fmt.Sprintf("%.3g %s", p.multiplier*e.Value, p.unit)
 	}
-	if e.HasInterval {
-		lo, hi := p.multiplier*e.Lo, p.multiplier*e.Hi
-		measured = fmt.Sprintf("%.3g %s [%.3g, %.3g]", p.multiplier*e.Value, p.unit, lo, hi)
+	if e.HasInterval && bounded {
+		measured = fmt.Sprintf("%.3g %s [%.3g, %.3g]", p.multiplier*e.Value, p.unit, p.multiplier*e.Lo, p.multiplier*e.Hi)
+		lo, hi = p.multiplier*lo, p.multiplier*hi
+		worst = fmt.Sprintf("[%.3g, %.3g]", lo, hi)
 		switch {
 		case hi <= p.most:
 			verdict = "holds"
@@ -154,14 +214,70 @@ func (v values) keeps(p promise) (row string, broken bool) {
 			verdict = "undecided"
 		}
 	}
-	return fmt.Sprintf("| %s | %g %s | %d | %s | %s |", p.what, p.most, p.unit, len(pairs), measured, verdict), broken
+	return fmt.Sprintf("| %s | %g %s | %d | %d | %s | %s | %s |", p.what, p.most, p.unit, len(pairs), lost, measured, worst,
+		verdict), broken
+}
+
+// ratio is that of arm to base, with its interval when lost pairs are at 0 and at infinity; nothing is bounded where a
+// value is not positive.
+func ratio(pairs []stats.Pair, lost int) (e stats.Estimate, lo, hi float64, bounded bool) {
+	e, ok := stats.Ratio(pairs, 1)
+	if !ok {
+		return stats.Estimate{}, 0, 0, false
+	}
+	var logs []stats.Pair
+	for _, p := range pairs {
+		logs = append(logs, stats.Pair{Base: math.Log(p.Base), Arm: math.Log(p.Arm)})
+	}
+	lo, hi, bounded = stats.WorstCase(logs, lost, 1)
+	return e, math.Exp(lo), math.Exp(hi), bounded
+}
+
+// printLosses prints, of each arm and metric that is judged, in how many of the blocks in which the arm ran it has no
+// value, and in how many that of a later attempt.
+func (o outcomes) printLosses() {
+	var metrics []string
+	for _, p := range promises {
+		if !slices.Contains(metrics, p.metric) {
+			metrics = append(metrics, p.metric)
+		}
+	}
+	fmt.Print("\n| blocks without a value + with a later attempt's | blocks |")
+	for _, m := range metrics {
+		fmt.Printf(" `%s` |", m)
+	}
+	fmt.Print("\n|---|---|")
+	for range metrics {
+		fmt.Print("---|")
+	}
+	fmt.Println()
+	for _, arm := range arms {
+		fmt.Printf("| %s | %d |", arm, len(o.ran[arm]))
+		for _, m := range metrics {
+			lost, again := o.losses(m, arm)
+			fmt.Printf(" %d + %d |", lost, again)
+		}
+		fmt.Println()
+	}
+}
+
+func (o outcomes) losses(metric, arm string) (lost, again int) {
+	for at := range o.ran[arm] {
+		switch m, has := o.values[metric][arm][at]; {
+		case !has:
+			lost++
+		case m.again:
+			again++
+		}
+	}
+	return lost, again
 }
 
 // median is that of an arm over all blocks, in us, with its interval where there is one.
-func (v values) median(metric, arm string) string {
+func (o outcomes) median(metric, arm string) string {
 	var all []float64
-	for _, value := range v[metric][arm] {
-		all = append(all, 1e6*value)
+	for _, m := range o.values[metric][arm] {
+		all = append(all, 1e6*m.value)
 	}
 	if len(all) == 0 {
 		return "-"
