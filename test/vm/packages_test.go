@@ -27,17 +27,20 @@ import (
 // Two emulated processors are worth little more than one, for they wait for each other: the kernel stops all to change
 // its code, and where the host takes one away that holds a lock, the other spins. (Beside a neighbour that took half of
 // every CPU, machines of two took three times as long as alone.) What counts by processor, is placed on one, or has
-// programs stand still on one while another works, gets two all the same.
+// programs stand still on one while another works, gets two all the same. Where such a machine has only the CPU time
+// that others leave, one processor may never be there when the other waits for it: the one that samples both, and looks
+// at both, hung in six of seven starts beside other work, and in none by itself. It is not run on what is left.
 var kernelPackages = []struct {
 	name     string
 	cpus     int
+	measures bool // see Options.Measures
 	patterns []string
 }{
-	{"subjects", 1, []string{
+	{"subjects", 1, false, []string{
 		"./internal/subject/exectrace/...", "./internal/subject/tracer/...", "./internal/subject/mesh/kernelmesh/...", "./internal/subject/mesh/storebench/...",
 	}},
-	{"host", 2, []string{"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/..."}},
-	{"stores", 2, []string{
+	{"host", 2, true, []string{"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/..."}},
+	{"stores", 2, false, []string{
 		"./internal/subject/mesh/store/mapinmap", "./internal/subject/mesh/store/sized", "./internal/subject/mesh/store/snapshot",
 		"./internal/subject/mesh/store/value",
 	}},
@@ -52,12 +55,12 @@ func TestPackages(t *testing.T) {
 	for _, part := range kernelPackages {
 		t.Run(part.name, func(t *testing.T) {
 			t.Parallel()
-			testPackages(t, part.cpus, part.patterns)
+			testPackages(t, Options{CPUs: part.cpus, Measures: part.measures}, part.patterns)
 		})
 	}
 }
 
-func testPackages(t *testing.T, cpus int, patterns []string) {
+func testPackages(t *testing.T, o Options, patterns []string) {
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +83,8 @@ func testPackages(t *testing.T, cpus int, patterns []string) {
 			"code=$?; printf '%s%%d at %%s\\n' $code $(cut -d' ' -f1 /proc/uptime)\n",
 			packageBegins, dir, dir, strings.ReplaceAll(packageEnds, "\n", "\\n"))
 	}
-	r := Run(t, Options{CPUs: cpus, Files: files, MemoryMiB: 2560, Timeout: 15 * time.Minute}, script.String())
+	o.Files, o.MemoryMiB, o.Timeout = files, 2560, 15*time.Minute
+	r := Run(t, o, script.String())
 	for _, dir := range dirs {
 		t.Run(dir, func(t *testing.T) {
 			_, output, ran := strings.Cut(r.Output, packageBegins+dir+"\n")
