@@ -629,6 +629,10 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the masters died with the owner", func() bool { return gone(masters[0]) && gone(masters[1]) })
+	eventually(t, "the owner has died", func() bool {
+		o, ok := parseTreeName(tree)
+		return ok && !o.alive(hierarchies(l), tree)
+	})
 	first := len(traces(l, tree)) > 0 // nobody else has cleaned this machine meanwhile
 	r, err := Clean(l)
 	if err != nil {

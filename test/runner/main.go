@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"os"
 	"os/exec"
@@ -46,9 +47,12 @@ var steps = []step{
 	// machines at a time: they wait as often as they work, and not all have two processors.
 	{name: "vm", what: "virtual machine tests", beside: true,
 		run: packages(func(p string) bool { return p == "tare/test/vm" }, "-parallel", "3")},
-	{name: "unit", what: "unit and kernel tests", run: both(
+	{name: "unit", what: "unit and kernel tests", run: inTurn(
+		both(
+			packages(func(p string) bool { return modest(p) && evenly(p) }),
+			packages(func(p string) bool { return modest(p) && !evenly(p) }),
+		),
 		packages(func(p string) bool { return !outside(p) && !modest(p) }),
-		packages(func(p string) bool { return !outside(p) && modest(p) }),
 	)},
 	{name: "browser", what: "the report in a browser", run: packages(func(p string) bool { return p == "tare/test/browser" })},
 	{name: "e2e", what: "end-to-end tests", run: packages(func(p string) bool { return p == "tare/test/e2e" })},
@@ -59,13 +63,20 @@ func outside(p string) bool {
 	return slices.Contains([]string{"tare/test/browser", "tare/test/vm", "tare/test/e2e"}, p)
 }
 
-// modest says whether a package's tests measure nothing of the machine, and so can run beside those of others, which
-// must hold beside noise anyway. They wait more than they work.
+// modest says whether a package's tests measure nothing of the machine, and so can run beside each other: they wait
+// more than they work.
 func modest(p string) bool {
 	p = strings.TrimPrefix(p, "tare/internal/")
 	return slices.Contains([]string{
 		"analysis", "cli", "cluster", "command", "load/running", "oci", "record", "report", "role", "stats", "tare/test/runner",
 	}, p) || strings.HasPrefix(p, "subject/mesh/") && !slices.Contains([]string{"subject/mesh/kernelmesh", "subject/mesh/storebench"}, p)
+}
+
+// evenly is true of half of all packages.
+func evenly(p string) bool {
+	h := fnv.New32()
+	_, _ = io.WriteString(h, p)
+	return h.Sum32()%2 == 0
 }
 
 func main() {
@@ -199,6 +210,17 @@ func gofmt(ctx context.Context) error {
 		return fmt.Errorf("these files are not formatted; run gofmt -w on them:\n%s", strings.TrimSpace(string(out)))
 	}
 	return nil
+}
+
+// inTurn makes a step of two, one after the other.
+func inTurn(first, second func(context.Context, *tally) error) func(context.Context, *tally) error {
+	return func(ctx context.Context, t *tally) error {
+		err := first(ctx, t)
+		if ctx.Err() != nil {
+			return err
+		}
+		return errors.Join(err, second(ctx, t))
+	}
 }
 
 // both makes a step of two that run at the same time. What came of the second is printed after the first.
