@@ -64,7 +64,7 @@ for way in iptables tproxy ebpf; do
 	grep -q "^NO .*redirect-$way" /said || { cat /said >&2; exit 1; }
 done
 rm `+veth+`
-`+LoadModules+`cd /src/`+dir+` && ./test -test.v`)
+`+LoadModules+`cd /src/`+dir+` && ./test -test.v -test.run '^(TestWays|TestCheck)$'`)
 	ok(t, r)
 	if !strings.Contains(r.Output, "--- PASS: TestWays/ebpf") || strings.Contains(r.Output, "SKIP") {
 		t.Errorf("not every way was tried:\n%s", tail(r.Output))
