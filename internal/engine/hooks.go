@@ -82,15 +82,19 @@ func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (func(*e
 
 // starter gives how a process is started in a group, and in the network that the subject has for it.
 func (x *trial) starter(g *placement.Group, as kind.Role, name string) (func(*exec.Cmd) error, error) {
-	n, ok := x.own.(kind.Networked)
-	if !ok {
-		return g.Start, nil
-	}
-	network, err := n.Network(as, name)
+	network, err := x.network(as, name)
 	if err != nil {
 		return nil, err
 	}
 	return func(cmd *exec.Cmd) error { return g.StartIn(cmd, network) }, nil
+}
+
+// network is the path of the network that the subject has for something by its name; empty: this machine's.
+func (x *trial) network(as kind.Role, name string) (string, error) {
+	if n, ok := x.own.(kind.Networked); ok {
+		return n.Network(as, name)
+	}
+	return "", nil
 }
 
 func (x *trial) Host(app string) (string, error) {

@@ -406,11 +406,9 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 		if at.Address, err = a.Address(part.To); err != nil {
 			return err
 		}
-		network := ""
-		if n, ok := x.own.(kind.Networked); ok {
-			if network, err = n.Network(kind.Load, name); err != nil {
-				return err
-			}
+		network, err := x.network(kind.Load, name)
+		if err != nil {
+			return err
 		}
 		at.Served = network == "" // addresses in networks of the subject are whatever it says
 	}

@@ -73,7 +73,7 @@ type CPU struct {
 	IRQ         float64   `json:"irq_seconds"`
 	Steal       float64   `json:"steal_seconds"`       // by the witness where there is one, else by the kernel's counter
 	Attributed  float64   `json:"attributed_seconds"`  // on a line of Lines
-	Unexplained float64   `json:"unexplained_seconds"` // the remainder: what the first view lacks
+	Unexplained float64   `json:"unexplained_seconds"` // capacity - (idle - idle_stolen) - steal - attributed
 	Lines       []CPULine `json:"lines"`               // the parts of attributed
 	// BPFUnsplit is run time of eBPF programs that could not be split. It ran inside the other lines (groups, root,
 	// kernel threads, interrupts), nobody knows in which, so it stands there and is no summand of its own: the ebpf
