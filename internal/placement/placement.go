@@ -146,7 +146,7 @@ type Tree struct {
 	mu      sync.Mutex
 	groups  map[string]*Group
 	missing []string
-	started []int // processes, by Start
+	started map[int]uint64 // what Start started: when (proc.Process.Start), by pid
 	closed  bool
 }
 
@@ -187,7 +187,7 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 		return nil, err
 	}
 	t := &Tree{
-		layout: l, hs: hierarchies(l), flat: flat, groups: map[string]*Group{},
+		layout: l, hs: hierarchies(l), flat: flat, groups: map[string]*Group{}, started: map[int]uint64{},
 		name:  fmt.Sprintf("tare-%s-p%d-t%d", id, self.PID, self.Start),
 		start: make(chan startRequest), exited: make(chan struct{}),
 	}

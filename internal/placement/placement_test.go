@@ -401,6 +401,45 @@ func TestCloseOnTheWay(t *testing.T) {
 	}
 }
 
+// A process that has no mark, as none has for the moment in which it becomes another program, is ended all the same.
+func TestCloseEndsWhatHasNoMark(t *testing.T) {
+	for _, tool := range []string{"bash", "setpriv"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip("needs " + tool)
+		}
+	}
+	l := machine(t)
+	tree := newTree(t, l)
+	g, err := tree.Group("app", Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var close strings.Builder
+	for fd := firstMarkFD; fd <= lastMarkFD; fd++ {
+		fmt.Fprintf(&close, "exec %d>&-; ", fd)
+	}
+	cmd := exec.Command("setpriv", "--pdeathsig", "clear", "env", "-i", "bash", "-c", close.String()+"exec sleep 600")
+	if err := g.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	eventually(t, "the mark is gone", func() bool { return comm(pid) == "sleep" && markOf(pid) == "" })
+	for _, h := range hierarchies(l) { // out of its groups, as one is that has not entered them yet
+		if err := cgroup.Write(filepath.Join(h.Mount, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tree.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := proc.FS{}.Process(pid)
+	if err == nil && p.Alive() {
+		t.Errorf("process %d still runs", pid)
+		_ = cmd.Process.Kill()
+	}
+	_ = cmd.Wait()
+}
+
 // A binary that does not serve EnterCommand, such as a test without a TestMain for it, must not start itself again
 // without end.
 func TestStartOnTheWay(t *testing.T) {

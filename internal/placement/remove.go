@@ -51,8 +51,14 @@ func (t *Tree) Close() error {
 		}
 		return nil
 	})
-	if err == nil { // one that was on its way is in no group, and may not have ended yet
-		err = EndAll(t.started, func(pid int) bool { return markOf(pid) == t.name }, time.Until(deadline))
+	if err == nil {
+		// One that was on its way is in no group, and may not have ended yet. It has no mark either for the moment in which
+		// it becomes another program, so it is known by when it started.
+		started := func(pid int) bool {
+			p, err := proc.FS{}.Process(pid)
+			return err == nil && p.Start == t.started[pid]
+		}
+		err = EndAll(slices.Sorted(maps.Keys(t.started)), started, time.Until(deadline))
 	}
 	if err = errors.Join(err, removeAll(dirs, deadline)); err == nil {
 		t.release()

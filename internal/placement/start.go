@@ -15,6 +15,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
 )
 
 // EnterCommand is the hidden command as which the binary starts itself again to enter a group. Its arguments are for
@@ -95,7 +96,13 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	if err := <-r.done; err != nil {
 		return fmt.Errorf("starting a process in %s: %w", g.name, err)
 	}
-	t.started = append(t.started, cmd.Process.Pid)
+	// Nobody waits for it before Start returns, so that the pid is still its own.
+	p, err := proc.FS{}.Process(cmd.Process.Pid)
+	if err != nil {
+		_, _ = cmd.Process.Kill(), cmd.Wait()
+		return fmt.Errorf("starting a process in %s: %w", g.name, err)
+	}
+	t.started[p.PID] = p.Start
 	return nil
 }
 
