@@ -24,23 +24,18 @@ import (
 // kernelPackages are the packages that read or change the kernel, in parts, the longest first. Each part has one
 // machine.
 //
-// Two emulated processors are worth little more than one, for they wait for each other: the kernel stops all to change
-// its code, and where the host takes one away that holds a lock, the other spins. (Beside a neighbour that took half of
-// every CPU, machines of two took three times as long as alone.) What counts by processor, is placed on one, or has
-// programs stand still on one while another works, gets two all the same. Where such a machine has only the CPU time
-// that others leave, one processor may never be there when the other waits for it: the one that samples both, and looks
-// at both, hung in six of seven starts beside other work, and in none by itself. It is not run on what is left.
+// Two emulated processors are worth no more than one, for one thread runs both (see emulator). What counts by processor,
+// is placed on one, or has programs stand still on one while another works, gets two all the same.
 var kernelPackages = []struct {
 	name     string
 	cpus     int
-	measures bool // see Options.Measures
 	patterns []string
 }{
-	{"subjects", 1, false, []string{
+	{"subjects", 1, []string{
 		"./internal/subject/exectrace/...", "./internal/subject/tracer/...", "./internal/subject/mesh/kernelmesh/...", "./internal/subject/mesh/storebench/...",
 	}},
-	{"host", 2, true, []string{"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/..."}},
-	{"stores", 2, false, []string{
+	{"host", 2, []string{"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/..."}},
+	{"stores", 2, []string{
 		"./internal/subject/mesh/store/mapinmap", "./internal/subject/mesh/store/sized", "./internal/subject/mesh/store/snapshot",
 		"./internal/subject/mesh/store/value",
 	}},
@@ -55,7 +50,7 @@ func TestPackages(t *testing.T) {
 	for _, part := range kernelPackages {
 		t.Run(part.name, func(t *testing.T) {
 			t.Parallel()
-			testPackages(t, Options{CPUs: part.cpus, Measures: part.measures}, part.patterns)
+			testPackages(t, Options{CPUs: part.cpus}, part.patterns)
 		})
 	}
 }

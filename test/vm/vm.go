@@ -207,12 +207,14 @@ func (o Options) withDefaults() Options {
 // that the kernel is about to fill, which took a sixth of the kernel's time while programs were loaded.
 const cmdline = "console=ttyS0 panic=-1 loglevel=4 no_timer_check clocksource=hpet mitigations=off init_on_alloc=0"
 
-// emulator is the command that runs QEMU.
+// emulator is the command that runs QEMU. One thread runs all processors in turn, and goes on to the next whenever one
+// does nothing but wait (pause, which the kernel's spin locks do). With a thread for each, machines of two hung in most
+// starts, even on a machine that did nothing else: "soft lockup - CPU#0 stuck for 104s!".
 func emulator(ctx context.Context, k *kit, o Options, dir, initramfs string) *exec.Cmd {
 	return exec.CommandContext(ctx, k.qemu,
 		// q35 and not microvm: it has an HPET. The TSC is calibrated while the machine boots, and wrong by any factor
 		// when this machine is busy then; the HPET is right always.
-		"-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-M", "q35", "-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-smp", strconv.Itoa(o.CPUs), "-m", strconv.Itoa(o.MemoryMiB),
 		"-kernel", k.kernel, "-initrd", initramfs,
 		"-chardev", "file,id=console,path="+filepath.Join(dir, "console"), "-device", "isa-serial,chardev=console",
