@@ -24,8 +24,8 @@ import (
 // kernelPackages are the packages that read or change the kernel, in parts, the longest first. Each part has one
 // machine.
 //
-// Two emulated processors are worth no more than one, for one thread runs both (see emulator). What counts by processor,
-// is placed on one, or has programs stand still on one while another works, gets two all the same.
+// Two emulated processors are worth no more than one, for one thread runs both (see emulator). What counts by
+// processor, is placed on one, or has programs stand still on one while another works, gets two all the same.
 var kernelPackages = []struct {
 	name     string
 	cpus     int

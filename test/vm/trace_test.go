@@ -20,7 +20,7 @@ warmup: 0s
 duration: 2s
 sampling: 97
 repeat: 500%
-loads: {execs: {kind: exec, rate: 50}}
+loads: {execs: {kind: exec, rate: 20}} # more than a processor that is emulated, and not always there, may manage
 arms: {exectrace: {subject: exectrace, ring: 8MiB}}
 gates: {rate: 0, lag: 60s, drift: 1000, errors: 1, throttled: 1h}
 `
