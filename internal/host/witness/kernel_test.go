@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/host/feature"
 	"tare/internal/host/proc"
 	"tare/internal/ledger"
 	"tare/test/quiet"
@@ -371,5 +372,43 @@ func TestInterruptsOffAreNotStolen(t *testing.T) {
 	}
 	if !clear && !t.Failed() {
 		t.Skipf("%s: the hypervisor disturbed every spin of %d rounds", quiet.Reason, rounds)
+	}
+}
+
+// Every CPU has been looked at when Settle returns, also one whose timer fires late or not at all because it is idle.
+func TestSettle(t *testing.T) {
+	w, err := Open(Options{})
+	if errors.Is(err, feature.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := errors.Join(w.Enable(), w.Settle(0), w.Begin()); err != nil {
+		t.Fatal(err)
+	}
+	before := w.begin
+	for range 20 {
+		time.Sleep(30 * time.Millisecond) // CPUs that nobody else uses fall asleep
+		after := monotonic()
+		if err := w.Settle(after); err != nil {
+			t.Fatal(err)
+		}
+		states, err := w.states()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range w.events {
+			s, b := states[e.cpu], before[e.cpu]
+			if int64(s.Last) <= after || s.Looks <= b.Looks || s.Stolen < b.Stolen || s.Asked != 0 {
+				t.Errorf("CPU %d at %d: %+v, before %+v", e.cpu, after, s, b)
+			}
+		}
+		before = states
 	}
 }

@@ -103,6 +103,7 @@ type state struct {
 	PID, TGID                                      uint32
 	Comm                                           [16]byte
 	Queue                                          uint64 // address of the CPU's run queue
+	Asked                                          uint64
 }
 
 // process is a value of the map of processes.
@@ -394,44 +395,33 @@ func (w *Witness) ioctl(req uint, what string) error {
 	return nil
 }
 
-// How long Settle waits for a look at every CPU: the longest stalls that were seen took some hundred milliseconds.
-const (
-	settleAtMost = 300 * time.Millisecond
-	settleEvery  = 500 * time.Microsecond
-)
-
-// Settle waits until every CPU was looked at after the time after (CLOCK_MONOTONIC, ns), so that a stall of that time
-// is known in full. It gives up after 0.3 s, for a CPU may have gone offline.
+// Settle has every CPU looked at that was not since the time after (CLOCK_MONOTONIC, ns), so that a stall of that time
+// is known in full. It waits for the end of a stall that is under way.
 func (w *Witness) Settle(after int64) error {
 	if err := w.watchSilent(); err != nil {
 		return err
 	}
-	giveUp := time.Now().Add(settleAtMost)
-	for {
-		states, err := w.states()
-		if err != nil {
+	states, err := w.states()
+	if err != nil {
+		return err
+	}
+	for _, e := range w.events {
+		if int64(states[e.cpu].Last) > after {
+			continue
+		}
+		// The kernel runs the program on that CPU by an interrupt (bpf_prog_test_run_raw_tp in net/bpf/test_run.c).
+		_, err := w.objects.TareAsked.Run(&ebpf.RunOptions{CPU: uint32(e.cpu), Flags: unix.BPF_F_TEST_RUN_ON_CPU})
+		if err != nil && !errors.Is(err, unix.ENXIO) { // it went offline
+			return fmt.Errorf("looking at CPU %d: %w", e.cpu, err)
+		}
+	}
+	if len(w.begin) == len(states) { // what a busy CPU hid at the beginning of this window shows at its end
+		if states, err = w.states(); err != nil {
 			return err
 		}
-		all := true
-		for _, e := range w.events {
-			if int64(states[e.cpu].Last) > after {
-				continue
-			}
-			all = false
-			// The kernel reads the event on its CPU, by an interrupt that waits for the end of a stall and ends idle
-			// sleep: on virtual machines timers of a CPU in deep sleep were seen not to fire until something else woke
-			// it.
-			var count [8]byte
-			_, _ = unix.Read(e.fd, count[:]) // of an event whose CPU went offline there is nothing to read
-		}
-		if all || time.Now().After(giveUp) {
-			if len(w.begin) == len(states) { // what a busy CPU hid at the beginning of this window shows at its end
-				w.silent = w.silent || w.isSilent(w.begin, states)
-			}
-			return nil
-		}
-		time.Sleep(settleEvery)
+		w.silent = w.silent || w.isSilent(w.begin, states)
 	}
+	return nil
 }
 
 // silentAfter is in how many periods a CPU whose timer fires is looked at.

@@ -43,6 +43,7 @@ type witnessState struct {
 	Tgid       uint32
 	Comm       [16]int8
 	Rq         uint64
+	Asked      uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -52,6 +53,7 @@ const (
 	witnessMapTareBusiest     = "tare_busiest"
 	witnessMapTareLooks       = "tare_looks"
 	witnessMapTareStalls      = "tare_stalls"
+	witnessProgTareAsked      = "tare_asked"
 	witnessProgTareClock      = "tare_clock"
 	witnessProgTareWakes      = "tare_wakes"
 	witnessProgTareWitness    = "tare_witness"
@@ -106,6 +108,7 @@ type witnessSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type witnessProgramSpecs struct {
+	TareAsked   *ebpf.ProgramSpec `ebpf:"tare_asked"`
 	TareClock   *ebpf.ProgramSpec `ebpf:"tare_clock"`
 	TareWakes   *ebpf.ProgramSpec `ebpf:"tare_wakes"`
 	TareWitness *ebpf.ProgramSpec `ebpf:"tare_witness"`
@@ -183,6 +186,7 @@ type witnessVariables struct {
 //
 // It can be passed to loadWitnessObjects or ebpf.CollectionSpec.LoadAndAssign.
 type witnessPrograms struct {
+	TareAsked   *ebpf.Program `ebpf:"tare_asked"`
 	TareClock   *ebpf.Program `ebpf:"tare_clock"`
 	TareWakes   *ebpf.Program `ebpf:"tare_wakes"`
 	TareWitness *ebpf.Program `ebpf:"tare_witness"`
@@ -190,6 +194,7 @@ type witnessPrograms struct {
 
 func (p *witnessPrograms) Close() error {
 	return _WitnessClose(
+		p.TareAsked,
 		p.TareClock,
 		p.TareWakes,
 		p.TareWitness,
