@@ -89,7 +89,9 @@ func (b *bench) experiment(ctx context.Context, s *engine.Spec) (_ *analysis.Sum
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	machine := engine.Machine{Self: b.o.Self, Cgroups: b.layout, OpenWindow: func() (engine.Window, error) { return m.Open() }}
+	machine := engine.Machine{Self: b.o.Self, Cgroups: b.layout, OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
+		return m.OpenAt(ctx, at)
+	}}
 	runner := &engine.Runner{Machine: machine, Spec: s, Record: &run, Writer: w, Progress: func(engine.Progress) {}}
 	trials, err := runner.Run(ctx)
 	if err != nil {

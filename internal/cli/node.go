@@ -141,7 +141,7 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	}
 	scale := &scale[*meter.Meter]{
 		make:   func(o meter.Options) (*meter.Meter, error) { return meter.New(ctx, o) },
-		window: func(m *meter.Meter) (engine.Window, error) { return m.Open() },
+		window: func(ctx context.Context, m *meter.Meter, at int64) (engine.Window, error) { return m.OpenAt(ctx, at) },
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
 	n := engine.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames()}
@@ -167,7 +167,7 @@ func localNode(ctx context.Context, fd int) (err error) {
 	}
 	scale := &scale[*meter.Light]{
 		make:   meter.NewLight,
-		window: func(m *meter.Light) (engine.Window, error) { return m.Open() },
+		window: func(ctx context.Context, m *meter.Light, at int64) (engine.Window, error) { return m.OpenAt(ctx, at) },
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
 	n := engine.NodeAgent{Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare() }}
@@ -183,7 +183,7 @@ func localNode(ctx context.Context, fd int) (err error) {
 
 // nodeMachine gives what trials need of this machine, whose scale is opened as a spec asks.
 func nodeMachine(
-	layout *cgroup.Layout, self string, open func(*engine.Spec) (func() (engine.Window, error), error),
+	layout *cgroup.Layout, self string, open func(*engine.Spec) (openWindow, error),
 ) func(*engine.Spec) (engine.Machine, error) {
 	return func(s *engine.Spec) (engine.Machine, error) {
 		if err := requireFeatures(s); err != nil {
@@ -194,18 +194,21 @@ func nodeMachine(
 	}
 }
 
+// openWindow is what engine.Machine opens a window with.
+type openWindow = func(ctx context.Context, at int64) (engine.Window, error)
+
 // scale is a meter, opened anew when a spec wants another.
 type scale[M interface {
 	comparable
 	Close() error
 }] struct {
 	make   func(meter.Options) (M, error)
-	window func(M) (engine.Window, error)
+	window func(ctx context.Context, m M, at int64) (engine.Window, error)
 	o      meter.Options // of m
 	m      M             // zero: none is open
 }
 
-func (c *scale[M]) open(s *engine.Spec) (func() (engine.Window, error), error) {
+func (c *scale[M]) open(s *engine.Spec) (openWindow, error) {
 	if o := meterOptions(s); c.m == *new(M) || o != c.o {
 		if err := c.close(); err != nil {
 			return nil, err
@@ -216,7 +219,7 @@ func (c *scale[M]) open(s *engine.Spec) (func() (engine.Window, error), error) {
 		}
 		c.m, c.o = m, o
 	}
-	return func() (engine.Window, error) { return c.window(c.m) }, nil
+	return func(ctx context.Context, at int64) (engine.Window, error) { return c.window(ctx, c.m, at) }, nil
 }
 
 func (c *scale[M]) close() error {

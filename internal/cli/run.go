@@ -220,7 +220,9 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	if others := placement.Others(layout); len(others) > 0 {
 		p.warn(engine.OtherRun(others))
 	}
-	machine := engine.Machine{Self: self, Cgroups: layout, OpenWindow: func() (engine.Window, error) { return m.Open() }}
+	machine := engine.Machine{Self: self, Cgroups: layout, OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
+		return m.OpenAt(ctx, at)
+	}}
 	if gathered != nil {
 		machine.Nodes, machine.NodeShare = gathered, nodeShare(nodes)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"tare/internal/ledger"
 	"tare/internal/measured"
+	"tare/internal/pace"
 	"tare/internal/record"
 )
 
@@ -465,7 +466,10 @@ func TestAgainOnTheMachine(t *testing.T) {
 	s := mustParse(t, spec)
 	s.Repeat, g.again = 2, true
 	windows, names := 0, map[string]bool{}
-	g.machine.OpenWindow = func() (Window, error) {
+	g.machine.OpenWindow = func(ctx context.Context, at int64) (Window, error) {
+		if err := pace.SleepUntil(ctx, at); err != nil {
+			return nil, err
+		}
 		windows++
 		dirs, _ := filepath.Glob(filepath.Join(v2(t, g.machine.Cgroups), fmt.Sprintf("tare-trial-*-p%d-*", os.Getpid())))
 		for _, d := range dirs {

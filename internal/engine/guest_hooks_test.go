@@ -494,7 +494,7 @@ func TestComponents(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	g.machine.OpenWindow = func() (Window, error) { return m.Open() }
+	g.machine.OpenWindow = func(ctx context.Context, at int64) (Window, error) { return m.OpenAt(ctx, at) }
 	useGuest(t, nil, func(tr kind.Trial) any {
 		return starter(func(ctx context.Context) error {
 			for name, argv := range map[string][]string{"proxy": busy, "control": idle} {

@@ -8,14 +8,12 @@ import (
 	"os/exec"
 	"path"
 	"strings"
-	"time"
 
 	"tare/internal/host/cgroup"
 	"tare/internal/kind"
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/measured"
-	"tare/internal/pace"
 	"tare/internal/param"
 	"tare/internal/placement"
 	"tare/internal/record"
@@ -180,9 +178,7 @@ func (x *trial) SetSubject(o kind.Objects, raw json.RawMessage) { x.objects, x.s
 
 // Read opens a window only to close it: memory is what it is at the second edge.
 func (x *trial) Read(ctx context.Context, name string) error {
-	l, err := x.machine.between(ctx, func() int64 {
-		return pace.Now() + int64(10*time.Millisecond) // a window of no length has no rates
-	})
+	l, err := x.machine.read(ctx)
 	if err != nil {
 		return fmt.Errorf("the reading %s: %w", name, err)
 	}

@@ -16,11 +16,13 @@ import (
 
 // Machine is what trials need of the machine that they run on.
 type Machine struct {
-	Self       string // path of the tare binary, which starts itself in every role
-	Cgroups    *cgroup.Layout
-	OpenWindow func() (Window, error) // reads every counter: the first edge
-	Share      cluster.Share          // of the machine, that the groups of a trial may have together
-	Shared     bool                   // other nodes of the same run have trials on this machine at the same time
+	Self    string // path of the tare binary, which starts itself in every role
+	Cgroups *cgroup.Layout
+	// OpenWindow reads every counter at a time by CLOCK_MONOTONIC in nanoseconds, or at once where that has passed: the
+	// first edge. It returns the context's cause when that ends before.
+	OpenWindow func(ctx context.Context, at int64) (Window, error)
+	Share      cluster.Share // of the machine, that the groups of a trial may have together
+	Shared     bool          // other nodes of the same run have trials on this machine at the same time
 
 	Nodes     Nodes         // where trials on nodes run; nil: there are none
 	NodeShare cluster.Share // of each
@@ -35,27 +37,57 @@ type Window interface {
 
 // window reads all counters at two times by CLOCK_MONOTONIC, in nanoseconds.
 func (m Machine) window(ctx context.Context, from, to int64) (*ledger.Ledger, error) {
-	others := m.others()
-	if err := pace.SleepUntil(ctx, from); err != nil {
-		return nil, err
-	}
-	l, err := m.between(ctx, func() int64 { return to })
+	w, err := m.open(ctx, from)
 	if err != nil {
 		return nil, err
 	}
-	if others = append(others, m.others()...); len(others) > 0 {
+	return w.closeAt(ctx, to)
+}
+
+// openWindow is a window whose first edge has been read.
+type openWindow struct {
+	machine Machine
+	window  Window
+	others  []int // at the first edge: see Machine.others
+}
+
+// open opens a window at a time by CLOCK_MONOTONIC, in nanoseconds.
+func (m Machine) open(ctx context.Context, at int64) (openWindow, error) {
+	others := m.others()
+	w, err := m.OpenWindow(ctx, at)
+	if err != nil {
+		return openWindow{}, opening(ctx, err)
+	}
+	return openWindow{m, w, others}, nil
+}
+
+// opening is the error of a window that was not opened: why its trial ends, where it does.
+func opening(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return fmt.Errorf("opening the window: %w", err)
+}
+
+// closeAt closes the window at a time by CLOCK_MONOTONIC, in nanoseconds.
+func (w openWindow) closeAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+	l, err := w.window.CloseAt(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	if others := append(w.others, w.machine.others()...); len(others) > 0 {
 		l.Warn(record.OtherRun, "%s", OtherRun(others))
 	}
 	return l, nil
 }
 
-// between reads all counters now and at the time that end gives when it is asked.
-func (m Machine) between(ctx context.Context, end func() int64) (*ledger.Ledger, error) {
-	w, err := m.OpenWindow()
+// read reads all counters now and 10 ms later, for a window of no length has no rates.
+func (m Machine) read(ctx context.Context) (*ledger.Ledger, error) {
+	w, err := m.OpenWindow(ctx, 0)
 	if err != nil {
-		return nil, fmt.Errorf("opening the window: %w", err)
+		return nil, opening(ctx, err)
 	}
-	return w.CloseAt(ctx, end())
+	return w.CloseAt(ctx, pace.Now()+int64(10*time.Millisecond))
 }
 
 // others are the processes with runs of tare that are no part of this one.

@@ -95,7 +95,10 @@ func newGround(t *testing.T) *ground {
 		t.Fatal(err)
 	}
 	g := &ground{t: t, onOpen: func() {}}
-	g.machine = Machine{Self: build(t), Cgroups: layout, OpenWindow: func() (Window, error) {
+	g.machine = Machine{Self: build(t), Cgroups: layout, OpenWindow: func(ctx context.Context, at int64) (Window, error) {
+		if err := pace.SleepUntil(ctx, at); err != nil {
+			return nil, err
+		}
 		g.windows++
 		g.onOpen()
 		return emptyWindow{time.Now()}, nil
@@ -331,7 +334,9 @@ func TestInterrupted(t *testing.T) {
 // TestHopeless: when nothing works the run is given up, with the exit code and mend of what is wrong.
 func TestHopeless(t *testing.T) {
 	g := newGround(t)
-	g.machine.OpenWindow = func() (Window, error) { return nil, fault.New(fault.Machine, "meter", "mend it", "broken") }
+	g.machine.OpenWindow = func(context.Context, int64) (Window, error) {
+		return nil, fault.New(fault.Machine, "meter", "mend it", "broken")
+	}
 	s := mustParse(t, shortSpec)
 	s.Blocks = 4
 	_, trials, err := g.run(t.Context(), s, quiet)

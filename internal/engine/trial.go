@@ -174,11 +174,12 @@ func (x *trial) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := pace.SleepUntil(ctx, s.Begin+s.Warmup); err != nil {
+	w, err := x.machine.open(ctx, s.Begin+s.Warmup)
+	if err != nil {
 		return err
 	}
 	lap("warm-up")
-	if t.Ledger, err = x.machine.window(ctx, s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration); err != nil {
+	if t.Ledger, err = w.closeAt(ctx, s.Begin+s.Warmup+s.Duration); err != nil {
 		return err
 	}
 	lap("measured")

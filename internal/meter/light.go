@@ -112,6 +112,14 @@ func (l *Light) Open() (*LightWindow, error) {
 	return &LightWindow{w}, nil
 }
 
+// OpenAt is Open at a time by CLOCK_MONOTONIC, in nanoseconds. When the context ends before, the error is its cause.
+func (l *Light) OpenAt(ctx context.Context, at int64) (*LightWindow, error) {
+	if err := pace.SleepUntil(ctx, at); err != nil {
+		return nil, err
+	}
+	return l.Open()
+}
+
 func (l *Light) readEdge() (e edge, err error) {
 	e.at, e.wall = monotonic(), time.Now()
 	if err = l.m.groups.ReadCPU(); err != nil {

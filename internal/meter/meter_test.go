@@ -119,6 +119,50 @@ func TestOneWindowAtATime(t *testing.T) {
 }
 
 // Without samples there are totals and no shares made up.
+// What it takes to make a window ready is over when its first edge is due: the edge is never early, and in some window,
+// if not in one in which this process was held up, it follows within less than it took to make that ready.
+func TestOpenAt(t *testing.T) {
+	m := meter(t, Options{})
+	var late, readying time.Duration
+	for range 20 {
+		at := monotonic() + int64(2*m.readying+2*readyAhead)
+		w, err := m.OpenAt(context.Background(), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		late, readying = time.Duration(w.first.at-at), m.readying
+		if _, err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if late < 0 {
+			t.Fatalf("the first edge was read %v early", -late)
+		}
+		if late < readying {
+			return
+		}
+	}
+	t.Errorf("the first edge was read %v after it was due, and making the window ready took %v", late, readying)
+}
+
+// A window that its context ends before its first edge leaves the meter as it was.
+func TestOpenAtEnds(t *testing.T) {
+	m := meter(t, Options{})
+	cause := errors.New("the cause")
+	for _, ready := range []bool{false, true} {
+		if ready {
+			m.readying = time.Minute // so that it is made ready now
+		}
+		ctx, end := context.WithCancelCause(context.Background())
+		time.AfterFunc(300*time.Millisecond, func() { end(cause) })
+		if _, err := m.OpenAt(ctx, monotonic()+int64(time.Minute)); !errors.Is(err, cause) {
+			t.Fatalf("ready %t: got error %v, want the context's cause", ready, err)
+		}
+	}
+	if l := ledgerOf(t, m, func() { burn(10 * time.Millisecond) }); l.Window.Seconds <= 0 {
+		t.Errorf("a window after that: %+v", l.Window)
+	}
+}
+
 func TestWithoutSamples(t *testing.T) {
 	l := ledgerOf(t, meter(t, Options{SampleHz: -1}), func() { burn(20 * time.Millisecond) })
 	for _, c := range l.Cgroups {

@@ -213,7 +213,7 @@ func SleepUntil(ctx context.Context, at int64) error {
 	if err := Sleep(ctx, time.Duration(at-Now())-last); err != nil {
 		return err
 	}
-	ts := unix.NsecToTimespec(at)
+	ts := unix.NsecToTimespec(max(at, 0)) // it refuses times before its beginning
 	for {
 		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil); err != unix.EINTR {
 			return err
