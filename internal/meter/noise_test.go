@@ -159,9 +159,13 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 	if *l.Self.WitnessSeconds <= 0 && !testing.Short() { // what a look adds to an interrupt of an emulated processor is lost among its length
 		t.Error("the witness costs nothing")
 	}
-	// Noise can only make a calibration too high, so the lowest of a few counts.
+	// Noise can only make a calibration too high, so the lowest of a few counts. The promise, 0.2 % of a CPU for two, is
+	// one for a machine that nobody else uses; elsewhere caches are shared, and twice as much is allowed.
 	lowest := *l.Self.WitnessSeconds / l.Window.Seconds
 	limit := 0.002 * float64(max(l.Host.CPUs, 2)) / 2
+	if os.Getenv("TARE_QUIET") == "" {
+		limit *= 2
+	}
 	for try := 0; try < 4 && lowest > limit && !testing.Short(); try++ {
 		cost, err := m.witness.MeasureCost()
 		if err != nil {
