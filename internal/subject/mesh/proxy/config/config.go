@@ -3,6 +3,7 @@
 package config
 
 import (
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"net/http"
@@ -168,6 +169,7 @@ type Secret struct {
 	Name        string
 	Certificate *tls.Certificate
 	Roots       *x509.CertPool
+	Trust       [sha256.Size]byte // of Roots: a digest of what they were read from
 }
 
 // Call is what access rules and routes look at: a connection, and a request where there is one.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -286,7 +287,7 @@ func (s *Secret) roots(m *tlsv3.CertificateValidationContext, files bool) error 
 	if err != nil {
 		return translate.In("trusted_ca", err)
 	}
-	s.Roots = x509.NewCertPool()
+	s.Roots, s.Trust = x509.NewCertPool(), sha256.Sum256(pem)
 	if !s.Roots.AppendCertsFromPEM(pem) {
 		return translate.In("trusted_ca", translate.Refuse("there is no certificate in it"))
 	}

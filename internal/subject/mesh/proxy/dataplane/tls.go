@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -33,6 +34,8 @@ func (p *Proxy) serverTLS(t *config.ServerTLS) *tls.Config {
 	if t.Require {
 		c.ClientAuth = tls.RequireAnyClientCert // which is verified as follows
 	}
+	k := &tickets{trust: func() [sha256.Size]byte { return p.trust(t.Roots) }}
+	k.on(c)
 	c.VerifyConnection = func(s tls.ConnectionState) error { // of resumed sessions too
 		if len(s.PeerCertificates) == 0 && !t.Require {
 			return nil
@@ -40,6 +43,9 @@ func (p *Proxy) serverTLS(t *config.ServerTLS) *tls.Config {
 		err := p.verify(s, t.Roots, t.Names, x509.ExtKeyUsageClientAuth)
 		if err != nil {
 			p.stats.Refused.Add(1)
+			if s.DidResume {
+				k.refused.Add(1)
+			}
 		}
 		return err
 	}
@@ -54,8 +60,10 @@ func (p *Proxy) clientTLS(t *config.ClientTLS, protocols ...string) *tls.Config 
 		InsecureSkipVerify: true, // by host name; it is verified by identity as follows
 		CurvePreferences:   t.Curves,
 	}
+	var kept *sessions
 	if t.Sessions > 0 {
-		c.ClientSessionCache = tls.NewLRUClientSessionCache(t.Sessions)
+		kept = &sessions{trust: func() [sha256.Size]byte { return p.trust(t.Roots) }, most: t.Sessions}
+		c.ClientSessionCache = kept
 	}
 	for _, name := range t.Protocols {
 		if slices.Contains(protocols, name) || len(protocols) == 0 {
@@ -69,7 +77,11 @@ func (p *Proxy) clientTLS(t *config.ClientTLS, protocols ...string) *tls.Config 
 	}
 	if t.Roots != "" || len(t.Names) > 0 {
 		c.VerifyConnection = func(s tls.ConnectionState) error {
-			return p.verify(s, t.Roots, t.Names, x509.ExtKeyUsageServerAuth)
+			err := p.verify(s, t.Roots, t.Names, x509.ExtKeyUsageServerAuth)
+			if err != nil && s.DidResume && kept != nil {
+				kept.forget()
+			}
+			return err
 		}
 	}
 	return c

@@ -83,9 +83,9 @@ func loadOf(t *testing.T) load {
 	return load{rate: rate, connections: 16, fresh: max(1, rate/50), least: 30 * time.Second, restarts: 3}
 }
 
-// TestRotation: while certificates rotate and the control plane restarts, no request through two proxies with mutual
-// TLS fails, on connections that are kept or on new ones, and no connection that is kept ends: neither the client's,
-// nor between the proxies, nor the proxies' to the control plane but by its restarts.
+// TestRotation: while certificates rotate, their root is replaced and the control plane restarts, no request through two
+// proxies with mutual TLS fails, on connections that are kept or on new ones, and no connection that is kept ends:
+// neither the client's, nor between the proxies, nor the proxies' to the control plane but by its restarts.
 func TestRotation(t *testing.T) {
 	for name, start := range map[string]starter{"envoy": startEnvoy, "proxy": startProxy} {
 		t.Run(name, func(t *testing.T) {
@@ -131,11 +131,14 @@ proxies:
 	until(t, "requests", func() bool { return flow.kept.Load() > 10 && flow.fresh.Load() > 2 })
 	closed := kept.closed.Load()
 	began, first := time.Now(), p.serial(inFresh)
-	for range l.restarts {
+	for i := range l.restarts {
 		for end := time.Now().Add(l.least / time.Duration(l.restarts+1)); time.Now().Before(end); {
 			time.Sleep(50 * time.Millisecond)
 		}
 		p.rotations(2)
+		if i == 0 { // the control plane that starts again is then one of the new root
+			p.rollover()
+		}
 		before := p.serial(inFresh)
 		p.stop()
 		asked := flow.fresh.Load()
@@ -187,6 +190,7 @@ type plane struct {
 	mesh               string
 	roots, credentials string
 	address            string
+	at                 *controlplane.Plane
 	stop               func()
 
 	mu      sync.Mutex
@@ -218,6 +222,7 @@ func (p *plane) start() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	p.at = at
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
 	go func() { ended <- at.Run(ctx) }()
@@ -262,6 +267,27 @@ func (p *plane) rotations(n int) {
 		now := p.taken()
 		return now["web-1"] >= before["web-1"]+n && now["api-1"] >= before["api-1"]+n
 	})
+}
+
+// rollover replaces the root of all certificates: a new one is trusted, then signs, and then the old one is dropped.
+func (p *plane) rollover() {
+	p.t.Helper()
+	a := p.at.Authority()
+	before := a.Rollover()
+	for _, step := range []func() error{
+		a.TrustNewRoot,
+		func() error { return a.UseNewRoot(false) },
+		func() error { return a.DropOldRoot(false) },
+	} {
+		if err := step(); err != nil {
+			p.t.Fatal(err)
+		}
+		until(p.t, "secrets of the root that signs", func() bool { return a.Rollover().Pending == 0 })
+		p.rotations(2)
+	}
+	if now := a.Rollover(); now.Stage != authority.Steady || now.Issuing == before.Issuing || len(now.Trusted) != 1 {
+		p.t.Fatalf("after the rollover: %+v, before: %+v", now, before)
+	}
 }
 
 // serial is the number of the certificate that the server's proxy shows to the client's identity.
