@@ -83,8 +83,11 @@ type Account struct {
 	Looks                       uint64
 }
 
-// Begin marks the start of a window.
+// Begin marks the start of a window: processes that were seen before it are forgotten.
 func (w *Witness) Begin() (err error) {
+	if err := w.clearProcesses(); err != nil {
+		return err
+	}
 	w.begin, err = w.states()
 	return err
 }
@@ -201,6 +204,9 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 	var stolen, lo, hi float64 // ns
 	var recorded int64
 	for _, l := range w.looks {
+		if l.Now <= int64(w.begin[l.CPU].Last) {
+			continue // before the window
+		}
 		recorded += l.Stolen
 		part := l.part(from, to)
 		if part == 0 {
@@ -227,8 +233,10 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 		hi += float64(s.SmallHi - b.SmallHi)
 		a.Lost += s.Lost - b.Lost
 		a.Looks += s.Looks - b.Looks
-		a.Noise.Late += int(s.Late - b.Late)
-		a.Noise.LongestLate = max(a.Noise.LongestLate, float64(s.Longest)/1e9)
+		if s.Late > b.Late {
+			a.Noise.Late += int(s.Late - b.Late)
+			a.Noise.LongestLate = max(a.Noise.LongestLate, float64(s.Longest)/1e9)
+		}
 	}
 	if a.Lost > 0 { // in the sums of the program, and in no record
 		lost := float64(max(all-small-recorded, 0))
