@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -124,7 +125,7 @@ func (s *Server) SetAll(_ context.Context, all map[string]Resources) (int64, err
 	for key, r := range all {
 		tables, err := s.tables(told{tables: s.last[key].tables}, r, encode)
 		if err != nil {
-			return 0, fmt.Errorf("for %q: %w", key, err)
+			return 0, fmt.Errorf("for %q: %w", nodeOf(key), err)
 		}
 		for url, t := range tables {
 			if other := same[url+t.Version()]; other != nil {
@@ -158,11 +159,11 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 	for key, secrets := range some {
 		last, known := s.last[key]
 		if !known {
-			return fmt.Errorf("for %q: nobody is told anything by this key", key)
+			return fmt.Errorf("for %q: nobody is told anything by this key", nodeOf(key))
 		}
 		tables := maps.Clone(last.tables)
 		if err := add(tables, ads.SecretType, last.tables, nil, secrets, s.encoder.Resource); err != nil {
-			return fmt.Errorf("for %q: %w", key, err)
+			return fmt.Errorf("for %q: %w", nodeOf(key), err)
 		}
 		next[key] = told{tables: tables}
 	}
@@ -171,6 +172,12 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 		s.last[key] = t
 	}
 	return nil
+}
+
+// nodeOf is the part of a key that people know: see Plane.keyOf.
+func nodeOf(key string) string {
+	node, _, _ := strings.Cut(key, "\x00")
+	return node
 }
 
 // encode makes a resource of a message.
