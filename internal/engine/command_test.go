@@ -264,7 +264,7 @@ func TestObservedApplication(t *testing.T) {
 		}
 		return err
 	}
-	for deadline := time.Now().Add(10 * time.Second); up() != nil && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); up() != nil && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	for _, target := range []string{"cgroup:" + group.Path(), fmt.Sprintf("pid:%d", server.Process.Pid)} {

@@ -132,7 +132,7 @@ func traces(l *cgroup.Layout, name string) []string {
 // eventually waits for something that another process is about to do.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !f(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("it did not come about that %s", what)
 		}

@@ -425,7 +425,7 @@ func TestProgramsComeAndGo(t *testing.T) {
 	coming := idOf(t, z.newProgram(t, "zoo_coming", ebpf.SocketFilter))
 
 	// The kernel takes an unloaded program's id away at once or a little later.
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		all, err := v.ReadCounters()
 		if err != nil {
@@ -485,7 +485,7 @@ func TestOwnPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Nothing stays: the kernel frees a program soon after its last descriptor.
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for id := range ids {
 		for {
 			err := withObject(cmdProgGetFDByID, id, 0, func(int) error { return unix.EEXIST })
@@ -493,7 +493,7 @@ func TestOwnPrograms(t *testing.T) {
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("own program %d is still there 5 s after closing: %v", id, err)
+				t.Fatalf("own program %d is still there a minute after closing: %v", id, err)
 			}
 			time.Sleep(10 * time.Millisecond)
 		}

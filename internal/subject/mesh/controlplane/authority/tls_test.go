@@ -137,7 +137,7 @@ func TestServerTLS(t *testing.T) {
 func TestIdentityEnds(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, Options{})
-	short := forged(t, a, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(3 * time.Second) })
+	short := forged(t, a, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(6 * time.Second) })
 	ctx, err := handshake(t, a, short, 0)
 	if err != nil {
 		t.Fatal(err)
