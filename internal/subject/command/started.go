@@ -161,7 +161,7 @@ func (s *started) Evidence() any {
 // Close ends it and removes its files.
 func (s *started) Close() error {
 	if s.running != nil && s.running.Stop() {
-		s.trial.Warn("command-killed", "%s did not end in its time when it was told to, and was killed", s.trial.Arm())
+		s.trial.Warn("command-killed", "%s did not end in its time when it was asked to, and was killed", s.trial.Arm())
 	}
 	if err := s.own.Close(); err != nil {
 		return fmt.Errorf("removing the files of %s: %w", s.trial.Arm(), err)

@@ -378,7 +378,7 @@ func (j *joined) end(s *sandboxed) error {
 	}
 	j.note(s.name, func(told *Sandbox) { told.Times = t })
 	if t.Killed {
-		j.trial.Warn("sandbox-killed", "%s in %s did not end in its time when it was told to, and was killed",
+		j.trial.Warn("sandbox-killed", "%s in %s did not end in its time when it was asked to, and was killed",
 			s.name, j.runtime.Name)
 	}
 	if t.Deleted == 0 { // the shim was killed

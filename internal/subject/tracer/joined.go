@@ -111,7 +111,7 @@ func (j *joined) Stop(ctx context.Context, used *float64) error {
 	}
 	if j.running.Stop() {
 		j.trial.Warn("tracer-killed",
-			"%s did not end in its time when it was told to, and was killed: what it would still have said is not known",
+			"%s did not end in its time when it was asked to, and was killed: what it would still have said is not known",
 			j.trial.Arm())
 	}
 	if n := j.running.Unmatched(); n > 0 {

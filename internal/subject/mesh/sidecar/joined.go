@@ -453,7 +453,7 @@ func (j *joined) Close() error {
 	wg.Wait()
 	for i, p := range j.proxies {
 		if killed[i] {
-			j.trial.Warn("proxy-killed", "%s of %s did not end in its time when it was told to, and was killed",
+			j.trial.Warn("proxy-killed", "%s of %s did not end in its time when it was asked to, and was killed",
 				p.place.Component, j.trial.Arm())
 		}
 	}
