@@ -115,6 +115,9 @@ func (u *upstream) dial(ctx context.Context, at netip.AddrPort, t *tls.Config) (
 	if t == nil {
 		return raw, raw, nil
 	}
+	if s, ok := t.ClientSessionCache.(*sessions); ok {
+		t = s.dial(t)
+	}
 	over := tls.Client(raw, t)
 	if err := over.HandshakeContext(ctx); err != nil {
 		raw.Close()

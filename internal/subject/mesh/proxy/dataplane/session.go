@@ -65,20 +65,53 @@ type sessions struct {
 	cache tls.ClientSessionCache // nil: none
 }
 
-func (c *sessions) current() tls.ClientSessionCache {
+// dial is a client's configuration for one connection. The session that it brings is of the roots that there are now,
+// by which its server is verified: tickets come later, when there may be others.
+func (c *sessions) dial(t *tls.Config) *tls.Config {
+	t = t.Clone()
+	t.ClientSessionCache = dialled{c, c.trust()}
+	return t
+}
+
+// dialled are the sessions as one connection knows them.
+type dialled struct {
+	*sessions
+	of [sha256.Size]byte
+}
+
+// current are the sessions of the roots by which a connection began, if these are still those of the moment.
+func (c dialled) current() tls.ClientSessionCache {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if d := c.trust(); c.cache == nil || c.of != d {
-		c.cache, c.of = tls.NewLRUClientSessionCache(c.most), d
+	if c.trust() != c.of {
+		return nil
+	}
+	if c.cache == nil || c.sessions.of != c.of {
+		c.cache, c.sessions.of = tls.NewLRUClientSessionCache(c.most), c.of
 	}
 	return c.cache
 }
 
 // Get implements tls.ClientSessionCache.
-func (c *sessions) Get(key string) (*tls.ClientSessionState, bool) { return c.current().Get(key) }
+func (c dialled) Get(key string) (*tls.ClientSessionState, bool) {
+	if cache := c.current(); cache != nil {
+		return cache.Get(key)
+	}
+	return nil, false
+}
 
 // Put implements tls.ClientSessionCache.
-func (c *sessions) Put(key string, s *tls.ClientSessionState) { c.current().Put(key, s) }
+func (c dialled) Put(key string, s *tls.ClientSessionState) {
+	if cache := c.current(); cache != nil {
+		cache.Put(key, s)
+	}
+}
+
+// Get implements tls.ClientSessionCache, for a configuration that dial has made none of: there is no session.
+func (c *sessions) Get(string) (*tls.ClientSessionState, bool) { return nil, false }
+
+// Put implements tls.ClientSessionCache, likewise.
+func (c *sessions) Put(string, *tls.ClientSessionState) {}
 
 // forget drops them all: one was resumed, and its server's certificate is trusted no more.
 func (c *sessions) forget() {
