@@ -21,7 +21,7 @@ type Noise struct {
 	OccupiedMissed int        `json:"occupied_omitted"`
 	Busiest        []Occupant `json:"busiest"`              // by CPU time seen at the witness's looks, the largest first
 	Late           int        `json:"late_looks"`           // looks that came late although nothing was stolen: interrupts were off
-	LongestLate    float64    `json:"longest_late_seconds"` // of them; never taken for noise, for the subject may be the cause
+	LongestLate    float64    `json:"longest_late_seconds"` // of them, at most; never taken for noise, for the subject may be the cause
 }
 
 // MaxStalls bounds Noise.Stalls and Noise.Occupied, each.

@@ -83,13 +83,25 @@ type Account struct {
 	Looks                       uint64
 }
 
-// Begin marks the start of a window: processes that were seen before it are forgotten.
+// stale is how many periods old the last look at a CPU is at most when a window begins.
+const stale = 4
+
+// Begin marks the start of a window: what was seen before it is forgotten.
 func (w *Witness) Begin() (err error) {
+	if err := w.Settle(monotonic() - int64(stale*w.period)); err != nil {
+		return err
+	}
 	if err := w.clearProcesses(); err != nil {
 		return err
 	}
+	w.looks, w.spans, w.folded = nil, nil, folded{}
 	w.begin, err = w.states()
 	return err
+}
+
+// past says whether a look was before the window.
+func (w *Witness) past(cpu int, at int64) bool {
+	return cpu < len(w.begin) && at <= int64(w.begin[cpu].Last)
 }
 
 // Drain takes over what the program has recorded. Call it several times a second. Each interval is handed to seen,
@@ -99,11 +111,17 @@ func (w *Witness) Drain(seen func(Look)) error {
 		switch r.Kind {
 		case kindStall:
 			l := Look{CPU: int(r.CPU), Last: int64(r.Last), Now: int64(r.Now), Stolen: int64(r.Stolen), Idle: int64(r.Idle), Late: int64(r.LateOrSeen)}
+			if w.past(l.CPU, l.Now) {
+				return
+			}
 			w.looks = append(w.looks, l)
 			if seen != nil {
 				seen(l)
 			}
 		case kindOccupant:
+			if w.past(int(r.CPU), int64(r.Now)) {
+				return
+			}
 			w.spans = append(w.spans, span{
 				cpu: int(r.CPU), before: int64(r.Last), first: int64(r.FirstAt), last: int64(r.LateOrSeen), after: int64(r.Now),
 				stolen: int64(r.Stolen), pid: int(r.TGID), comm: text(r.Comm[:]),
@@ -165,6 +183,14 @@ func forget[T any](all []T, weight func(T) int64, forgotten func(T)) []T {
 	return kept
 }
 
+// part is the part of it that lies in a window.
+func (s span) part(from, to int64) float64 {
+	if s.after <= s.before {
+		return 1
+	}
+	return float64(min(s.after, to)-max(s.before, from)) / float64(s.after-s.before)
+}
+
 // held is for how long, in nanoseconds without what was stolen: from the middle between the looks around its begin to
 // that around its end.
 func (s span) held() int64 { return max((s.last+s.after-s.first-s.before)/2-s.stolen, 0) }
@@ -204,9 +230,6 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 	var stolen, lo, hi float64 // ns
 	var recorded int64
 	for _, l := range w.looks {
-		if l.Now <= int64(w.begin[l.CPU].Last) {
-			continue // before the window
-		}
 		recorded += l.Stolen
 		part := l.part(from, to)
 		if part == 0 {
@@ -233,7 +256,7 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 		hi += float64(s.SmallHi - b.SmallHi)
 		a.Lost += s.Lost - b.Lost
 		a.Looks += s.Looks - b.Looks
-		if s.Late > b.Late {
+		if s.Late > b.Late { // the latest of them, or no later than the latest before the window
 			a.Noise.Late += int(s.Late - b.Late)
 			a.Noise.LongestLate = max(a.Noise.LongestLate, float64(s.Longest)/1e9)
 		}
@@ -252,7 +275,7 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 			continue
 		}
 		a.Noise.Occupied = append(a.Noise.Occupied, ledger.Stall{
-			CPU: s.cpu, From: s.before, To: s.after, Seconds: float64(s.held()) / 1e9, Cause: ledger.Neighbour,
+			CPU: s.cpu, From: s.before, To: s.after, Seconds: s.part(from, to) * float64(s.held()) / 1e9, Cause: ledger.Neighbour,
 			PID: s.pid, Comm: s.comm, Cgroup: w.names.cgroup(s.pid),
 		})
 	}

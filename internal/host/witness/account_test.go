@@ -67,6 +67,9 @@ func TestAccount(t *testing.T) {
 		{Stolen: uint64(10*ms) + 4000, Small: 4000, SmallLo: 40, SmallHi: 80, Looks: 505, Late: 2, Longest: uint64(5 * ms)},
 		{Stolen: uint64(53 * ms), Lost: 1, Looks: 400}, // 3 ms more than the records say
 	}
+	w.spans = append(w.spans, span{ // 10 of its 40 ms are in the window
+		cpu: 0, before: -30 * ms, first: -30 * ms, last: 10 * ms, after: 10 * ms, pid: 9, comm: "before",
+	})
 	a := w.account(ends, 0, 1000*ms)
 	near := func(what string, got, want float64) {
 		t.Helper()
@@ -85,7 +88,8 @@ func TestAccount(t *testing.T) {
 	if len(a.Noise.Stalls) != 2 || !a.Noise.Stalls[0].Idle || a.Noise.Stalls[1].Idle || a.Noise.Stalls[1].Cause != ledger.Hypervisor {
 		t.Errorf("stalls %+v", a.Noise.Stalls)
 	}
-	if len(a.Noise.Occupied) != 1 || a.Noise.Occupied[0].Comm != "hog" || math.Abs(a.Noise.Occupied[0].Seconds-0.020) > 1e-9 {
+	if len(a.Noise.Occupied) != 2 || a.Noise.Occupied[0].Comm != "before" || a.Noise.Occupied[1].Comm != "hog" ||
+		math.Abs(a.Noise.Occupied[0].Seconds-0.010) > 1e-9 || math.Abs(a.Noise.Occupied[1].Seconds-0.020) > 1e-9 {
 		t.Errorf("occupied %+v", a.Noise.Occupied)
 	}
 }

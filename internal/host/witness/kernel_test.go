@@ -405,10 +405,67 @@ func TestSettle(t *testing.T) {
 		}
 		for _, e := range w.events {
 			s, b := states[e.cpu], before[e.cpu]
+			if s.Queue == 0 {
+				continue // this process may not run there, and nobody else has
+			}
 			if int64(s.Last) <= after || s.Looks <= b.Looks || s.Stolen < b.Stolen || s.Asked != 0 {
 				t.Errorf("CPU %d at %d: %+v, before %+v", e.cpu, after, s, b)
 			}
 		}
 		before = states
+	}
+}
+
+// What happens before a window begins is no part of its account: neither looks that were drained before nor those that
+// were not, nor who held a CPU.
+func TestBeginForgets(t *testing.T) {
+	w, err := Open(Options{})
+	if errors.Is(err, feature.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := errors.Join(w.Reset(), w.Enable(), w.Settle(0)); err != nil {
+		t.Fatal(err)
+	}
+	hold(t, 0, 30*time.Millisecond, 10*time.Millisecond, 3)
+	w.looks = append(w.looks, Look{Last: 1, Now: monotonic(), Stolen: int64(time.Hour)})
+	w.spans = append(w.spans, span{before: 1, first: 1, last: 2, after: monotonic(), comm: "before"})
+	if err := w.Begin(); err != nil {
+		t.Fatal(err)
+	}
+	from := monotonic()
+	if n := len(w.looks) + len(w.spans); n != 0 || !w.past(0, int64(w.begin[0].Last)) || w.past(0, int64(w.begin[0].Last)+1) {
+		t.Errorf("%d looks and spans are left", n)
+	}
+	if err := w.processes(func(pid uint32, p process) {
+		if p.Looks > 3 { // it is looked at meanwhile
+			t.Errorf("process %d was seen %d times", pid, p.Looks)
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(w.Settle(monotonic()), w.Disable()); err != nil {
+		t.Fatal(err)
+	}
+	a, err := w.End(from, monotonic())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range a.Noise.Stalls {
+		if s.To <= from {
+			t.Errorf("%+v was before %d", s, from)
+		}
+	}
+	for _, s := range a.Noise.Occupied {
+		if s.To <= from || s.Seconds > float64(monotonic()-from)/1e9 {
+			t.Errorf("%+v was before %d", s, from)
+		}
 	}
 }

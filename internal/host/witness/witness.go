@@ -370,8 +370,14 @@ func (w *Witness) Reset() error {
 
 func (w *Witness) cpus() uint32 { return w.objects.TareLooks.MaxEntries() }
 
-// Enable begins to look; a witness that has joined a sampler begins with it.
-func (w *Witness) Enable() error { return w.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling") }
+// Enable begins to look; a witness that has joined a sampler begins with it, and is enabled after it. It takes a few
+// periods.
+func (w *Witness) Enable() error {
+	if err := w.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling"); err != nil {
+		return err
+	}
+	return w.watchSilent()
+}
 
 // Disable ends it; what has been seen can still be drained.
 func (w *Witness) Disable() error {
@@ -398,9 +404,6 @@ func (w *Witness) ioctl(req uint, what string) error {
 // Settle has every CPU looked at that was not since the time after (CLOCK_MONOTONIC, ns), so that a stall of that time
 // is known in full. It waits for the end of a stall that is under way.
 func (w *Witness) Settle(after int64) error {
-	if err := w.watchSilent(); err != nil {
-		return err
-	}
 	states, err := w.states()
 	if err != nil {
 		return err
