@@ -48,17 +48,16 @@ func (m Machine) window(ctx context.Context, from, to int64) (*ledger.Ledger, er
 type openWindow struct {
 	machine Machine
 	window  Window
-	others  []int // at the first edge: see Machine.others
+	others  []int // just after the first edge: see Machine.others
 }
 
 // open opens a window at a time by CLOCK_MONOTONIC, in nanoseconds.
 func (m Machine) open(ctx context.Context, at int64) (openWindow, error) {
-	others := m.others()
 	w, err := m.OpenWindow(ctx, at)
 	if err != nil {
 		return openWindow{}, opening(ctx, err)
 	}
-	return openWindow{m, w, others}, nil
+	return openWindow{m, w, m.others()}, nil
 }
 
 // opening is the error of a window that was not opened: why its trial ends, where it does.

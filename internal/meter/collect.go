@@ -79,11 +79,14 @@ func newCollector(s *perf.Sampler, layout *cgroup.Layout, hidden bool) *collecto
 	}
 }
 
-// start begins sampling; run empties the rings until finish.
+// start begins sampling; run empties the rings until finish. No sample is of the window before from is set.
 func (c *collector) start() error {
-	c.from = monotonic()
+	c.from = forever
 	return c.sampler.Enable()
 }
+
+// begin forgets what was lost before the window.
+func (c *collector) begin() { c.lost, c.slowed = c.sampler.Lost(), c.sampler.Throttled() }
 
 // finish ends sampling and drains what is left of the time before to. Nobody else drains any more.
 func (c *collector) finish(to int64) error {

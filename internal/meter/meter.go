@@ -57,7 +57,7 @@ type Meter struct {
 	reported  time.Duration             // CPU time of this process that an earlier ledger has named
 	open      bool
 	preparing time.Duration // what the last prepare took
-	readying  time.Duration // what it took to make the last window ready for its first edge
+	switching time.Duration // what the last switchOn took
 	fastest   time.Duration // of all readings of an edge
 	hidden    bool          // this process does not see all of the machine's processes
 }
@@ -296,9 +296,14 @@ type Window struct {
 // Open reads every counter: the first edge. Only one window of a meter is open at a time.
 func (m *Meter) Open() (*Window, error) { return m.OpenAt(context.Background(), 0) }
 
-// readyAhead is how long before its first edge a window is made ready, unless that took half as long the last time. It
-// takes 15 to 60 ms on small machines, most of it waiting for a look at every CPU.
-const readyAhead = 120 * time.Millisecond
+// How long before its first edge a window is made ready, in two steps: sampling and looking begin, and then what is new
+// on the machine is found, as late as can be, for what comes after that is charged with all that it has used. Each has
+// twice the time that it took before, and so much at most, for rings fill meanwhile.
+const (
+	switchAhead  = 60 * time.Millisecond // it takes less than 1 ms, and 10 to 45 the first time
+	prepareAhead = 10 * time.Millisecond // as CloseAt has it
+	mostAhead    = 500 * time.Millisecond
+)
 
 // OpenAt is Open with the first edge at a time by CLOCK_MONOTONIC, in nanoseconds. All that can be done before is: it
 // takes tenths of a second on a machine with thousands of control groups, and begun at that time, the window would miss
@@ -308,11 +313,8 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if m.open {
 		return nil, errors.New("opening a window: the one before is still open")
 	}
-	if err := pace.SleepUntil(ctx, at-int64(max(2*m.readying, readyAhead))); err != nil {
-		return nil, err
-	}
-	began := monotonic()
-	if err := m.prepare(); err != nil { // what has come since New would else be taken for new in the window, with all that it has used before
+	prepare := at - int64(min(max(2*m.preparing, prepareAhead), mostAhead))
+	if err := pace.SleepUntil(ctx, prepare-int64(min(max(2*m.switching, switchAhead), mostAhead))); err != nil {
 		return nil, err
 	}
 	w = &Window{m: m, programs: map[bpf.Key]bpf.Counters{}, stop: make(chan struct{}), done: make(chan error, 1)}
@@ -322,10 +324,20 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 			err = errors.Join(err, opened.switchOff())
 		}
 	}()
+	began := monotonic()
 	if err := w.switchOn(); err != nil {
 		return nil, err
 	}
-	m.readying = time.Duration(monotonic() - began)
+	m.switching = time.Duration(monotonic() - began)
+	if err := pace.SleepUntil(ctx, prepare); err != nil {
+		return nil, err
+	}
+	if err := m.prepare(); err != nil { // what has come since New would else be taken for new in the window, with all that it has used before
+		return nil, err
+	}
+	if err := w.drain(); err != nil {
+		return nil, err
+	}
 	if err := pace.SleepUntil(ctx, at); err != nil {
 		return nil, err
 	}
@@ -333,6 +345,9 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 		if err := m.witness.Begin(); err != nil {
 			return nil, err
 		}
+	}
+	if w.collector != nil {
+		w.collector.begin()
 	}
 	if w.first, err = m.readEdge(); err != nil {
 		return nil, err

@@ -118,19 +118,18 @@ func TestOneWindowAtATime(t *testing.T) {
 	}
 }
 
-// Without samples there are totals and no shares made up.
 // What it takes to make a window ready is over when its first edge is due: the edge is never early, and in some window,
 // if not in one in which this process was held up, it follows within less than it took to make that ready.
 func TestOpenAt(t *testing.T) {
 	m := meter(t, Options{})
 	var late, readying time.Duration
 	for range 20 {
-		at := monotonic() + int64(2*m.readying+2*readyAhead)
+		at := monotonic() + int64(2*mostAhead)
 		w, err := m.OpenAt(context.Background(), at)
 		if err != nil {
 			t.Fatal(err)
 		}
-		late, readying = time.Duration(w.first.at-at), m.readying
+		late, readying = time.Duration(w.first.at-at), m.preparing+m.switching
 		if _, err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -150,11 +149,15 @@ func TestOpenAtEnds(t *testing.T) {
 	cause := errors.New("the cause")
 	for _, ready := range []bool{false, true} {
 		if ready {
-			m.readying = time.Minute // so that it is made ready now
+			m.preparing, m.switching = time.Minute, time.Minute // so that it is made ready as early as can be
 		}
 		ctx, end := context.WithCancelCause(context.Background())
 		time.AfterFunc(300*time.Millisecond, func() { end(cause) })
-		if _, err := m.OpenAt(ctx, monotonic()+int64(time.Minute)); !errors.Is(err, cause) {
+		at := int64(time.Minute)
+		if ready {
+			at = int64(2*mostAhead) - int64(100*time.Millisecond)
+		}
+		if _, err := m.OpenAt(ctx, monotonic()+at); !errors.Is(err, cause) {
 			t.Fatalf("ready %t: got error %v, want the context's cause", ready, err)
 		}
 	}
@@ -163,6 +166,7 @@ func TestOpenAtEnds(t *testing.T) {
 	}
 }
 
+// Without samples there are totals and no shares made up.
 func TestWithoutSamples(t *testing.T) {
 	l := ledgerOf(t, meter(t, Options{SampleHz: -1}), func() { burn(20 * time.Millisecond) })
 	for _, c := range l.Cgroups {

@@ -99,7 +99,8 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	// Nobody waits for it before Start returns, so that the pid is still its own.
 	p, err := proc.FS{}.Process(cmd.Process.Pid)
 	if err != nil {
-		_, _ = cmd.Process.Kill(), cmd.Wait()
+		_ = cmd.Process.Kill()
+		go cmd.Wait() // it may wait for others that have its output
 		return fmt.Errorf("starting a process in %s: %w", g.name, err)
 	}
 	t.started[p.PID] = p.Start
