@@ -12,75 +12,22 @@
 # else the first is built and the second is fetched by go install into a directory that is removed at the end. GHZ=none
 # leaves ghz out.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 rounds=${1:-7}
 seconds=${2:-2}
-ghz_version=v0.120.0
-port=${PORT:-18080}
-url=http://127.0.0.1:$port/
-export PATH=$PATH:/usr/sbin
-
-for command in nginx h2load jq taskset go; do
-	command -v "$command" >/dev/null && continue
-	echo "http2.sh: $command is missing: apt-get install nginx-light nghttp2-client jq util-linux, and Go" >&2
-	exit 3
-done
-[ -x /usr/bin/time ] || { echo "http2.sh: /usr/bin/time is missing: apt-get install time" >&2; exit 3; }
-[ "$(nproc)" -ge 2 ] || { echo "http2.sh: needs two CPUs, one for the server and one for the generator" >&2; exit 3; }
-
-dir=$(mktemp -d -t tare-bench-XXXXXX)
-servers=()
-end() {
-	for server in "${servers[@]}"; do { kill "$server" && wait "$server"; } 2>/dev/null || true; done
-	rm -rf "$dir"
-}
-trap end EXIT
-
-tare=${TARE:-$dir/tare}
-[ -n "${TARE:-}" ] || CGO_ENABLED=0 go build -o "$tare" ./cmd/tare
+needs "nginx-light nghttp2-client jq util-linux" nginx h2load jq taskset go
+build
 ghz=${GHZ:-$dir/ghz}
-if [ -z "${GHZ:-}" ]; then
-	(cd "$dir" && GOBIN=$dir go install "github.com/bojand/ghz/cmd/ghz@$ghz_version") 2>"$dir/install" ||
-		{ cat "$dir/install" >&2; exit 3; }
-fi
-
-cat >"$dir/nginx.conf" <<CONF
-daemon off;
-worker_processes 1;
-worker_cpu_affinity 10;
-pid $dir/pid;
-error_log $dir/errors;
-events { worker_connections 4096; }
-http {
-	access_log off;
-	keepalive_requests 1000000000;
-	keepalive_timeout 1h;
-	client_body_temp_path $dir/body;
-	proxy_temp_path $dir/proxy;
-	fastcgi_temp_path $dir/fastcgi;
-	uwsgi_temp_path $dir/uwsgi;
-	scgi_temp_path $dir/scgi;
-	server {
-		listen 127.0.0.1:$port http2 backlog=4096;
-		location / { return 200 "$(printf 'x%.0s' $(seq 128))"; }
-	}
-}
-CONF
-taskset -c 1 nginx -e "$dir/errors" -p "$dir" -c "$dir/nginx.conf" &
-servers+=($!)
+[ -n "${GHZ:-}" ] || fetch github.com/bojand/ghz/cmd/ghz@v0.120.0
+serve http2
 taskset -c 1 "$tare" app http --protocol grpc --listen "127.0.0.1:$((port + 1))" >/dev/null &
 servers+=($!)
 taskset -c 1 "$tare" app http --protocol grpc --delay 5ms --listen "127.0.0.1:$((port + 2))" >/dev/null &
 servers+=($!)
 grpc=127.0.0.1:$((port + 1))
 slow=127.0.0.1:$((port + 2))
-for at in "$port" "$((port + 1))" "$((port + 2))"; do
-	for _ in $(seq 100); do
-		if (exec 3<>"/dev/tcp/127.0.0.1/$at") 2>/dev/null; then break; fi
-		sleep 0.05
-	done
-done
+await "$((port + 1))" "$((port + 2))"
 
 head -c 5 /dev/zero >"$dir/call" # a message without a value: not compressed, of 0 bytes
 
@@ -133,15 +80,7 @@ for round in $(seq "$rounds"); do
 	fi
 done
 
-awk -v rounds="$rounds" '
-	function sorted(list, n, i, j, x) {
-		for (i = 2; i <= n; i++) {
-			x = list[i]
-			for (j = i - 1; j > 0 && list[j] > x; j--) list[j + 1] = list[j]
-			list[j + 1] = x
-		}
-	}
-	function median(list, n) { return n % 2 ? list[(n + 1) / 2] : (list[n / 2] + list[n / 2 + 1]) / 2 }
+awk -v rounds="$rounds" "$awk_median"'
 	function row(title, v, a, b, form, i, list) {
 		if (!((1, a) in v) || b != "" && !((1, b) in v) || (title in shown)) return
 		shown[title]

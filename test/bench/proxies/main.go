@@ -8,6 +8,7 @@
 //
 //	tare run test/bench/proxies/spec.yaml --out DIR
 //	go run ./test/bench/proxies DIR...
+//	go run ./test/bench/proxies -at client.rate=1000 DIR     # one level of a run of mesh-rate
 //
 // Of each planned trial the first attempt counts in which no gate voids the metric. A pair is lost where both arms ran
 // and one has no value after all attempts: a promise holds if the whole interval keeps it with the lost pairs at
@@ -16,11 +17,13 @@ package main
 
 import (
 	"cmp"
+	"flag"
 	"fmt"
 	"maps"
 	"math"
 	"os"
 	"slices"
+	"strings"
 
 	"tare/internal/analysis"
 	"tare/internal/metric"
@@ -58,11 +61,13 @@ var promises = []promise{
 }
 
 func main() {
-	if len(os.Args) < 2 {
+	at := flag.String("at", "", "count the trials of one level alone, such as client.rate=1000")
+	flag.Parse()
+	if flag.NArg() == 0 {
 		fmt.Fprintln(os.Stderr, "proxies: name the directories of runs of test/bench/proxies/spec.yaml")
 		os.Exit(2)
 	}
-	failed, err := judge(os.Args[1:])
+	failed, err := judge(flag.Args(), *at)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "proxies:", err)
 		os.Exit(1)
@@ -91,14 +96,20 @@ type measure struct {
 	again bool // it is no first attempt
 }
 
-func judge(dirs []string) (failed bool, err error) {
+// judge reads runs, of which it counts the trials at a level: all of them, if that is empty.
+func judge(dirs []string, level string) (failed bool, err error) {
+	factor, value, _ := strings.Cut(level, "=")
 	all := newOutcomes()
 	for i, dir := range dirs {
 		c, err := record.Read(dir)
 		if err != nil {
 			return false, err
 		}
-		if err := all.add(i, c.Trials, c.Run.Defined()); err != nil {
+		trials := slices.DeleteFunc(c.Trials, func(t record.Trial) bool { return level != "" && t.Factors[factor] != value })
+		if len(trials) == 0 {
+			return false, fmt.Errorf("%s has no trials at %q", dir, level)
+		}
+		if err := all.add(i, trials, c.Run.Defined()); err != nil {
 			return false, fmt.Errorf("%s: %w", dir, err)
 		}
 	}

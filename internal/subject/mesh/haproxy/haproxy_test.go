@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -31,7 +29,7 @@ func TestConform(t *testing.T) {
 			if f.Own["CumReq"] < 1 {
 				t.Errorf("%s counted %v", f.Component, f.Own)
 			}
-			runsAs(t, f, "haproxy", "65534")
+			sidecartest.RunsAs(t, f, "haproxy", "65534")
 		},
 	})
 }
@@ -74,23 +72,5 @@ func TestURI(t *testing.T) {
 		if got := uriInDER(uri); got != want {
 			t.Errorf("%s: %s, want %s", uri, got, want)
 		}
-	}
-}
-
-// runsAs: whoever carries requests has no rights.
-func runsAs(t *testing.T, f sidecar.Found, comm, uid string) {
-	t.Helper()
-	without := 0
-	for _, p := range f.Processes {
-		status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/status")
-		if err != nil {
-			t.Error(err)
-		}
-		if strings.Contains(string(status), "\nUid:\t"+uid+"\t"+uid+"\t"+uid) && p.Comm == comm {
-			without++
-		}
-	}
-	if without == 0 {
-		t.Errorf("none of the processes of %s runs as %s: %+v", f.Component, uid, f.Processes)
 	}
 }

@@ -1,9 +1,7 @@
 package nginx
 
 import (
-	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -29,7 +27,7 @@ func TestConform(t *testing.T) {
 			if f.Own["requests"] < 1 {
 				t.Errorf("%s counted %v", f.Component, f.Own)
 			}
-			runsAs(t, f, "nginx", "65534")
+			sidecartest.RunsAs(t, f, "nginx", "65534")
 		},
 	})
 }
@@ -50,23 +48,5 @@ func TestStatus(t *testing.T) {
 	}
 	for i := range page {
 		parseStatus(page[:i])
-	}
-}
-
-// runsAs: whoever carries requests has no rights.
-func runsAs(t *testing.T, f sidecar.Found, comm, uid string) {
-	t.Helper()
-	without := 0
-	for _, p := range f.Processes {
-		status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/status")
-		if err != nil {
-			t.Error(err)
-		}
-		if strings.Contains(string(status), "\nUid:\t"+uid+"\t"+uid+"\t"+uid) && p.Comm == comm {
-			without++
-		}
-	}
-	if without == 0 {
-		t.Errorf("none of the processes of %s runs as %s: %+v", f.Component, uid, f.Processes)
 	}
 }

@@ -739,3 +739,22 @@ func missing(t *testing.T, g sidecar.Guest) {
 		t.Error("an arm may not be missing that may")
 	}
 }
+
+// RunsAs: whoever carries requests, by the name of its process, has no rights: it is of a user that is not root, all
+// the way.
+func RunsAs(t *testing.T, f sidecar.Found, comm, uid string) {
+	t.Helper()
+	without := 0
+	for _, p := range f.Processes {
+		status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/status")
+		if err != nil {
+			t.Error(err)
+		}
+		if strings.Contains(string(status), "\nUid:\t"+uid+"\t"+uid+"\t"+uid) && p.Comm == comm {
+			without++
+		}
+	}
+	if without == 0 {
+		t.Errorf("none of the processes of %s runs as %s: %+v", f.Component, uid, f.Processes)
+	}
+}
