@@ -418,8 +418,8 @@ int tare_wakes(void *ctx)
 
 /*
  * Looks now. The loader has it run on a CPU, attached to nothing: the edges of a window cannot wait for an idle CPU, on
- * which our timer was seen to be 0.3 s late. On another CPU it runs in an interrupt, and on the loader's own a timer may
- * interrupt it: that look is left out.
+ * which our timer was seen to be 0.3 s late. On another CPU nothing interrupts it. On the loader's own a timer may:
+ * that look is left out.
  */
 SEC("raw_tp/sched_switch")
 int tare_asked(void *ctx)

@@ -83,8 +83,8 @@ func loadOf(t *testing.T) load {
 	return load{rate: rate, connections: 16, fresh: max(1, rate/50), least: 30 * time.Second, restarts: 3}
 }
 
-// TestRotation: while certificates rotate, their root is replaced and the control plane restarts, no request through two
-// proxies with mutual TLS fails, on connections that are kept or on new ones, and no connection that is kept ends:
+// TestRotation: while certificates rotate, their root is replaced and the control plane restarts, no request through
+// two proxies with mutual TLS fails, on connections that are kept or on new ones, and no connection that is kept ends:
 // neither the client's, nor between the proxies, nor the proxies' to the control plane but by its restarts.
 func TestRotation(t *testing.T) {
 	for name, start := range map[string]starter{"envoy": startEnvoy, "proxy": startProxy} {
