@@ -49,7 +49,7 @@ const (
 var commonSettings = []param.Setting{
 	{Name: settingDrain, Type: param.TypeDuration, Default: "3s", Max: 600,
 		Doc: "longest time after the load in which what is still to come is waited for; what has not come then, nor when " +
-			"the tracer is told to end, is lost"},
+			"the tracer is asked to end, is lost"},
 	{Name: settingLate, Type: param.TypeDuration, Default: "100ms", Max: 600,
 		Doc: "what comes longer than this after the load's end is late"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",

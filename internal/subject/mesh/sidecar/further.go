@@ -54,7 +54,7 @@ var meshSettings = []param.Setting{
 			"(`permissive`), each with a listener at a loopback address of its own beside the client, and an upstream that " +
 			"is spoken to by mutual TLS where `mtls` says so"},
 	{Name: settingThen, Type: param.TypeCount, Min: 1, Max: maxServices,
-		Doc: "services that are left when the load has ended, of proxies that a control plane configures: they are told to " +
+		Doc: "services that are left when the load has ended, of proxies that a control plane configures: they are made to " +
 			"forget the others, and memory is read again once they have"},
 	{Name: settingRules, Type: param.TypeCount, Default: "0", Max: maxRules,
 		Phrase: map[string]string{"": "with {} access rules", "1": "with one access rule", "0": "without access rules"},
