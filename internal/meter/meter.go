@@ -297,13 +297,16 @@ type Window struct {
 func (m *Meter) Open() (*Window, error) { return m.OpenAt(context.Background(), 0) }
 
 // How long before its first edge a window is made ready, in two steps: sampling and looking begin, and then what is new
-// on the machine is found, as late as can be, for what comes after that is charged with all that it has used. Each has
-// twice the time that it took before, and so much at most, for rings fill meanwhile.
+// on the machine is found, as late as can be, for what comes after that is charged with all that it has used. Each gets
+// twice the time that it took before, so much at least, and no more than mostAhead, for rings fill meanwhile.
 const (
 	switchAhead  = 60 * time.Millisecond // it takes less than 1 ms, and 10 to 45 the first time
-	prepareAhead = 10 * time.Millisecond // as CloseAt has it
+	prepareAhead = 10 * time.Millisecond
 	mostAhead    = 500 * time.Millisecond
 )
+
+// ahead is how long before it is due a step begins that took so long the last time.
+func ahead(took, least time.Duration) int64 { return int64(min(max(2*took, least), mostAhead)) }
 
 // OpenAt is Open with the first edge at a time by CLOCK_MONOTONIC, in nanoseconds. All that can be done before is: it
 // takes tenths of a second on a machine with thousands of control groups, and begun at that time, the window would miss
@@ -313,8 +316,8 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if m.open {
 		return nil, errors.New("opening a window: the one before is still open")
 	}
-	prepare := at - int64(min(max(2*m.preparing, prepareAhead), mostAhead))
-	if err := pace.SleepUntil(ctx, prepare-int64(min(max(2*m.switching, switchAhead), mostAhead))); err != nil {
+	prepare := at - ahead(m.preparing, prepareAhead)
+	if err := pace.SleepUntil(ctx, prepare-ahead(m.switching, switchAhead)); err != nil {
 		return nil, err
 	}
 	w = &Window{m: m, programs: map[bpf.Key]bpf.Counters{}, stop: make(chan struct{}), done: make(chan error, 1)}
@@ -376,7 +379,7 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	return w, nil
 }
 
-// switchOn begins to sample and to look. Every CPU has been looked at when it returns.
+// switchOn begins to sample and to look.
 func (w *Window) switchOn() error {
 	m := w.m
 	if m.witness != nil {
@@ -394,10 +397,7 @@ func (w *Window) switchOn() error {
 	if m.witness == nil {
 		return nil
 	}
-	if err := m.witness.Enable(); err != nil {
-		return err
-	}
-	return m.witness.Settle(0)
+	return m.witness.Enable()
 }
 
 // switchOff ends both where the window comes to nothing.

@@ -1,6 +1,6 @@
-# What the benchmarks of the load generator have in common: sourced by load.sh and http2.sh, whose $0 errors name. It
-# changes into the root of the tree, and makes the directory $dir, which goes with the script, as do the processes that
-# are in the array servers.
+# What the benchmarks of the load generator have in common; load.sh and http2.sh source it. It changes into the root of
+# the tree, and makes a directory, $dir. When the script ends, the directory is removed, and the processes in the array
+# servers are ended.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 script=$(basename "$0")

@@ -37,6 +37,11 @@ func (l Look) place() (from, to int64) {
 // part is the part of the stall that lies in a window.
 func (l Look) part(from, to int64) float64 {
 	a, b := l.place()
+	return partOf(a, b, from, to)
+}
+
+// partOf is the part of the time from a to b that lies in a window; 0 where that time has no length.
+func partOf(a, b, from, to int64) float64 {
 	if b <= a {
 		return 0
 	}
@@ -183,14 +188,6 @@ func forget[T any](all []T, weight func(T) int64, forgotten func(T)) []T {
 	return kept
 }
 
-// part is the part of it that lies in a window.
-func (s span) part(from, to int64) float64 {
-	if s.after <= s.before {
-		return 1
-	}
-	return float64(min(s.after, to)-max(s.before, from)) / float64(s.after-s.before)
-}
-
 // held is for how long, in nanoseconds without what was stolen: from the middle between the looks around its begin to
 // that around its end.
 func (s span) held() int64 { return max((s.last+s.after-s.first-s.before)/2-s.stolen, 0) }
@@ -275,8 +272,9 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 			continue
 		}
 		a.Noise.Occupied = append(a.Noise.Occupied, ledger.Stall{
-			CPU: s.cpu, From: s.before, To: s.after, Seconds: s.part(from, to) * float64(s.held()) / 1e9, Cause: ledger.Neighbour,
-			PID: s.pid, Comm: s.comm, Cgroup: w.names.cgroup(s.pid),
+			CPU: s.cpu, From: s.before, To: s.after, Cause: ledger.Neighbour,
+			Seconds: partOf(s.before, s.after, from, to) * float64(s.held()) / 1e9,
+			PID:     s.pid, Comm: s.comm, Cgroup: w.names.cgroup(s.pid),
 		})
 	}
 	a.Noise.Occupied, a.Noise.OccupiedMissed = longest(a.Noise.Occupied)

@@ -375,8 +375,9 @@ func TestInterruptsOffAreNotStolen(t *testing.T) {
 	}
 }
 
-// Every CPU has been looked at when Settle returns, also one whose timer fires late or not at all because it is idle.
-func TestSettle(t *testing.T) {
+// opened is a witness that does not look yet.
+func opened(t *testing.T) *Witness {
+	t.Helper()
 	w, err := Open(Options{})
 	if errors.Is(err, feature.ErrMissing) {
 		t.Skip(err)
@@ -389,6 +390,12 @@ func TestSettle(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return w
+}
+
+// Every CPU has been looked at when Settle returns, also one whose timer fires late or not at all because it is idle.
+func TestSettle(t *testing.T) {
+	w := opened(t)
 	if err := errors.Join(w.Enable(), w.Settle(0), w.Begin()); err != nil {
 		t.Fatal(err)
 	}
@@ -419,19 +426,8 @@ func TestSettle(t *testing.T) {
 // What happens before a window begins is no part of its account: neither looks that were drained before nor those that
 // were not, nor who held a CPU.
 func TestBeginForgets(t *testing.T) {
-	w, err := Open(Options{})
-	if errors.Is(err, feature.ErrMissing) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := errors.Join(w.Reset(), w.Enable(), w.Settle(0)); err != nil {
+	w := opened(t)
+	if err := errors.Join(w.Reset(), w.Enable()); err != nil {
 		t.Fatal(err)
 	}
 	hold(t, 0, 30*time.Millisecond, 10*time.Millisecond, 3)

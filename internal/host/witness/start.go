@@ -29,7 +29,7 @@ func Start(o Options) (*Running, error) {
 	if err := errors.Join(w.Reset(), w.Enable()); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	if err := errors.Join(w.Settle(0), w.Begin()); err != nil {
+	if err := w.Begin(); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	r := &Running{w: w, from: monotonic(), stop: make(chan struct{}), done: make(chan error, 1)}

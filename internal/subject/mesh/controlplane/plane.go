@@ -134,13 +134,22 @@ func (p *Plane) key(ctx context.Context, node *corev3.Node) (string, error) {
 	return p.keyOf(mesh, id), nil
 }
 
+// beforeIdentity is what stands in a key between a proxy's id and its identity.
+const beforeIdentity = "\x00"
+
+// nodeOf is the id of a proxy in its key: the part that people know.
+func nodeOf(key string) string {
+	id, _, _ := strings.Cut(key, beforeIdentity)
+	return id
+}
+
 // keyOf is the key of a proxy of a mesh. Where proxies prove their identities it has the identity as well: a stream was
 // authorized for one, so that it must end, rather than get another's private key, when the proxy has another.
 func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
 	if p.authority == nil {
 		return id
 	}
-	return id + "\x00" + m.Identity(id)
+	return id + beforeIdentity + m.Identity(id)
 }
 
 // Serve answers at l until Close. It closes l.

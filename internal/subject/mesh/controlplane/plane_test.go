@@ -402,8 +402,7 @@ func TestPlaneRenewsOne(t *testing.T) {
 		defer p.server.mu.Unlock()
 		now := map[string]uintptr{}
 		for key, t := range p.server.last {
-			id, _, _ := strings.Cut(key, "\x00")
-			now[id] = reflect.ValueOf(t.tables).Pointer() // another map each time that somebody is told
+			now[nodeOf(key)] = reflect.ValueOf(t.tables).Pointer() // another map each time that somebody is told
 		}
 		return now
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"strings"
 	"sync"
 	"time"
 
@@ -172,12 +171,6 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 		s.last[key] = t
 	}
 	return nil
-}
-
-// nodeOf is the part of a key that people know: see Plane.keyOf.
-func nodeOf(key string) string {
-	node, _, _ := strings.Cut(key, "\x00")
-	return node
 }
 
 // encode makes a resource of a message.

@@ -92,7 +92,7 @@ func (c *cluster) connect(ctx context.Context, attempts int) (over net.Conn, raw
 		if !ok {
 			return nil, nil, errNoEndpoint
 		}
-		if over, raw, err = c.upstream.dial(ctx, at, nil); err == nil {
+		if over, raw, err = c.upstream.dial(ctx, at); err == nil {
 			return over, raw, nil
 		}
 	}
@@ -100,7 +100,7 @@ func (c *cluster) connect(ctx context.Context, attempts int) (over net.Conn, raw
 }
 
 // dial connects to an endpoint, and shakes hands where the cluster has TLS, in the cluster's time to connect.
-func (u *upstream) dial(ctx context.Context, at netip.AddrPort, t *tls.Config) (net.Conn, *net.TCPConn, error) {
+func (u *upstream) dial(ctx context.Context, at netip.AddrPort) (net.Conn, *net.TCPConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, u.config.Load().ConnectTimeout)
 	defer cancel()
 	u.proxy.stats.Connects.Add(1)
@@ -109,16 +109,10 @@ func (u *upstream) dial(ctx context.Context, at netip.AddrPort, t *tls.Config) (
 		return nil, nil, fmt.Errorf("connecting to %s: %w", at, err)
 	}
 	raw := c.(*net.TCPConn)
-	if t == nil {
-		t = u.tls
-	}
-	if t == nil {
+	if u.tls == nil {
 		return raw, raw, nil
 	}
-	if s, ok := t.ClientSessionCache.(*sessions); ok {
-		t = s.dial(t)
-	}
-	over := tls.Client(raw, t)
+	over := tls.Client(raw, u.tls())
 	if err := over.HandshakeContext(ctx); err != nil {
 		raw.Close()
 		return nil, nil, fmt.Errorf("the TLS handshake with %s: %w", at, err)

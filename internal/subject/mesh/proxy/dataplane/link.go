@@ -166,7 +166,7 @@ func (u *upstream) link(ctx context.Context, at netip.AddrPort, fresh bool) (*li
 	if !u.reserve() {
 		return nil, errLimit
 	}
-	over, raw, err := u.dial(ctx, at, nil)
+	over, raw, err := u.dial(ctx, at)
 	if err != nil {
 		u.release()
 		return nil, err

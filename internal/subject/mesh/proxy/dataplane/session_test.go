@@ -95,12 +95,19 @@ func TestSessionsOfRoots(t *testing.T) {
 			}
 			asServer := server.serverTLS(&config.ServerTLS{Identity: "me", Roots: "roots", Require: true, MinVersion: version})
 			asServer.MaxVersion = version
-			asClient := client.clientTLS(&config.ClientTLS{Identity: "me", Roots: "roots", ServerName: "test", Sessions: 1,
-				MinVersion: version})
-			asClient.MaxVersion = version
+			newClient := func() func() *tls.Config {
+				return client.clientTLS(&config.ClientTLS{Identity: "me", Roots: "roots", ServerName: "test", Sessions: 1,
+					MinVersion: version})
+			}
+			asClient := newClient()
+			connect := func() (resumed bool, err error) {
+				c := asClient()
+				c.MaxVersion = version
+				return meet(t, asServer, c)
+			}
 			dial := func(what string, resumes bool) {
 				t.Helper()
-				resumed, err := meet(t, asServer, asClient.ClientSessionCache.(*sessions).dial(asClient))
+				resumed, err := connect()
 				if err != nil || resumed != resumes {
 					t.Fatalf("%s: resumed %t, want %t; %v", what, resumed, resumes, err)
 				}
@@ -126,8 +133,8 @@ func TestSessionsOfRoots(t *testing.T) {
 			// Whoever still has a certificate of the old root is refused, with a session or without.
 			knows(client, old.identity(t), rootsOf(next))
 			dial("a session that began with a certificate of the new root", true)
-			asClient.ClientSessionCache.(*sessions).forget()
-			if _, err := meet(t, asServer, asClient.ClientSessionCache.(*sessions).dial(asClient)); err == nil {
+			asClient = newClient() // without a session
+			if _, err := connect(); err == nil {
 				t.Error("a certificate of the old root is taken")
 			}
 		})
@@ -144,7 +151,7 @@ func TestRefusedSessions(t *testing.T) {
 	asServer := server.serverTLS(&config.ServerTLS{Identity: "me", Roots: "roots", Require: true})
 	asClient := client.clientTLS(&config.ClientTLS{Identity: "me", Roots: "roots", ServerName: "test", Sessions: 1})
 	dial := func() (bool, error) {
-		return meet(t, asServer, asClient.ClientSessionCache.(*sessions).dial(asClient))
+		return meet(t, asServer, asClient())
 	}
 	if resumed, err := dial(); err != nil || resumed {
 		t.Fatal(resumed, err)

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -34,7 +33,7 @@ func (p *Proxy) serverTLS(t *config.ServerTLS) *tls.Config {
 	if t.Require {
 		c.ClientAuth = tls.RequireAnyClientCert // which is verified as follows
 	}
-	k := &tickets{trust: func() [sha256.Size]byte { return p.trust(t.Roots) }}
+	k := &tickets{trust: p.trusts(t.Roots)}
 	k.on(c)
 	c.VerifyConnection = func(s tls.ConnectionState) error { // of resumed sessions too
 		if len(s.PeerCertificates) == 0 && !t.Require {
@@ -52,19 +51,15 @@ func (p *Proxy) serverTLS(t *config.ServerTLS) *tls.Config {
 	return c
 }
 
-// clientTLS is how the proxy is a client. protocols are those that it will speak.
-func (p *Proxy) clientTLS(t *config.ClientTLS, protocols ...string) *tls.Config {
+// clientTLS is how the proxy is a client, for each connection. protocols are those that it will speak.
+func (p *Proxy) clientTLS(t *config.ClientTLS, protocols ...string) func() *tls.Config {
 	c := &tls.Config{
 		MinVersion:         t.MinVersion,
 		ServerName:         t.ServerName,
 		InsecureSkipVerify: true, // by host name; it is verified by identity as follows
 		CurvePreferences:   t.Curves,
 	}
-	var kept *sessions
-	if t.Sessions > 0 {
-		kept = &sessions{trust: func() [sha256.Size]byte { return p.trust(t.Roots) }, most: t.Sessions}
-		c.ClientSessionCache = kept
-	}
+	kept := &sessions{trust: p.trusts(t.Roots), most: t.Sessions}
 	for _, name := range t.Protocols {
 		if slices.Contains(protocols, name) || len(protocols) == 0 {
 			c.NextProtos = append(c.NextProtos, name)
@@ -78,13 +73,20 @@ func (p *Proxy) clientTLS(t *config.ClientTLS, protocols ...string) *tls.Config 
 	if t.Roots != "" || len(t.Names) > 0 {
 		c.VerifyConnection = func(s tls.ConnectionState) error {
 			err := p.verify(s, t.Roots, t.Names, x509.ExtKeyUsageServerAuth)
-			if err != nil && s.DidResume && kept != nil {
+			if err != nil && s.DidResume {
 				kept.forget()
 			}
 			return err
 		}
 	}
-	return c
+	if t.Sessions == 0 {
+		return func() *tls.Config { return c }
+	}
+	return func() *tls.Config {
+		one := c.Clone()
+		one.ClientSessionCache = kept.now()
+		return one
+	}
 }
 
 func (p *Proxy) identity(name string) (*tls.Certificate, error) {

@@ -22,8 +22,8 @@ type upstream struct {
 	proxy  *Proxy
 	config atomic.Pointer[config.Cluster]
 	dialer net.Dialer
-	tls    *tls.Config     // nil: without
-	h2     *http.Transport // nil: HTTP/1.1
+	tls    func() *tls.Config // for a connection; nil: without
+	h2     *http.Transport    // nil: HTTP/1.1
 
 	open atomic.Int64 // connections, and forwarded ones
 
@@ -68,7 +68,7 @@ func (u *upstream) transport() *http.Transport {
 		if err != nil {
 			return nil, err
 		}
-		c, _, err := u.dial(ctx, at, nil)
+		c, _, err := u.dial(ctx, at)
 		return c, err
 	}
 	if u.tls != nil {
