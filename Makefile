@@ -52,7 +52,7 @@ istiod-record: ## record what istiod says, for the tests that replay it without 
 	$(BUILT_ISTIOD) TARE_ISTIOD_RECORD=1 go test -count=1 -v ./internal/subject/mesh/xds -run IstiodRecorded
 
 ROTATION ?= 1000
-rotation: ## certificates rotate, their root too, and the control plane restarts at ROTATION requests/s (default 1000), 30 s for each proxy
+rotation: ## rotate certificates, replace their root, restart the control plane at ROTATION requests/s (default 1000), 30 s a proxy
 	CGO_ENABLED=0 TARE_ROTATION=$(ROTATION) go test -count=1 -v ./internal/subject/mesh/sidecar/driven -run TestRotation
 
 KILLS ?= 20
