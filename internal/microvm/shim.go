@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
-	"syscall"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -246,7 +245,7 @@ func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 		return nil, err
 	}
 	if s.fs != nil {
-		go s.endTogether(s.fs, s.vm)
+		go endTogether(s.fs, s.vm)
 	}
 	vmm, err := processOf(s.vm.cmd.Process.Pid)
 	if err != nil {
@@ -258,13 +257,23 @@ func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 	return l, s.t.do(l.connect)
 }
 
-// endTogether kills QEMU when virtiofsd ends: a guest that waits for its files would wait for ever.
-func (s *shim) endTogether(fs *virtiofsd, v *vm) {
+// endTogether kills QEMU when virtiofsd ends: a guest that waits for its files would wait for ever. A virtiofsd whose
+// QEMU closes its socket on the way out may be seen to end first.
+func endTogether(fs *virtiofsd, v *vm) {
 	select {
-	case <-fs.ended:
-		_ = v.cmd.Process.Kill() // it may have ended
 	case <-v.ended:
+		return
+	case <-fs.ended:
 	}
+	if !fs.status().Signaled() {
+		select {
+		case <-v.ended:
+			return
+		case <-time.After(endGrace):
+		}
+	}
+	v.unserved.Store(true)
+	_ = v.cmd.Process.Kill() // it may have ended
 }
 
 // takeDown ends QEMU and virtiofsd, and takes the filters from the interface.
@@ -537,23 +546,17 @@ func (s *shim) do(r request) error {
 
 // wait waits for the end of the container, of its machine, or of the shim by a signal, and takes everything down.
 func (s *shim) wait(ctx context.Context) {
-	var fs <-chan struct{}
-	if s.fs != nil {
-		fs = s.fs.ended
-	}
 	select {
 	case status := <-s.vm.agent.exit:
 		s.streams.Wait()
 		s.end(&status, nil)
 	case <-s.vm.ended:
 		s.end(nil, s.whyEnded())
-	case <-fs:
-		s.end(nil, s.whyEnded())
 	case <-s.vm.agent.gone:
 		select { // it may have gone with QEMU
 		case <-s.vm.ended:
 			s.end(nil, s.whyEnded())
-		case <-time.After(time.Second):
+		case <-time.After(endGrace):
 			s.end(nil, fmt.Errorf("the guest's first process: %w", s.vm.agent.why))
 		}
 	case <-ctx.Done():
@@ -561,16 +564,14 @@ func (s *shim) wait(ctx context.Context) {
 	}
 }
 
-// whyEnded says which of QEMU and virtiofsd ended, where each takes the other along.
+// whyEnded says which of QEMU and virtiofsd ended, where each takes the other along: QEMU has ended.
 func (s *shim) whyEnded() error {
-	if s.vm.killed() && s.fs != nil {
-		select {
-		case <-s.fs.ended:
-			if status, ok := s.fs.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-				return fmt.Errorf("virtiofsd ended: %s", status.Signal())
-			}
-		default:
+	if s.vm.unserved.Load() {
+		status := s.fs.status()
+		if status.Signaled() {
+			return fmt.Errorf("virtiofsd ended: %s", status.Signal())
 		}
+		return fmt.Errorf("virtiofsd ended with exit code %d: %s", status.ExitStatus(), s.fs.stderr.Text())
 	}
 	how := ""
 	if status, ok := s.vm.status(); ok && status.Signaled() {

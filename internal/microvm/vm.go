@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,7 +33,8 @@ type vm struct {
 	console role.Tail   // the kernel's last words
 	stderr  role.Tail   // QEMU's
 
-	ended chan struct{} // closed when QEMU has ended
+	ended    chan struct{} // closed when QEMU has ended
+	unserved atomic.Bool   // killed because its virtiofsd ended
 }
 
 // socketPair makes a pair of connected sockets: one end for QEMU, one for us.
@@ -143,6 +145,9 @@ func (v *vm) hello(ctx context.Context, patience time.Duration) (err error) {
 	return fmt.Errorf("the guest did not boot: %w%s", err, v.words())
 }
 
+// endGrace is how long QEMU may take to end: its ports and sockets close a moment before.
+const endGrace = 5 * time.Second
+
 // killed says whether a signal ended QEMU.
 func (v *vm) killed() bool {
 	status, ok := v.status()
@@ -155,7 +160,7 @@ func (v *vm) status() (syscall.WaitStatus, bool) {
 	case <-v.ended:
 		status, ok := v.cmd.ProcessState.Sys().(syscall.WaitStatus)
 		return status, ok
-	case <-time.After(time.Second): // its ports close a moment before it ends
+	case <-time.After(endGrace):
 		return 0, false
 	}
 }
@@ -223,6 +228,11 @@ func startVirtiofsd(t thread, program, socket, source string, env []string) (*vi
 				d.stderr.Text())
 		}
 	}
+}
+
+// status is how virtiofsd ended; it has.
+func (d *virtiofsd) status() syscall.WaitStatus {
+	return d.cmd.ProcessState.Sys().(syscall.WaitStatus) // of every process on Linux
 }
 
 // end kills virtiofsd and waits until it has ended; its own child dies with it.
