@@ -179,9 +179,9 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// readBuffer is what a connection keeps to read into, in bytes; the 32 KiB of gRPC would be most of what an idle data
-// plane costs.
-const readBuffer = 4 << 10
+// readBuffer is what a connection keeps to read into, in bytes, enough for what data planes say but at the beginning;
+// the 32 KiB of gRPC would be half of what an idle data plane costs.
+const readBuffer = 1 << 10
 
 // ServerOptions are what a gRPC server needs for the service, and bounds of what a peer can cost.
 func ServerOptions() []grpc.ServerOption {

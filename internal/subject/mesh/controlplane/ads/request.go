@@ -239,6 +239,6 @@ func (r *request) stubs() *Table {
 	for name, version := range r.known {
 		list = append(list, &Resource{name: name, version: version})
 	}
-	slices.SortFunc(list, func(a, b *Resource) int { return strings.Compare(a.name, b.name) })
-	return newTable(list)
+	slices.SortFunc(list, byName)
+	return newTable(nil, list)
 }

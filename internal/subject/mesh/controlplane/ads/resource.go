@@ -6,12 +6,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/bits"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"weak"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -60,10 +57,7 @@ const (
 // Encoder makes resources. Two of the same content are the same Resource, for as long as anybody has it: data planes
 // that are told the same share its bytes, whoever made the messages. The zero value is ready; it may be used by several
 // goroutines.
-type Encoder struct {
-	mu   sync.Mutex
-	made map[digest]weak.Pointer[Resource]
-}
+type Encoder struct{ made shared[digest, Resource] }
 
 // Resource encodes a message. It is not needed any more afterwards.
 func (e *Encoder) Resource(m proto.Message) (*Resource, error) {
@@ -77,28 +71,11 @@ func (e *Encoder) Resource(m proto.Message) (*Resource, error) {
 	hash.Write([]byte{0})
 	hash.Write(value)
 	d := digest(hash.Sum(nil)[:len(digest{})])
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if r := e.made[d].Value(); r != nil {
-		return r, nil
-	}
-	r := &Resource{name: name, version: hex.EncodeToString(d[:versionBytes]), digest: d, needs: needsOf(m)}
-	r.encode(url, value)
-	if e.made == nil {
-		e.made = map[digest]weak.Pointer[Resource]{}
-	}
-	e.made[d] = weak.Make(r)
-	runtime.AddCleanup(r, e.forget, d)
-	return r, nil
-}
-
-// forget drops what nobody has any more, unless it was made again.
-func (e *Encoder) forget(d digest) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.made[d].Value() == nil {
-		delete(e.made, d)
-	}
+	return e.made.of(d, func(*Resource) bool { return true }, func() *Resource {
+		r := &Resource{name: name, version: hex.EncodeToString(d[:versionBytes]), digest: d, needs: needsOf(m)}
+		r.encode(url, value)
+		return r
+	}), nil
 }
 
 // encode makes the field of a delta response: a Resource with version, Any and name.
@@ -142,58 +119,96 @@ func NameOf(m proto.Message) string {
 	return ""
 }
 
-// Table is all resources of a type that a data plane is told. It never changes, so that any number of views can share
-// it.
+// Table is all resources of a type that a data plane is told: those of a table that many have in common, and some of
+// its own. It never changes, so that any number of views can share it, whole or as the base of others.
 type Table struct {
-	list    []*Resource // by name
+	base    *Table      // has no base; nil: the table has nothing in common with others
+	list    []*Resource // its own, by name; none has a name of the base's
+	sum     sum         // of base and own
 	version string      // made of the content
 	step    atomic.Pointer[step]
 }
 
-var empty = newTable(nil)
+var empty = newTable(nil, nil)
 
-// NewTable makes a table; no two resources may have the same name.
-func NewTable(list []*Resource) (*Table, error) {
-	list = slices.Clone(list)
-	slices.SortFunc(list, func(a, b *Resource) int { return strings.Compare(a.name, b.name) })
-	for i := 1; i < len(list); i++ {
-		if list[i].name == list[i-1].name {
-			return nil, fmt.Errorf("resource %q is given twice", list[i].name)
+// sum adds up digests of resources: the order does not matter, and what is replaced can be taken out of it.
+type sum struct{ high, low uint64 }
+
+func (s sum) with(d digest) sum {
+	var carry uint64
+	s.low, carry = bits.Add64(s.low, binary.BigEndian.Uint64(d[8:]), 0)
+	s.high, _ = bits.Add64(s.high, binary.BigEndian.Uint64(d[:8]), carry)
+	return s
+}
+
+func (s sum) without(d digest) sum {
+	var borrow uint64
+	s.low, borrow = bits.Sub64(s.low, binary.BigEndian.Uint64(d[8:]), 0)
+	s.high, _ = bits.Sub64(s.high, binary.BigEndian.Uint64(d[:8]), borrow)
+	return s
+}
+
+func (s sum) version() string {
+	var d digest
+	binary.BigEndian.PutUint64(d[:], s.high)
+	binary.BigEndian.PutUint64(d[8:], s.low)
+	return hex.EncodeToString(d[:versionBytes])
+}
+
+// NewTable makes a table without a base; no two resources may have the same name.
+func NewTable(list []*Resource) (*Table, error) { return (*Table)(nil).With(list) }
+
+// With is a table upon a base, which must have none itself, with more resources; no two may have the same name.
+func (t *Table) With(own []*Resource) (*Table, error) {
+	if len(own) == 0 && t != nil {
+		return t, nil
+	}
+	own = slices.Clone(own)
+	slices.SortFunc(own, byName)
+	for i, r := range own {
+		if i > 0 && r.name == own[i-1].name || t.Get(r.name) != nil {
+			return nil, fmt.Errorf("resource %q is given twice", r.name)
 		}
 	}
-	return newTable(list), nil
+	return newTable(t, own), nil
 }
 
-// newTable makes a table of a list that is in order. Its version is a sum, in which the order does not matter.
-func newTable(list []*Resource) *Table {
-	var high, low, carry uint64
-	for _, r := range list {
-		low, carry = bits.Add64(low, binary.BigEndian.Uint64(r.digest[8:]), 0)
-		high, _ = bits.Add64(high, binary.BigEndian.Uint64(r.digest[:8]), carry)
+func byName(a, b *Resource) int { return strings.Compare(a.name, b.name) }
+
+// newTable makes a table upon a base, which may be nil, with a list that is in order and has no name of the base's.
+func newTable(base *Table, list []*Resource) *Table {
+	if base.Len() == 0 {
+		base = nil
 	}
-	var d digest
-	binary.BigEndian.PutUint64(d[:], high)
-	binary.BigEndian.PutUint64(d[8:], low)
-	return &Table{list: list, version: hex.EncodeToString(d[:versionBytes])}
+	t := &Table{base: base, list: list}
+	if base != nil {
+		t.sum = base.sum
+	}
+	for _, r := range list {
+		t.sum = t.sum.with(r.digest)
+	}
+	t.version = t.sum.version()
+	return t
 }
 
-// Replace is the table with other resources in the places of those of the same names, all of which must be there.
+// Replace is the table with other resources in the places of those of the same names, all of which must be there. The
+// table must have no base.
 func (t *Table) Replace(list []*Resource) (*Table, error) {
-	next := slices.Clone(t.list)
+	next := &Table{list: slices.Clone(t.list), sum: t.sum}
 	for _, r := range list {
-		i, found := t.find(r.name)
+		i, found := find(next.list, r.name)
 		if !found {
 			return nil, fmt.Errorf("resource %q is not there to be replaced", r.name)
 		}
-		next[i] = r
+		next.sum = next.sum.without(next.list[i].digest).with(r.digest)
+		next.list[i] = r
 	}
-	return newTable(next), nil
+	next.version = next.sum.version()
+	return next, nil
 }
 
-func (t *Table) find(name string) (int, bool) {
-	return slices.BinarySearchFunc(t.list, name, func(r *Resource, name string) int {
-		return strings.Compare(r.name, name)
-	})
+func find(list []*Resource, name string) (int, bool) {
+	return slices.BinarySearchFunc(list, name, func(r *Resource, name string) int { return strings.Compare(r.name, name) })
 }
 
 // Get is the resource of a name, nil where there is none.
@@ -201,10 +216,10 @@ func (t *Table) Get(name string) *Resource {
 	if t == nil {
 		return nil
 	}
-	if i, found := t.find(name); found {
+	if i, found := find(t.list, name); found {
 		return t.list[i]
 	}
-	return nil
+	return t.base.Get(name)
 }
 
 // Len is how many resources there are.
@@ -212,15 +227,60 @@ func (t *Table) Len() int {
 	if t == nil {
 		return 0
 	}
-	return len(t.list)
+	return len(t.list) + t.base.Len()
 }
 
-// Version is made of the content: the same content has the same version.
+// Version is made of the content: the same content has the same version, however it is parted.
 func (t *Table) Version() string {
 	if t == nil {
 		return empty.version
 	}
 	return t.version
+}
+
+// Same says whether two tables say the same and are parted in the same way, so that either does for the other.
+func (t *Table) Same(o *Table) bool {
+	return t == o || t != nil && o != nil && t.base == o.base && t.sum == o.sum && t.Len() == o.Len()
+}
+
+// Interned has the tables that are in use. The zero value is ready; it may be used by several goroutines.
+type Interned struct{ made shared[internedKey, Table] }
+
+type internedKey struct {
+	url string
+	sum sum
+}
+
+// Table is the table of that content which is in use already, or else t, which must have no base.
+func (i *Interned) Table(url string, t *Table) *Table {
+	return i.made.of(internedKey{url, t.sum}, t.Same, func() *Table { return t })
+}
+
+// all are its resources, by name. The list must not be changed.
+func (t *Table) all() []*Resource {
+	if t.base == nil {
+		return t.list
+	}
+	return merged(t.base.list, t.list)
+}
+
+// merged is two lists in one, all in order. Where one is empty it is the other.
+func merged(a, b []*Resource) []*Resource {
+	switch {
+	case len(a) == 0:
+		return b
+	case len(b) == 0:
+		return a
+	}
+	out := make([]*Resource, 0, len(a)+len(b))
+	for len(a) > 0 && len(b) > 0 {
+		if byName(a[0], b[0]) <= 0 {
+			out, a = append(out, a[0]), a[1:]
+		} else {
+			out, b = append(out, b[0]), b[1:]
+		}
+	}
+	return append(append(out, a...), b...)
 }
 
 // only is the table of those of its resources that have one of some names, which are in order.
@@ -231,7 +291,7 @@ func (t *Table) only(names []string) *Table {
 			list = append(list, r)
 		}
 	}
-	return newTable(list)
+	return newTable(nil, list)
 }
 
 // step is what leads from one table to another.
@@ -242,43 +302,80 @@ type step struct {
 	kept    *Table      // to, with what it removes
 }
 
-// stepTo compares tables. The last result is kept: most streams that have one table are to have the same next.
+// stepTo compares tables. What leads from one base to another is kept: most streams that have one are to have the same
+// next.
 func (t *Table) stepTo(to *Table) *step {
-	if len(t.list) == 0 {
-		return &step{to: to, changed: to.list, kept: to}
+	switch {
+	case t == to:
+		return &step{to: to, kept: to}
+	case t.Len() == 0:
+		return &step{to: to, changed: to.all(), kept: to}
+	case t.base != nil && to.base != nil:
+		if s := t.partsTo(to); s != nil {
+			return s
+		}
 	}
 	if s := t.step.Load(); s != nil && s.to == to {
 		return s
 	}
 	s := &step{to: to}
-	i, j := 0, 0
-	for i < len(t.list) || j < len(to.list) {
-		switch order := compareAt(t.list, i, to.list, j); {
-		case order == 0:
-			if a, b := t.list[i], to.list[j]; a != b && a.version != b.version {
-				s.changed = append(s.changed, b)
-			}
-			i, j = i+1, j+1
-		case order < 0:
-			s.removed = append(s.removed, t.list[i])
-			i++
-		default:
-			s.changed = append(s.changed, to.list[j])
-			j++
-		}
-	}
+	s.changed, s.removed = compare(t.all(), to.all())
 	switch {
 	case len(s.removed) == 0:
 		s.kept = to
 	case len(s.changed) == 0:
 		s.kept = t
 	default:
-		all := append(slices.Clone(to.list), s.removed...)
-		slices.SortFunc(all, func(a, b *Resource) int { return strings.Compare(a.name, b.name) })
-		s.kept = newTable(all)
+		s.kept = newTable(nil, merged(to.all(), s.removed))
 	}
-	t.step.Store(s)
+	if t.base == nil && to.base == nil {
+		t.step.Store(s)
+	}
 	return s
+}
+
+// partsTo compares bases, which is done once for all tables upon them, and the rest; nil: a resource has gone from one
+// part to the other, so that the wholes must be compared.
+func (t *Table) partsTo(to *Table) *step {
+	common := t.base.stepTo(to.base)
+	own := step{}
+	own.changed, own.removed = compare(t.list, to.list)
+	stays := func(r *Resource) bool { return to.Get(r.name) != nil }
+	if slices.ContainsFunc(common.removed, stays) || slices.ContainsFunc(own.removed, stays) {
+		return nil
+	}
+	s := &step{to: to, changed: merged(common.changed, own.changed), removed: merged(common.removed, own.removed)}
+	switch {
+	case len(s.removed) == 0:
+		s.kept = to
+	case len(s.changed) == 0:
+		s.kept = t
+	default:
+		s.kept = newTable(common.kept, merged(to.list, own.removed))
+	}
+	return s
+}
+
+// compare compares lists that are in order: what of the second is new or of another version, and what of the first is
+// not in the second.
+func compare(from, to []*Resource) (changed, removed []*Resource) {
+	i, j := 0, 0
+	for i < len(from) || j < len(to) {
+		switch order := compareAt(from, i, to, j); {
+		case order == 0:
+			if a, b := from[i], to[j]; a != b && a.version != b.version {
+				changed = append(changed, b)
+			}
+			i, j = i+1, j+1
+		case order < 0:
+			removed = append(removed, from[i])
+			i++
+		default:
+			changed = append(changed, to[j])
+			j++
+		}
+	}
+	return changed, removed
 }
 
 func compareAt(a []*Resource, i int, b []*Resource, j int) int {
@@ -290,5 +387,5 @@ func compareAt(a []*Resource, i int, b []*Resource, j int) int {
 	case a[i] == b[j]:
 		return 0
 	}
-	return strings.Compare(a[i].name, b[j].name)
+	return byName(a[i], b[j])
 }

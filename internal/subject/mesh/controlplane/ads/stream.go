@@ -44,9 +44,8 @@ func (s *stream) serve(g grpc.ServerStream, first *request, receivers interface{
 	requests, received := make(chan *request), make(chan error, 1)
 	ctx := g.Context()
 	receivers.Go(func() { received <- receive(ctx, g, s.delta, requests) })
-	clock := time.NewTimer(0)
-	clock.Stop()
-	defer clock.Stop()
+	var clock alarm
+	defer clock.stop()
 	if err := s.take(first); err != nil {
 		return err
 	}
@@ -57,9 +56,9 @@ func (s *stream) serve(g grpc.ServerStream, first *request, receivers interface{
 			}
 		}
 		if s.due > 0 {
-			clock.Reset(time.Duration(s.due - pace.Now()))
+			clock.set(time.Duration(s.due - pace.Now()))
 		} else {
-			clock.Stop()
+			clock.stop()
 		}
 		select {
 		case r := <-requests:
@@ -67,13 +66,35 @@ func (s *stream) serve(g grpc.ServerStream, first *request, receivers interface{
 				return err
 			}
 		case <-s.wake:
-		case <-clock.C:
+		case <-clock.c:
 		case err := <-received:
 			return err
 		case <-s.entry.gone:
 			return status.Error(codes.NotFound, "there is no such data plane any more")
 		}
 	}
+}
+
+// alarm is a timer that is there only while it is set: an idle stream has none.
+type alarm struct {
+	timer *time.Timer
+	c     <-chan time.Time // nil: it is not set
+}
+
+func (a *alarm) set(in time.Duration) {
+	if a.timer == nil {
+		a.timer = time.NewTimer(in)
+	} else {
+		a.timer.Reset(in)
+	}
+	a.c = a.timer.C
+}
+
+func (a *alarm) stop() {
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+	*a = alarm{}
 }
 
 // receive hands requests on until the stream ends.

@@ -2,7 +2,6 @@ package ads
 
 import (
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -155,8 +154,8 @@ func (s *subscription) pick(list []*Resource) []*Resource {
 	if s.all {
 		return list
 	}
-	if t := (&Table{list: list}); len(s.names.list) < len(list)/8 { // few of many
-		return t.only(s.names.list).list
+	if len(s.names.list) < len(list)/8 { // few of many
+		return (&Table{list: list}).only(s.names.list).list
 	}
 	if !slices.ContainsFunc(list, func(r *Resource) bool { return !s.wants(r.name) }) {
 		return list
@@ -168,6 +167,14 @@ func (s *subscription) pick(list []*Resource) []*Resource {
 		}
 	}
 	return some
+}
+
+// wanted are those of a table that are wanted.
+func (s *subscription) wanted(t *Table) []*Resource {
+	if !s.all && len(s.names.list) < t.Len()/8 {
+		return t.only(s.names.list).list
+	}
+	return s.pick(t.all())
 }
 
 // pending says whether a stage has anything to do for the subscription.
@@ -204,7 +211,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 			return nil
 		}
 		if !delta {
-			n.resources, n.removed = s.pick(now.list), nil
+			n.resources, n.removed = s.wanted(now), nil
 		}
 		return n
 	}
@@ -233,7 +240,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	n.resources = n.changed
 	if !delta {
 		if s.kind.whole && len(n.changed)+len(n.removed) > 0 || asked {
-			asked, n.resources = true, s.pick(to.list)
+			asked, n.resources = true, s.wanted(to)
 		}
 		n.removed = nil
 	}
@@ -249,7 +256,7 @@ func with(list, more []*Resource) []*Resource {
 		return list
 	}
 	all := slices.Concat(list, more)
-	slices.SortFunc(all, func(a, b *Resource) int { return strings.Compare(a.name, b.name) })
+	slices.SortFunc(all, byName)
 	return slices.Compact(all)
 }
 
