@@ -83,6 +83,19 @@ func TestRun(t *testing.T) {
 	if err := conn.Expect(SetEvent, &d, nil); err != nil || d.Time == 0 {
 		t.Errorf("set: %+v, %v", d, err)
 	}
+	if err := conn.Send(EndpointsEvent, map[string][]Endpoint{"x": {{Address: "127.0.0.1:2"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Expect(EndpointsEvent, &d, nil); err != nil {
+		t.Errorf("endpoints: %+v, %v", d, err)
+	}
+	if err := conn.Send(EndpointsEvent, map[string][]Endpoint{"y": nil}); err != nil {
+		t.Fatal(err)
+	}
+	var none *fault.Error
+	if err := conn.Expect(EndpointsEvent, &d, nil); !errors.As(err, &none) || none.Code != fault.Usage {
+		t.Errorf("endpoints of a service that is not there: %v", err)
+	}
 	if err := conn.Send(SetEvent, Config{Services: []Service{{}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -185,9 +198,6 @@ func TestSource(t *testing.T) {
 		t.Errorf("got %s %s, %v", m.Event, m.Data, err)
 	}
 	s.fails <- errors.New("the API is gone")
-	if m, err := conn.Receive(); !errors.Is(err, io.EOF) { // before its parent goes, which would end it as well
-		t.Errorf("got %s %s, %v", m.Event, m.Data, err)
-	}
 	if err := end(); err == nil || err.Error() != "watching script: the API is gone" {
 		t.Errorf("it ended with %v", err)
 	}
@@ -258,7 +268,11 @@ func TestTables(t *testing.T) {
 	s := New(Options{})
 	defer s.Close()
 	for i, text := range []string{"a=1 b=2 c=3", "a=1 b=9 c=3", "b=9 a=1 c=3", "a=1 c=4", "a=1 c=4 d=5", "a=2 c=5 d=6", "a=2 e=5 d=6", "", "", "a=1"} {
-		list, before := services(text), s.last[everyone].resources.Endpoints
+		list := services(text)
+		var before []*endpointv3.ClusterLoadAssignment
+		if last := s.last[everyone].common; last != nil {
+			before = last.Endpoints
+		}
 		for j := range list { // what is the same stays the very message
 			for _, m := range before {
 				if proto.Equal(list[j], m) {
@@ -295,7 +309,7 @@ func TestSetAll(t *testing.T) {
 	}
 	one, two := parse("services: [{name: a}, {name: b}]"), parse("services: [{name: a}, {name: b}]")
 	two.Clusters = two.Clusters[:1]
-	for _, all := range []map[string]Resources{{"x": one, "y": two}, {"y": two, "z": one}} {
+	for _, all := range []map[string]View{{"x": {Common: &one}, "y": {Common: &two}}, {"y": {Common: &two}, "z": {Common: &one}}} {
 		if _, err := s.SetAll(context.Background(), all); err != nil {
 			t.Fatal(err)
 		}
@@ -306,7 +320,7 @@ func TestSetAll(t *testing.T) {
 		t.Errorf("%+v", s.last)
 	}
 	one.Clusters = append(one.Clusters, one.Clusters[0])
-	if _, err := s.SetAll(context.Background(), map[string]Resources{"x": one}); err == nil || len(s.last) != 2 {
+	if _, err := s.SetAll(context.Background(), map[string]View{"x": {Own: one}}); err == nil || len(s.last) != 2 {
 		t.Errorf("a cluster that is given twice is taken, or changes something: %v, %+v", err, s.last)
 	}
 }

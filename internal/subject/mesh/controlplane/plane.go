@@ -61,13 +61,19 @@ type Plane struct {
 	renewals  renewals             // what the authority gives and proxies have not been told
 	failed    chan struct{}        // holds one: Set could not write all files
 
-	mu       sync.Mutex
-	mesh     *proxyconfig.Mesh
-	shared   bool              // every node is told the same
-	written  map[string]string // what a proxy has in its directory: its chain and the roots
-	overdue  map[string]bool   // proxies whose files could not be written
-	bound    string            // address of the listener, host:port
-	identity map[string]bool   // those with secrets
+	mu      sync.Mutex
+	mesh    *proxyconfig.Mesh
+	shared  bool              // every node is told the same
+	written map[string]string // what a proxy has in its directory: its chain and the roots
+	overdue map[string]bool   // proxies whose files could not be written
+	bound   string            // address of the listener, host:port
+	told    map[string]part   // by the ids of proxies
+}
+
+// part is what a proxy of a mesh was told last, but for its secrets, and as whom.
+type part struct {
+	proxyconfig.Part
+	identity string
 }
 
 // NewPlane makes the control plane of a mesh, which it is told at once. Whether the mesh has certificates, and of which
@@ -81,7 +87,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	}
 	p := &Plane{
 		o: o, failed: make(chan struct{}, 1), written: map[string]string{}, overdue: map[string]bool{},
-		identity: map[string]bool{},
+		told: map[string]part{},
 	}
 	p.renewals.init()
 	options := Options{Key: p.key, OnSent: o.OnSent, OnAnswer: o.OnAnswer}
@@ -123,7 +129,7 @@ func (p *Plane) key(ctx context.Context, node *corev3.Node) (string, error) {
 		return everyone, nil
 	}
 	id := node.GetId()
-	if !slices.Contains(mesh.Proxies(), id) {
+	if !mesh.Has(id) {
 		return "", status.Errorf(codes.PermissionDenied, "there is no proxy %.200q in the mesh", id)
 	}
 	if p.authority != nil {
@@ -220,9 +226,39 @@ func (e *FilesError) Unwrap() error { return e.Err }
 
 // Set makes m the mesh. It returns the same as Server.Set, and a FilesError where m is the mesh now but not all files
 // could be written; any other error leaves the mesh as it was.
+//
+// What is told costs by the proxies whose part is another one: a mesh that was compiled after the one before
+// (Config.CompileAfter) has few of these.
 func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.set(ctx, m)
+}
+
+// SetConfig makes a configuration the mesh, compiled after the one before. It returns the same as Set.
+func (p *Plane) SetConfig(ctx context.Context, c *Config) (int64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m, err := c.CompileAfter(p.mesh)
+	if err != nil {
+		return 0, err
+	}
+	return p.set(ctx, m)
+}
+
+// SetEndpoints gives some services of the mesh other endpoints, by their names. It returns the same as Set.
+func (p *Plane) SetEndpoints(ctx context.Context, of map[string][]Endpoint) (int64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m, err := p.mesh.WithEndpoints(of)
+	if err != nil {
+		return 0, err
+	}
+	return p.set(ctx, m)
+}
+
+// set is Set. The caller holds mu.
+func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	switch {
 	case m.Secure() != (p.authority != nil):
 		return 0, errors.New("mtls: whether there are certificates cannot change while the control plane runs: start it again")
@@ -230,13 +266,18 @@ func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 		return 0, fmt.Errorf("trust_domain: it is %s as long as the control plane runs: start it again",
 			p.authority.TrustDomain())
 	}
-	at, err := p.tell(ctx, m)
+	at, files, err := p.tell(ctx, m)
 	if err != nil {
 		return 0, err
 	}
 	p.mesh = m
-	clear(p.overdue) // it may have proxies that are gone, and write looks at all
-	if err := p.write(m.Proxies()); err != nil {
+	for id := range p.overdue {
+		if m.Has(id) {
+			files = append(files, id)
+		}
+	}
+	clear(p.overdue) // it may have proxies that are gone
+	if err := p.write(files); err != nil {
 		select {
 		case p.failed <- struct{}{}:
 		default:
@@ -280,73 +321,103 @@ func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
 	some := make(map[string][]*tlsv3.Secret, len(ids))
 	var errs []error
 	for _, id := range ids {
-		r, err := p.resources(p.mesh, id)
+		own, err := p.own(p.mesh, id)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		some[p.keyOf(p.mesh, id)] = r.Secrets
+		some[p.keyOf(p.mesh, id)] = own.Secrets
 	}
 	return errors.Join(append(errs, p.server.SetSecrets(ctx, some))...)
 }
 
-// resources are what a proxy of a mesh is told, with its secrets.
-func (p *Plane) resources(m *proxyconfig.Mesh, id string) (Resources, error) {
-	r, err := m.For(id)
-	if err != nil || p.authority == nil {
-		return r, err
+// own is what a proxy of a mesh alone is told, with its secrets.
+func (p *Plane) own(m *proxyconfig.Mesh, id string) (Resources, error) {
+	part, err := m.Part(id)
+	if err != nil {
+		return Resources{}, err
+	}
+	own := *part.Own
+	if p.authority == nil {
+		return own, nil
 	}
 	secrets, err := p.authority.Secrets(m.Identity(id))
 	if err != nil {
-		return r, fmt.Errorf("proxy %s: %w", id, err)
+		return own, fmt.Errorf("proxy %s: %w", id, err)
 	}
-	r.Secrets = append(slices.Clip(r.Secrets), secrets...)
-	return r, nil
+	own.Secrets = append(slices.Clip(own.Secrets), secrets...)
+	return own, nil
 }
 
-// tell has each proxy of a mesh told what concerns it, and forgets the identities of others. The caller holds mu.
-func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
+// tell has each proxy of a mesh told what concerns it, and forgets the identities of others. Those whose part is what
+// it was are not looked at further: the ids of all others are the second result. The caller holds mu.
+func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []string, err error) {
 	proxies := m.Proxies()
 	if len(proxies) == 0 {
 		r, err := m.Shared()
 		if err != nil {
-			return 0, err
+			return 0, nil, err
 		}
-		var at int64
-		if !p.shared && p.mesh != nil { // there were proxies before
-			at, err = p.server.SetAll(ctx, map[string]Resources{everyone: r})
-		} else {
-			at, err = p.server.Set(ctx, r)
-		}
-		if err == nil {
+		if at, err = p.server.Set(ctx, r); err == nil { // forgets those that there were before
 			p.shared = true
+			clear(p.told)
 		}
-		return at, err
+		return at, nil, err
 	}
-	all := make(map[string]Resources, len(proxies))
-	identities := map[string]bool{}
+	some := map[string]View{}
+	told := make(map[string]part, len(proxies))
 	for _, id := range proxies {
-		r, err := p.resources(m, id)
+		now, err := m.Part(id)
 		if err != nil {
-			return 0, err
+			return 0, nil, err
 		}
-		if p.authority != nil {
-			identities[m.Identity(id)] = true
+		told[id] = part{now, m.Identity(id)}
+		if before, was := p.told[id]; was && before == told[id] {
+			continue
 		}
-		all[p.keyOf(m, id)] = r
+		own, err := p.own(m, id)
+		if err != nil {
+			return 0, nil, err
+		}
+		some[p.keyOf(m, id)] = View{Common: now.Common, Own: own}
+		ids = append(ids, id)
 	}
-	at, err := p.server.SetAll(ctx, all)
-	if err != nil {
-		return 0, err
+	if at, err = p.change(ctx, some, told); err != nil {
+		return 0, nil, err
 	}
-	p.shared = false
-	for id := range p.identity {
-		if !identities[id] {
-			p.authority.Forget(id)
+	p.forget(told)
+	p.shared, p.told = false, told
+	return at, ids, nil
+}
+
+// change tells the server of proxies that are told otherwise than before, and of those that are gone.
+func (p *Plane) change(ctx context.Context, some map[string]View, now map[string]part) (int64, error) {
+	if p.shared || p.mesh == nil {
+		return p.server.SetAll(ctx, some)
+	}
+	var gone []string
+	for id, before := range p.told {
+		if after, stays := now[id]; !stays || p.authority != nil && after.identity != before.identity {
+			gone = append(gone, p.keyOf(p.mesh, id))
 		}
 	}
-	p.identity = identities
-	return at, nil
+	return p.server.Change(ctx, some, gone)
+}
+
+// forget forgets the identities that nobody has any more.
+func (p *Plane) forget(now map[string]part) {
+	if p.authority == nil {
+		return
+	}
+	stay := make(map[string]bool, len(now))
+	for _, t := range now {
+		stay[t.identity] = true
+	}
+	for _, t := range p.told {
+		if !stay[t.identity] {
+			p.authority.Forget(t.identity)
+		}
+	}
 }
 
 // directory is where a proxy's files are, by its id: a name of one part.

@@ -15,7 +15,6 @@ import (
 	"tare/internal/fault"
 	"tare/internal/quantity"
 	"tare/internal/role"
-	"tare/internal/subject/mesh/controlplane/proxyconfig"
 )
 
 // Ready is the data of the ready message.
@@ -42,10 +41,13 @@ type Settings struct {
 
 // The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the
 // answer is "set" with a Done, or an error message; the configuration is then what the parent said, until the file
-// changes.
-const SetEvent = "set"
+// changes. "endpoints" does the same for the endpoints of some services alone, a list of Endpoint by name.
+const (
+	SetEvent       = "set"
+	EndpointsEvent = "endpoints"
+)
 
-// Done is the answer to "set".
+// Done is the answer to "set" and "endpoints".
 type Done struct {
 	Time int64 `json:"time_ns"` // see Server.Set
 }
@@ -183,27 +185,30 @@ func messagesOf(ctx context.Context, conn *role.Conn, to chan<- role.Message) er
 	}
 }
 
-func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) error {
-	if m.Event != SetEvent {
-		return nil
-	}
-	var c Config
-	err := json.Unmarshal(m.Data, &c)
-	var mesh *proxyconfig.Mesh
-	if err == nil {
-		mesh, err = c.Compile()
-	}
+// said does what the parent says.
+func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) (err error) {
 	var d Done
-	if err == nil {
-		d.Time, err = p.Set(ctx, mesh)
+	switch m.Event {
+	default:
+		return nil
+	case SetEvent:
+		var c Config
+		if err = json.Unmarshal(m.Data, &c); err == nil {
+			d.Time, err = p.SetConfig(ctx, &c)
+		}
+	case EndpointsEvent:
+		var of map[string][]Endpoint
+		if err = json.Unmarshal(m.Data, &of); err == nil {
+			d.Time, err = p.SetEndpoints(ctx, of)
+		}
 	}
 	if _, told := errors.AsType[*FilesError](err); told {
-		return conn.Fail(fault.Wrap(err, fault.CodeOf(err), "set", filesHint, "the configuration is in use"))
+		return conn.Fail(fault.Wrap(err, fault.CodeOf(err), m.Event, filesHint, "the configuration is in use"))
 	}
 	if err != nil {
-		return conn.Fail(fault.Wrap(err, fault.Usage, "set", example, "the configuration is wrong"))
+		return conn.Fail(fault.Wrap(err, fault.Usage, m.Event, example, "the configuration is wrong"))
 	}
-	return conn.Send(SetEvent, d)
+	return conn.Send(m.Event, d)
 }
 
 // filesHint is what to do about a FilesError.

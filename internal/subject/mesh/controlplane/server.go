@@ -44,18 +44,37 @@ func TimesOf(version string) (set, sent int64, ok bool) { return ads.TimesOf(ver
 
 // Server is a control plane. Make it with New.
 type Server struct {
-	ads     *ads.Server
-	grpc    *grpc.Server
-	encoder ads.Encoder
+	ads  *ads.Server
+	grpc *grpc.Server
 
-	mu   sync.Mutex
-	last map[string]told
+	encoder  ads.Encoder
+	interned ads.Interned
+
+	mu      sync.Mutex
+	last    map[string]told
+	commons map[*Resources]*common // those in use
+}
+
+// View is what data planes of a key are told: what they have in common with those of other keys, and what is theirs
+// alone.
+type View struct {
+	Common *Resources // known by its address: one that was given before is not looked at again; nil: nothing
+	Own    Resources
 }
 
 // told is what a key was told last.
 type told struct {
-	resources Resources // only of everyone's
-	tables    map[string]*ads.Table
+	common *Resources
+	tables tables
+}
+
+// tables are by the URLs of their types.
+type tables map[string]*ads.Table
+
+// common is what several keys are told.
+type common struct {
+	tables tables
+	keys   int // that are told it
 }
 
 // everyone is the key of data planes where there is but one.
@@ -63,7 +82,7 @@ const everyone = ""
 
 // New makes a server without resources. It answers nobody before the first Set.
 func New(o Options) *Server {
-	s := &Server{last: map[string]told{}}
+	s := &Server{last: map[string]told{}, commons: map[*Resources]*common{}}
 	s.ads = ads.New(ads.Options{Key: o.Key, OnSent: o.OnSent, OnAnswer: o.OnAnswer, Stamped: o.Stamped})
 	pings := keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}
 	options := append(ads.ServerOptions(), grpc.KeepaliveEnforcementPolicy(pings))
@@ -92,26 +111,37 @@ func (s *Server) Close() {
 // Set makes r what the control plane tells every data plane, and returns the time (ns by pace.Now) at which it began
 // to; see OnSent for when each response left. A list that is the very one of the Set before is not looked at again, nor
 // is a message that is.
-func (s *Server) Set(_ context.Context, r Resources) (int64, error) {
-	called := pace.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	tables, err := s.tables(s.last[everyone], r, s.encoder.Resource)
-	if err != nil {
-		return 0, err
-	}
-	s.last[everyone] = told{r, tables}
-	return s.ads.Set(everyone, ads.View{Tables: tables, Since: called}), nil
+func (s *Server) Set(ctx context.Context, r Resources) (int64, error) {
+	return s.SetAll(ctx, map[string]View{everyone: {Common: &r}})
 }
 
 // SetAll makes each of all what the control plane tells data planes of that key, forgets the other keys and ends their
-// streams. A message that several have is encoded once. It returns the same as Set.
-func (s *Server) SetAll(_ context.Context, all map[string]Resources) (int64, error) {
-	called := pace.Now()
+// streams. It returns the same as Set.
+func (s *Server) SetAll(_ context.Context, all map[string]View) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known := map[proto.Message]*ads.Resource{}
-	encode := func(m proto.Message) (r *ads.Resource, err error) {
+	var gone []string
+	for key := range s.last {
+		if _, stays := all[key]; !stays {
+			gone = append(gone, key)
+		}
+	}
+	return s.change(all, gone)
+}
+
+// Change makes each of some what the control plane tells data planes of that key, and forgets the keys that are gone,
+// whose streams end. Other keys are not looked at. It returns the same as Set.
+func (s *Server) Change(_ context.Context, some map[string]View, gone []string) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.change(some, gone)
+}
+
+// change changes all or nothing. The caller holds mu.
+func (s *Server) change(some map[string]View, gone []string) (int64, error) {
+	called := pace.Now()
+	known := map[proto.Message]*ads.Resource{} // a message that several have is encoded once
+	e := func(m proto.Message) (r *ads.Resource, err error) {
 		if r = known[m]; r == nil {
 			if r, err = s.encoder.Resource(m); err == nil {
 				known[m] = r
@@ -119,37 +149,132 @@ func (s *Server) SetAll(_ context.Context, all map[string]Resources) (int64, err
 		}
 		return r, err
 	}
-	next := make(map[string]told, len(all))
-	same := map[string]*ads.Table{} // by what is in them: keys share tables
-	for key, r := range all {
-		tables, err := s.tables(told{tables: s.last[key].tables}, r, encode)
-		if err != nil {
-			return 0, fmt.Errorf("for %q: %w", nodeOf(key), err)
-		}
-		for url, t := range tables {
-			if other := same[url+t.Version()]; other != nil {
-				tables[url] = other
-			} else {
-				same[url+t.Version()] = t
+	next := make(map[string]told, len(some))
+	added := map[*Resources]tables{}
+	for key, v := range some {
+		last := s.last[key]
+		shared, err := s.commonTables(v.Common, last.common, added, e)
+		if err == nil {
+			var own tables
+			if own, err = ownTables(shared, v.Own, last.tables, e); err == nil {
+				next[key] = told{v.Common, own}
 			}
 		}
-		next[key] = told{tables: tables}
+		if err != nil {
+			if key != everyone {
+				err = fmt.Errorf("for %q: %w", nodeOf(key), err)
+			}
+			return 0, err
+		}
+	}
+	for r, t := range added {
+		s.commons[r] = &common{tables: t}
 	}
 	began := pace.Now()
 	for key, t := range next {
+		s.count(t.common, 1)
+		s.forget(key)
+		s.last[key] = t
 		s.ads.Set(key, ads.View{Tables: t.tables, Since: called})
 	}
-	for key := range s.last {
-		if _, stays := next[key]; !stays {
-			s.ads.Delete(key)
-		}
+	for _, key := range gone {
+		s.forget(key)
+		s.ads.Delete(key)
 	}
-	s.last = next
 	return began, nil
 }
 
-// SetSecrets changes the secrets alone that data planes of some keys are told, which SetAll has told all of theirs
-// before. Those of other keys are not looked at.
+// forget takes out of the books what a key was told last.
+func (s *Server) forget(key string) {
+	if t, known := s.last[key]; known {
+		s.count(t.common, -1)
+		delete(s.last, key)
+	}
+}
+
+// count counts those who are told something common. What nobody is told any more is forgotten.
+func (s *Server) count(r *Resources, more int) {
+	c := s.commons[r]
+	if c == nil {
+		return
+	}
+	if c.keys += more; c.keys == 0 {
+		delete(s.commons, r)
+	}
+}
+
+// commonTables are those of what several keys are told, upon what one of them was told before. Those that are new are
+// added.
+func (s *Server) commonTables(r, last *Resources, added map[*Resources]tables, e encode) (tables, error) {
+	if r == nil {
+		return tables{}, nil
+	}
+	if c := s.commons[r]; c != nil {
+		return c.tables, nil
+	}
+	if t := added[r]; t != nil {
+		return t, nil
+	}
+	var before tables
+	if c := s.commons[last]; c != nil {
+		before = c.tables
+	} else {
+		last = &Resources{}
+	}
+	t := tables{}
+	err := errors.Join(
+		add(t, ads.ClusterType, before, last.Clusters, r.Clusters, e),
+		add(t, ads.EndpointType, before, last.Endpoints, r.Endpoints, e),
+		add(t, ads.ListenerType, before, last.Listeners, r.Listeners, e),
+		add(t, ads.RouteType, before, last.Routes, r.Routes, e),
+		add(t, ads.SecretType, before, last.Secrets, r.Secrets, e))
+	if err != nil {
+		return nil, err
+	}
+	for url := range t { // others may be told the same of a type
+		t[url] = s.interned.Table(url, t[url])
+	}
+	added[r] = t
+	return t, nil
+}
+
+// ownTables are those of a key: the common ones, with what is its own. Those that say what they said before stay.
+func ownTables(shared tables, r Resources, last tables, e encode) (tables, error) {
+	if len(r.Clusters)+len(r.Endpoints)+len(r.Listeners)+len(r.Routes)+len(r.Secrets) == 0 {
+		return shared, nil
+	}
+	t := maps.Clone(shared)
+	return t, errors.Join(
+		extend(t, ads.ClusterType, r.Clusters, last, e),
+		extend(t, ads.EndpointType, r.Endpoints, last, e),
+		extend(t, ads.ListenerType, r.Listeners, last, e),
+		extend(t, ads.RouteType, r.Routes, last, e),
+		extend(t, ads.SecretType, r.Secrets, last, e))
+}
+
+// extend puts more into a table.
+func extend[T message](t tables, url string, own []T, last tables, e encode) error {
+	resources, err := resourcesOf(own, nil, e)
+	if err != nil {
+		return err
+	}
+	return extended(t, url, t[url], resources, last)
+}
+
+func extended(t tables, url string, base *ads.Table, own []*ads.Resource, last tables) error {
+	next, err := base.With(own)
+	if err != nil {
+		return fmt.Errorf("%s: %w", url, err)
+	}
+	if old := last[url]; old.Same(next) {
+		next = old
+	}
+	t[url] = next
+	return nil
+}
+
+// SetSecrets changes the secrets alone that data planes of some keys have for themselves, which SetAll or Change has
+// told all of theirs before. Those of other keys are not looked at.
 func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) error {
 	called := pace.Now()
 	s.mu.Lock()
@@ -160,11 +285,19 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 		if !known {
 			return fmt.Errorf("for %q: nobody is told anything by this key", nodeOf(key))
 		}
-		tables := maps.Clone(last.tables)
-		if err := add(tables, ads.SecretType, last.tables, nil, secrets, s.encoder.Resource); err != nil {
+		resources, err := resourcesOf(secrets, nil, s.encoder.Resource)
+		t := maps.Clone(last.tables)
+		if err == nil {
+			var base *ads.Table
+			if c := s.commons[last.common]; c != nil {
+				base = c.tables[ads.SecretType]
+			}
+			err = extended(t, ads.SecretType, base, resources, last.tables)
+		}
+		if err != nil {
 			return fmt.Errorf("for %q: %w", nodeOf(key), err)
 		}
-		next[key] = told{tables: tables}
+		next[key] = told{last.common, t}
 	}
 	for key, t := range next {
 		s.ads.Set(key, ads.View{Tables: t.tables, Since: called})
@@ -176,17 +309,6 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 // encode makes a resource of a message.
 type encode func(proto.Message) (*ads.Resource, error)
 
-// tables are those of resources, upon what was told before.
-func (s *Server) tables(last told, r Resources, e encode) (map[string]*ads.Table, error) {
-	t := map[string]*ads.Table{}
-	return t, errors.Join(
-		add(t, ads.ClusterType, last.tables, last.resources.Clusters, r.Clusters, e),
-		add(t, ads.EndpointType, last.tables, last.resources.Endpoints, r.Endpoints, e),
-		add(t, ads.ListenerType, last.tables, last.resources.Listeners, r.Listeners, e),
-		add(t, ads.RouteType, last.tables, last.resources.Routes, r.Routes, e),
-		add(t, ads.SecretType, last.tables, last.resources.Secrets, r.Secrets, e))
-}
-
 // message is a resource that can be told from another by what it is, not by what is in it.
 type message interface {
 	comparable
@@ -194,8 +316,7 @@ type message interface {
 }
 
 // add adds the table of a type. That of before is taken as far as it holds, and whole if it says the same.
-func add[T message](to map[string]*ads.Table, url string, last map[string]*ads.Table, before, list []T,
-	e encode) error {
+func add[T message](to tables, url string, last tables, before, list []T, e encode) error {
 	old := last[url]
 	var t *ads.Table
 	changed, ok := differs(before, list)

@@ -30,17 +30,18 @@ const mostPolls = 10
 
 // Files is a file as a source, or a directory with files (proxyconfig.ReadFile).
 type Files struct {
-	path string
-	seen string // what was there before the last Read; only for the goroutine of Read, and of Watch after it
+	path   string
+	reader *proxyconfig.Reader
+	seen   string // what was there before the last Read; only for the goroutine of Read, and of Watch after it
 }
 
 // NewFiles is the source at a path.
-func NewFiles(path string) *Files { return &Files{path: path, seen: stampOf(path)} }
+func NewFiles(path string) *Files { return &Files{path, proxyconfig.NewReader(path), stampOf(path)} }
 
 func (f *Files) String() string { return f.path }
 
-// Read reads the files.
-func (f *Files) Read(context.Context) (*proxyconfig.Mesh, error) { return proxyconfig.ReadFile(f.path) }
+// Read reads the files. One call must end before the next.
+func (f *Files) Read(context.Context) (*proxyconfig.Mesh, error) { return f.reader.Read() }
 
 // Watch looks at the files ten times a second. A directory is let come to rest first: who writes several of its files
 // makes one change.

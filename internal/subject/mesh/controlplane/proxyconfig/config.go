@@ -134,8 +134,23 @@ const maxFile = 64 << 20
 const Example = "services: [{name: web, address: 10.96.0.1:80, endpoints: [{address: 127.0.0.1:8080, weight: 3}]}]"
 
 // ReadFile reads and compiles a mesh file, or all mesh files of a directory (Files).
-func ReadFile(path string) (*Mesh, error) {
-	names, err := Files(path)
+func ReadFile(path string) (*Mesh, error) { return NewReader(path).Read() }
+
+// Reader reads a mesh file, or all mesh files of a directory, again and again. Files that say what they said are not
+// decoded again, and what has not changed of the mesh is not compiled again (Config.CompileAfter). It is for one
+// goroutine.
+type Reader struct {
+	path  string
+	files map[string]file // the last ones that were right, by name
+	last  *Mesh
+}
+
+// NewReader makes a reader. It reads nothing yet.
+func NewReader(path string) *Reader { return &Reader{path: path} }
+
+// Read reads and compiles what is there now. An error leaves the reader as it was.
+func (r *Reader) Read() (*Mesh, error) {
+	names, err := Files(r.path)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +164,23 @@ func ReadFile(path string) (*Mesh, error) {
 		left -= int64(len(data))
 		files = append(files, file{name: name, data: data})
 	}
-	return parse(path, files)
+	for i := range files {
+		f := &files[i]
+		if before, was := r.files[f.name]; was && bytes.Equal(before.data, f.data) {
+			*f = before
+		} else if err := f.decode(); err != nil {
+			return nil, err
+		}
+	}
+	m, err := compile(r.path, files, r.last)
+	if err != nil {
+		return nil, err
+	}
+	r.files, r.last = make(map[string]file, len(files)), m
+	for _, f := range files {
+		r.files[f.name] = f
+	}
+	return m, nil
 }
 
 func readAtMost(name string, most int64) ([]byte, error) {
@@ -168,22 +199,21 @@ func readAtMost(name string, most int64) ([]byte, error) {
 // Parse compiles a configuration in YAML; name is the file's, for errors. Whatever is wrong with it is a *fault.Error
 // of code Usage that has the line.
 func Parse(name string, data []byte) (*Mesh, error) {
-	return parse(name, []file{{name: name, data: data}})
+	f := file{name: name, data: data}
+	if err := f.decode(); err != nil {
+		return nil, err
+	}
+	return compile(name, []file{f}, nil)
 }
 
-// parse compiles what files say together. Whatever is wrong is a *fault.Error of code Usage with file and line, or with
-// the name of them all where it is of no file.
-func parse(name string, files []file) (*Mesh, error) {
-	for i := range files {
-		if err := files[i].decode(); err != nil {
-			return nil, err
-		}
-	}
+// compile compiles what files say together, after another mesh or nil. Whatever is wrong is a *fault.Error of code
+// Usage with file and line, or with the name of them all where it is of no file.
+func compile(name string, files []file, before *Mesh) (*Mesh, error) {
 	all, err := merge(files)
 	if err != nil {
 		return nil, err
 	}
-	m, err := all.config.Compile()
+	m, err := all.config.CompileAfter(before)
 	if err != nil {
 		where, err := all.place(name, err)
 		return nil, fault.Wrap(err, fault.Usage, where, Example, "the configuration is wrong")

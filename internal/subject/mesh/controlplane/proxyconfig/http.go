@@ -196,6 +196,9 @@ func (r *Retries) policy() *routev3.RetryPolicy {
 
 // routeConfiguration is where requests of a service go. What no route matches goes where the service as a whole does.
 func (s *service) routeConfiguration() *routev3.RouteConfiguration {
+	if o := s.prior; o != nil && o.routing != nil && (len(o.Endpoints) > 0) == (len(s.Endpoints) > 0) {
+		return o.routing
+	}
 	host := &routev3.VirtualHost{Name: s.Name, Domains: []string{"*"}}
 	for _, r := range s.routes {
 		to := r.To
@@ -217,12 +220,20 @@ func everything(to map[string]uint32) *routev3.Route {
 	return &routev3.Route{Match: all.matcher(), Action: &routev3.Route_Route{Route: all.action(to)}}
 }
 
-// applicationRoutes is where a proxy's own application gets all requests of a service.
+// applicationRoutes is where a proxy's own application gets all requests of a service: one for all proxies that serve
+// it.
 func (s *service) applicationRoutes() *routev3.RouteConfiguration {
+	if s.inner == nil && s.prior != nil {
+		s.inner = s.prior.inner
+	}
+	if s.inner != nil {
+		return s.inner
+	}
 	name := inboundName(s.Name)
 	host := &routev3.VirtualHost{Name: name, Domains: []string{"*"},
 		Routes: []*routev3.Route{everything(map[string]uint32{name: 1})}}
-	return &routev3.RouteConfiguration{Name: name, VirtualHosts: []*routev3.VirtualHost{host}}
+	s.inner = &routev3.RouteConfiguration{Name: name, VirtualHosts: []*routev3.VirtualHost{host}}
+	return s.inner
 }
 
 func (r *route) matcher() *routev3.RouteMatch {

@@ -25,7 +25,7 @@ import (
 
 // outbound is the listener where the service is called, at one of its addresses; each is made once.
 func (s *service) outbound(address string) (*listenerv3.Listener, error) {
-	if l := s.listeners[address]; l != nil {
+	if l := s.listener(address); l != nil {
 		return l, nil
 	}
 	at, ip, err := listenAt(address, s.protocol)
@@ -53,6 +53,14 @@ func (s *service) outbound(address string) (*listenerv3.Listener, error) {
 	}
 	s.listeners[address] = l
 	return l, nil
+}
+
+// listener is one that is made already, now or before; nil: there is none.
+func (s *service) listener(key string) *listenerv3.Listener {
+	if s.listeners[key] == nil && s.prior != nil && s.prior.listeners[key] != nil {
+		s.listeners[key] = s.prior.listeners[key]
+	}
+	return s.listeners[key]
 }
 
 // chains has connections of allowed cells go through filters, and the others closed: Envoy closes what a chain without
@@ -190,6 +198,10 @@ func (s *service) merged(names map[string]*service) error {
 	if s.protocol != protocolUDP || len(s.Split) < 2 {
 		return nil
 	}
+	if s.asBefore() && !slices.ContainsFunc(s.leads, func(t *service) bool { return !t.asBefore() }) {
+		s.cluster, s.assignment = s.prior.cluster, s.prior.assignment
+		return nil
+	}
 	c := &clusterv3.Cluster{Name: s.Name, ConnectTimeout: durationpb.New(5 * time.Second),
 		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{},
 			LocalityConfigSpecifier: weighted()}}
@@ -213,10 +225,7 @@ func (s *service) merged(names map[string]*service) error {
 		}
 		a.Endpoints = append(a.Endpoints, l)
 	}
-	s.cluster = c
-	if !discover(c, a, inside) {
-		s.assignment = a
-	}
+	s.place(c, a, inside)
 	return nil
 }
 
@@ -238,12 +247,12 @@ const waitForHandshake = 10 * time.Second
 
 // serve makes what a proxy has of a service of its application. What is the same for another proxy is the same message.
 func (s *service) serve(m *Mesh, at Inbound) (inbound, error) {
-	cluster, err := s.application(m, at.To)
+	cluster, err := s.application(at.To)
 	if err != nil {
 		return inbound{}, in("to", err)
 	}
 	key := "inbound " + at.Listen
-	if l := s.listeners[key]; l != nil {
+	if l := s.listener(key); l != nil {
 		return inbound{cluster, l}, nil
 	}
 	address, _, err := listenAt(at.Listen, s.protocol)
@@ -352,9 +361,13 @@ func (s *service) taken(m *Mesh, secure bool) (*listenerv3.FilterChain, error) {
 }
 
 // application is the cluster of what a proxy has its application serve.
-func (s *service) application(m *Mesh, to string) (*clusterv3.Cluster, error) {
-	if c := m.applications[application{s, to}]; c != nil {
+func (s *service) application(to string) (*clusterv3.Cluster, error) {
+	if c := s.applications[to]; c != nil {
 		return c, nil
+	}
+	if s.prior != nil && s.prior.applications[to] != nil {
+		s.applications[to] = s.prior.applications[to]
+		return s.applications[to], nil
 	}
 	address, named, err := socket(to, corev3.SocketAddress_TCP)
 	if err != nil {
@@ -373,6 +386,6 @@ func (s *service) application(m *Mesh, to string) (*clusterv3.Cluster, error) {
 	if err := speaks(c, s.protocol); err != nil {
 		return nil, err
 	}
-	m.applications[application{s, to}] = c
+	s.applications[to] = c
 	return c, nil
 }

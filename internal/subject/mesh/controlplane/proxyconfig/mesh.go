@@ -4,13 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"tare/internal/subject/mesh/controlplane/authority"
@@ -28,36 +28,42 @@ type Mesh struct {
 	names       map[string]*service
 	raw         Resources
 
-	applications map[application]*clusterv3.Cluster // while it is compiled
-	routing      map[*service]*routev3.RouteConfiguration
+	before *Mesh // while it is compiled: what it is compiled after, which has no proxies and services if there is none
 
-	classes map[string]*class
+	classes map[classKey]*class
 	proxies map[string]*proxy
 }
 
-// application is what an inbound cluster is made of.
-type application struct {
-	service *service
-	to      string
+// classKey is by what proxies are of a class.
+type classKey struct {
+	policy string // as in proxy
+	direct bool   // they call services at the services' own addresses
 }
 
 // class is what all proxies have in common that are told of the same services.
 type class struct {
 	Resources
-	// listeners are of services at their own addresses, for proxies that do not say where they call services.
-	listeners []*listenerv3.Listener
-	names     map[name]bool    // of resources
-	places    map[place]string // of these listeners, with their names
+	names  map[name]bool    // of resources
+	places map[place]string // of the listeners of services, with their names
 }
 
 // proxy is a Proxy as it is compiled.
 type proxy struct {
 	*Proxy
-	index  int
-	id     string    // SPIFFE; empty: none
-	policy string    // the identity that decides what it is told of; empty: it is told of all
-	own    Resources // besides those of its class
+	index   int
+	id      string     // SPIFFE; empty: none
+	policy  string     // the identity that decides what it is told of; empty: it is told of all
+	ingress []Ingress  // where it takes callers from outside
+	own     *Resources // besides those of its class
 }
+
+// class is that of the proxy.
+func (p *proxy) class() classKey { return classKey{p.policy, p.Outbound == nil} }
+
+// Part is what a proxy is told: what it has in common with others, and what is its own. Those of proxies that are told
+// the same in common are one, and a part that did not change from one mesh to the next is the same there
+// (CompileAfter).
+type Part struct{ Common, Own *Resources }
 
 // ErrUnknownProxy is what For says of a node that is no proxy of the mesh.
 var ErrUnknownProxy = errors.New("there is no such proxy in the mesh")
@@ -68,12 +74,24 @@ func (m *Mesh) For(id string) (Resources, error) {
 	if len(m.proxies) == 0 {
 		return m.Shared()
 	}
+	p, err := m.Part(id)
+	if err != nil {
+		return Resources{}, err
+	}
+	return p.Common.with(*p.Own), nil
+}
+
+// Part is what a proxy is told, by the id of its node. The mesh must have proxies.
+func (m *Mesh) Part(id string) (Part, error) {
 	p := m.proxies[id]
 	if p == nil {
-		return Resources{}, fmt.Errorf("proxy %q: %w", id, ErrUnknownProxy)
+		return Part{}, fmt.Errorf("proxy %q: %w", id, ErrUnknownProxy)
 	}
-	return m.classes[p.policy].with(p.own), nil
+	return Part{&m.classes[p.class()].Resources, p.own}, nil
 }
+
+// Has says whether there is a proxy.
+func (m *Mesh) Has(id string) bool { return m.proxies[id] != nil }
 
 // Proxies are the ids of all proxies, in order of the file; none: every node is told the same.
 func (m *Mesh) Proxies() []string {
@@ -92,6 +110,9 @@ func (m *Mesh) Identity(id string) string {
 	return ""
 }
 
+// Config is what the mesh was compiled of. It must not be changed.
+func (m *Mesh) Config() *Config { return m.config }
+
 // TrustDomain is that of the mesh's identities.
 func (m *Mesh) TrustDomain() string { return m.trustDomain }
 
@@ -99,19 +120,7 @@ func (m *Mesh) TrustDomain() string { return m.trustDomain }
 func (m *Mesh) Secure() bool { return m.mtls != off }
 
 // Compile makes a mesh of a configuration, which must not be changed afterwards.
-func (c *Config) Compile() (*Mesh, error) {
-	m := &Mesh{config: c, mtls: mtls(c.MTLS), trustDomain: c.TrustDomain, names: map[string]*service{},
-		applications: map[application]*clusterv3.Cluster{}, routing: map[*service]*routev3.RouteConfiguration{},
-		classes: map[string]*class{}, proxies: map[string]*proxy{}}
-	for _, step := range []func() error{m.settings, m.readServices, m.readProxies, m.readIngress, m.compileServices,
-		m.readResources, m.compileClasses, m.compileProxies} {
-		if err := step(); err != nil {
-			return nil, err
-		}
-	}
-	m.applications, m.routing = nil, nil
-	return m, nil
-}
+func (c *Config) Compile() (*Mesh, error) { return c.CompileAfter(nil) }
 
 // Resolve is what every node is told by a configuration without proxies.
 func (c *Config) Resolve() (Resources, error) {
@@ -127,7 +136,7 @@ func (m *Mesh) Shared() (Resources, error) {
 	if len(m.proxies) > 0 {
 		return Resources{}, errors.New("what a node is told depends on which proxy it is")
 	}
-	return m.classes[""].Resources, nil
+	return m.classes[classKey{direct: true}].Resources, nil
 }
 
 func (m *Mesh) settings() error {
@@ -168,7 +177,8 @@ var ownPrefixes = []string{inboundName(""), ingressName("")}
 func (m *Mesh) readServices() error {
 	c := m.config
 	for i := range c.Services {
-		s := &service{Service: &c.Services[i], index: i, listeners: map[string]*listenerv3.Listener{}}
+		s := &service{Service: &c.Services[i], index: i, listeners: map[string]*listenerv3.Listener{},
+			applications: map[string]*clusterv3.Cluster{}}
 		switch {
 		case s.Name == "":
 			return item("services", i, wrongAt(errors.New("name is missing")))
@@ -334,6 +344,9 @@ func (m *Mesh) compileServices() error {
 		}
 	}
 	for _, s := range m.services {
+		s.findPrior(m)
+	}
+	for _, s := range m.services {
 		err := m.enforced(s)
 		if err == nil && s.served() {
 			err = s.upstream(m)
@@ -373,6 +386,10 @@ func (s *service) addressed(err error) error {
 }
 
 func (m *Mesh) readResources() error {
+	if len(m.config.Resources) > 0 && reflect.DeepEqual(m.config.Resources, m.before.config.Resources) {
+		m.raw = m.before.raw
+		return nil
+	}
 	for i, r := range m.config.Resources {
 		if err := m.raw.raw(r); err != nil {
 			return item("resources", i, err)
@@ -383,67 +400,90 @@ func (m *Mesh) readResources() error {
 
 // compileClasses makes what proxies are told in common.
 func (m *Mesh) compileClasses() error {
-	policies := []string{""}
-	if len(m.proxies) > 0 {
-		policies = nil
-		for i := range m.config.Proxies {
-			policies = append(policies, m.proxies[m.config.Proxies[i].ID].policy)
-		}
+	callers := m.byCaller()
+	if len(m.config.Proxies) == 0 {
+		return m.compileClass(classKey{direct: true}, callers)
 	}
-	for _, policy := range policies {
-		if m.classes[policy] != nil {
-			continue
-		}
-		c := &class{places: map[place]string{}}
-		for _, s := range m.visible(policy) {
-			if s.Address != "" {
-				c.listeners = append(c.listeners, s.listeners[s.Address])
-			}
-		}
-		c.Resources = m.told(policy)
-		if len(m.proxies) == 0 {
-			c.Listeners = c.listeners
-		}
-		c.Resources = c.with(m.raw)
-		var err error
-		if c.names, err = c.once(nil); err != nil {
+	for i := range m.config.Proxies {
+		if err := m.compileClass(m.proxies[m.config.Proxies[i].ID].class(), callers); err != nil {
 			return err
 		}
-		for _, l := range c.listeners {
-			// Two services of one address are for data planes to refuse, in a mesh without proxies.
-			if err := listens(c.places, nil, l); err != nil && len(m.proxies) > 0 {
-				return err
-			}
-		}
-		m.classes[policy] = c
 	}
 	return nil
 }
 
-// visible are the services that proxies of a class may call.
-func (m *Mesh) visible(policy string) (out []*service) {
-	for _, s := range m.services {
-		if m.config.Discovery != byPolicy || s.toldTo(policy) {
-			out = append(out, s)
+func (m *Mesh) compileClass(key classKey, callers map[string][]*service) error {
+	if m.classes[key] != nil {
+		return nil
+	}
+	c := &class{places: map[place]string{}}
+	visible := m.visible(key.policy, callers)
+	c.Resources = told(visible)
+	var listeners []*listenerv3.Listener
+	for _, s := range visible {
+		if s.Address != "" && key.direct {
+			listeners = append(listeners, s.listeners[s.Address])
 		}
 	}
-	return out
+	c.Listeners = listeners
+	c.Resources = c.with(m.raw)
+	if before := m.before.classes[key]; before != nil {
+		if c.is(&before.Resources) {
+			m.classes[key] = before
+			return nil
+		}
+		c.Resources = c.after(&before.Resources)
+	}
+	var err error
+	if c.names, err = c.once(nil); err != nil {
+		return err
+	}
+	for _, l := range listeners {
+		// Two services of one address are for data planes to refuse, in a mesh without proxies.
+		if err := listens(c.places, nil, l); err != nil && len(m.proxies) > 0 {
+			return err
+		}
+	}
+	m.classes[key] = c
+	return nil
+}
+
+// byCaller are the services that each identity may call, and by anyone those that all may, in order of the file.
+func (m *Mesh) byCaller() map[string][]*service {
+	of := map[string][]*service{}
+	for _, s := range m.services {
+		for _, id := range s.callers {
+			of[id] = append(of[id], s)
+		}
+	}
+	return of
+}
+
+// visible are the services that proxies of a policy may call, in order of the file.
+func (m *Mesh) visible(policy string, callers map[string][]*service) []*service {
+	if m.config.Discovery != byPolicy {
+		return m.services
+	}
+	return inOrder(slices.Concat(callers[policy], callers[anyone]))
+}
+
+// inOrder has services in order of the file, each once.
+func inOrder(list []*service) []*service {
+	slices.SortFunc(list, func(a, b *service) int { return a.index - b.index })
+	return slices.Compact(list)
 }
 
 // told is how proxies of a class reach what they may call, but for listeners.
-func (m *Mesh) told(policy string) (r Resources) {
-	needed := map[*service]bool{}
-	for _, s := range m.visible(policy) {
-		needed[s] = true
-		for _, t := range s.leads {
-			needed[t] = true
-		}
+func told(visible []*service) (r Resources) {
+	needed := slices.Clone(visible)
+	for _, s := range visible {
+		needed = append(needed, s.leads...)
 		if s.routing != nil {
 			r.Routes = append(r.Routes, s.routing)
 		}
 	}
-	for _, s := range m.services {
-		if !needed[s] || s.cluster == nil {
+	for _, s := range inOrder(needed) {
+		if s.cluster == nil {
 			continue
 		}
 		r.Clusters = append(r.Clusters, s.cluster)
@@ -459,9 +499,13 @@ func (m *Mesh) compileProxies() error {
 	ingress := map[string][]int{}
 	for i, g := range m.config.Ingress {
 		ingress[g.Proxy] = append(ingress[g.Proxy], i)
+		m.proxies[g.Proxy].ingress = append(m.proxies[g.Proxy].ingress, g)
 	}
 	for i := range m.config.Proxies {
 		p := m.proxies[m.config.Proxies[i].ID]
+		if p.own = m.ownBefore(p); p.own != nil {
+			continue
+		}
 		if err := m.compileProxy(p, ingress[p.ID]); err != nil {
 			return err
 		}
@@ -471,7 +515,7 @@ func (m *Mesh) compileProxies() error {
 
 func (m *Mesh) compileProxy(p *proxy, ingress []int) error {
 	var r Resources
-	common := m.classes[p.policy]
+	common := m.classes[p.class()]
 	for _, name := range sorted(p.Outbound) {
 		s := m.names[name]
 		l, err := s.outbound(p.Outbound[name])
@@ -497,7 +541,7 @@ func (m *Mesh) compileProxy(p *proxy, ingress []int) error {
 		r.Clusters = append(r.Clusters, made.cluster)
 		r.Listeners = append(r.Listeners, made.listener)
 		if s.protocol.http() {
-			r.Routes = append(r.Routes, m.applicationRoutes(s))
+			r.Routes = append(r.Routes, s.applicationRoutes())
 		}
 	}
 	for _, i := range ingress {
@@ -507,32 +551,17 @@ func (m *Mesh) compileProxy(p *proxy, ingress []int) error {
 		}
 		r.Listeners = append(r.Listeners, l)
 	}
-	var places map[place]string
-	if p.Outbound == nil {
-		places = common.places
-	}
 	own := map[place]string{}
 	for _, l := range r.Listeners {
-		if err := listens(own, places, l); err != nil {
+		if err := listens(own, common.places, l); err != nil {
 			return p.where(err)
 		}
-	}
-	if p.Outbound == nil {
-		r.Listeners = join(common.listeners, r.Listeners)
 	}
 	if _, err := r.once(common.names); err != nil {
 		return p.where(err)
 	}
-	p.own = r
+	p.own = &r
 	return nil
-}
-
-// applicationRoutes are made once for all proxies that serve a service.
-func (m *Mesh) applicationRoutes(s *service) *routev3.RouteConfiguration {
-	if m.routing[s] == nil {
-		m.routing[s] = s.applicationRoutes()
-	}
-	return m.routing[s]
 }
 
 // ingressName is what an ingress listener is called.
@@ -577,13 +606,19 @@ type place struct {
 	udp     bool
 }
 
-// listens adds the place of a listener to some, unless it is taken there or among others.
-func listens(places, others map[place]string, l *listenerv3.Listener) error {
+// placeOf is where a listener listens.
+func placeOf(l *listenerv3.Listener) place {
 	a := l.GetAddress().GetSocketAddress()
 	at := place{a.GetAddress(), a.GetPortValue(), a.GetProtocol() == corev3.SocketAddress_UDP}
 	if ip, err := netip.ParseAddr(at.address); err == nil {
 		at.address = ip.String()
 	}
+	return at
+}
+
+// listens adds the place of a listener to some, unless it is taken there or among others.
+func listens(places, others map[place]string, l *listenerv3.Listener) error {
+	at := placeOf(l)
 	other, taken := places[at]
 	if !taken {
 		other, taken = others[at]

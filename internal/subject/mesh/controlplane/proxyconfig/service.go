@@ -65,6 +65,12 @@ type service struct {
 	assignment *endpointv3.ClusterLoadAssignment
 	routing    *routev3.RouteConfiguration // HTTP
 	listeners  map[string]*listenerv3.Listener
+	// applications are the clusters of the service's application, by its address, and inner is where requests go that are
+	// for it.
+	applications map[string]*clusterv3.Cluster
+	inner        *routev3.RouteConfiguration
+
+	prior *service // while it is compiled: as it was before, where all but its endpoints is the same
 }
 
 // where is the service in errors.
@@ -177,6 +183,10 @@ const unlimited = 1<<32 - 1
 // upstream makes the cluster of a service with endpoints, and these. Sidecar proxies get their limits lifted: Envoy's
 // own are 1024 connections and requests, and 3 retries at a time.
 func (s *service) upstream(mesh *Mesh) error {
+	if s.asBefore() {
+		s.cluster, s.assignment = s.prior.cluster, s.prior.assignment
+		return nil
+	}
 	c := &clusterv3.Cluster{Name: s.Name, ConnectTimeout: durationpb.New(5 * time.Second)}
 	switch s.Policy {
 	case "", "round-robin":
@@ -216,11 +226,19 @@ func (s *service) upstream(mesh *Mesh) error {
 			return err
 		}
 	}
-	s.cluster = c
-	if !discover(c, a, named) {
-		s.assignment = a
-	}
+	s.place(c, a, named)
 	return nil
+}
+
+// place takes the cluster of a service and its endpoints.
+func (s *service) place(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named bool) {
+	s.cluster = c
+	if discover(c, a, named) {
+		return
+	}
+	if s.assignment = a; s.prior != nil && s.prior.assignment != nil {
+		s.cluster = s.prior.cluster // says the same
+	}
 }
 
 // breakers has no limit but the one given.

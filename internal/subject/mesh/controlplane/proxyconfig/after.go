@@ -1,0 +1,192 @@
+package proxyconfig
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+)
+
+// CompileAfter is Compile for a configuration of which most was in another one before. What has not changed is not made
+// again: messages, lists and parts are the very ones of before, so that whoever serves them finds what has changed by
+// comparing addresses. before is not changed; nil: there was none.
+func (c *Config) CompileAfter(before *Mesh) (*Mesh, error) {
+	m := &Mesh{config: c, mtls: mtls(c.MTLS), trustDomain: c.TrustDomain, names: map[string]*service{},
+		classes: map[classKey]*class{}, proxies: map[string]*proxy{}}
+	if err := m.settings(); err != nil {
+		return nil, err
+	}
+	if before == nil || !m.like(before) {
+		before = &Mesh{config: &Config{}}
+	}
+	m.before = before
+	for _, step := range []func() error{m.readServices, m.readProxies, m.readIngress, m.compileServices, m.readResources,
+		m.compileClasses, m.compileProxies} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	m.before = nil
+	for _, s := range m.services {
+		s.prior = nil
+	}
+	return m, nil
+}
+
+// WithEndpoints is the mesh with other endpoints of some services, by their names. It costs what concerns these
+// services, and next to nothing for the others; unless endpoints with names of hosts come or go, or the last endpoint
+// does: then it is CompileAfter.
+func (m *Mesh) WithEndpoints(of map[string][]Endpoint) (*Mesh, error) {
+	c := *m.config
+	c.Services = slices.Clone(c.Services)
+	for name, endpoints := range of {
+		s := m.names[name]
+		if s == nil {
+			return nil, wrongAt(fmt.Errorf("there is no service %s", name), "services")
+		}
+		c.Services[s.index].Endpoints = endpoints
+	}
+	next := *m
+	next.config, next.names, next.classes = &c, maps.Clone(m.names), maps.Clone(m.classes)
+	next.services = slices.Clone(m.services)
+	moved := map[*endpointv3.ClusterLoadAssignment]*endpointv3.ClusterLoadAssignment{}
+	for name := range of {
+		s := m.names[name]
+		if !s.served() || len(s.from) > 0 && s.protocol == protocolUDP || s.assignment == nil || len(s.Endpoints) == 0 ||
+			len(of[name]) == 0 {
+			return c.CompileAfter(m)
+		}
+		n := *s
+		n.Service, n.prior = &c.Services[s.index], s
+		if err := n.upstream(&next); err != nil {
+			return nil, s.where(err)
+		}
+		if n.prior = nil; n.cluster != s.cluster {
+			return c.CompileAfter(m)
+		}
+		next.names[name], next.services[s.index] = &n, &n
+		moved[s.assignment] = n.assignment
+	}
+	for key, before := range m.classes {
+		if list := replaced(before.Endpoints, moved); list != nil {
+			c := *before
+			c.Endpoints = list
+			next.classes[key] = &c
+		}
+	}
+	return &next, nil
+}
+
+// replaced is a list with others in the places of some; nil: none of them is in it.
+func replaced[T comparable](list []T, others map[T]T) (out []T) {
+	for i, m := range list {
+		other, is := others[m]
+		if !is {
+			continue
+		}
+		if out == nil {
+			out = slices.Clone(list)
+		}
+		out[i] = other
+	}
+	return out
+}
+
+// like says whether two meshes have the same of what concerns all services and proxies.
+func (m *Mesh) like(o *Mesh) bool {
+	return m.mtls == o.mtls && m.trustDomain == o.trustDomain && m.config.Discovery == o.config.Discovery &&
+		(len(m.config.Proxies) > 0) == (len(o.config.Proxies) > 0)
+}
+
+// findPrior finds the service as it was before, if everything but its endpoints is the same now. Who may call it is
+// known by then.
+func (s *service) findPrior(m *Mesh) {
+	o := m.before.names[s.Name]
+	if o == nil || !s.says(o) || s.protocol != o.protocol || s.restricted != o.restricted ||
+		!slices.Equal(s.ids, o.ids) || !slices.Equal(s.callers, o.callers) ||
+		// Its grants are made of what these say.
+		!slices.EqualFunc(s.from, o.from, (*service).says) {
+		return
+	}
+	s.prior = o
+}
+
+// says is whether two services say the same, but for endpoints.
+func (s *service) says(o *service) bool {
+	a, b := *s.Service, *o.Service
+	a.Endpoints, b.Endpoints = nil, nil
+	return reflect.DeepEqual(&a, &b)
+}
+
+// asBefore says whether the service is what it was, endpoints and all.
+func (s *service) asBefore() bool {
+	return s.prior != nil && slices.Equal(s.Endpoints, s.prior.Endpoints)
+}
+
+// ownBefore is what a proxy had for itself before, if nothing of that has changed.
+func (m *Mesh) ownBefore(p *proxy) *Resources {
+	o := m.before.proxies[p.ID]
+	if o == nil || p.id != o.id || p.policy != o.policy || (p.Outbound == nil) != (o.Outbound == nil) ||
+		!maps.Equal(p.Inbound, o.Inbound) || !maps.Equal(p.Outbound, o.Outbound) ||
+		!maps.Equal(p.Redirected, o.Redirected) || !slices.Equal(p.ingress, o.ingress) {
+		return nil
+	}
+	for name := range p.Inbound {
+		if m.names[name].prior == nil {
+			return nil
+		}
+	}
+	for name := range p.Outbound {
+		if m.names[name].prior == nil {
+			return nil
+		}
+	}
+	for _, g := range p.ingress {
+		if m.names[g.Service].prior == nil {
+			return nil
+		}
+	}
+	if c := m.classes[p.class()]; c != m.before.classes[p.class()] && c.clash(o.own) {
+		return nil // there is an error to be found
+	}
+	return o.own
+}
+
+// clash says whether a proxy's own resources have a name or a place of what it has in common with others.
+func (c *class) clash(own *Resources) bool {
+	clash := false
+	_ = own.names(func(n name) error {
+		clash = clash || c.names[n]
+		return nil
+	})
+	for _, l := range own.Listeners {
+		_, taken := c.places[placeOf(l)]
+		clash = clash || taken
+	}
+	return clash
+}
+
+// after is r, with the lists of before for those that are the same.
+func (r Resources) after(before *Resources) Resources {
+	r.Clusters = after(r.Clusters, before.Clusters)
+	r.Endpoints = after(r.Endpoints, before.Endpoints)
+	r.Listeners = after(r.Listeners, before.Listeners)
+	r.Routes = after(r.Routes, before.Routes)
+	r.Secrets = after(r.Secrets, before.Secrets)
+	return r
+}
+
+func after[T comparable](list, before []T) []T {
+	if slices.Equal(list, before) {
+		return before
+	}
+	return list
+}
+
+// is says whether all lists are the very ones of another, or as empty.
+func (r *Resources) is(o *Resources) bool {
+	return slices.Equal(r.Clusters, o.Clusters) && slices.Equal(r.Endpoints, o.Endpoints) &&
+		slices.Equal(r.Listeners, o.Listeners) && slices.Equal(r.Routes, o.Routes) && slices.Equal(r.Secrets, o.Secrets)
+}
