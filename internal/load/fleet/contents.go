@@ -1,0 +1,182 @@
+package fleet
+
+import (
+	"hash/maphash"
+	"slices"
+	"strings"
+	"sync"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	xds "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"google.golang.org/protobuf/proto"
+)
+
+// kind is a type of resources.
+type kind int
+
+// The types that a proxy asks for.
+const (
+	clusters kind = iota
+	endpoints
+	secrets
+	listeners
+	routes
+	kinds
+)
+
+var urls = [kinds]string{
+	clusters: xds.ClusterType, endpoints: xds.EndpointType, secrets: xds.SecretType,
+	listeners: xds.ListenerType, routes: xds.RouteType,
+}
+
+// needing are the types whose resources name those of others.
+var needing = [kinds][]kind{endpoints: {clusters}, routes: {listeners}, secrets: {clusters, listeners}}
+
+// kindOf is the type of a URL; negative: no proxy asks for it.
+func kindOf(url string) kind { return kind(slices.Index(urls[:], url)) }
+
+// roots says whether proxies ask for all that there are, and by no name.
+func (k kind) roots() bool { return k == clusters || k == listeners }
+
+// whole says whether a response of the state of the world has all of them.
+func (k kind) whole() bool { return k.roots() }
+
+// Mark is what the endpoints of a service tell of themselves. The zero Mark is none.
+type Mark struct {
+	Service int // from 1
+	Change  int
+}
+
+// content is a resource as far as proxies look at it.
+type content struct {
+	name   string
+	digest uint64
+	needs  [kinds][]string // names
+	mark   Mark            // of endpoints
+}
+
+// contents are the resources that proxies have: each is read once, however many have it.
+type contents struct {
+	markOf func(*endpointv3.ClusterLoadAssignment) Mark
+	seed   maphash.Seed
+
+	mu   sync.Mutex
+	read map[contentKey]*content
+}
+
+// contentKey tells contents apart. Two of one length and one digest of 64 bits are taken for the same.
+type contentKey struct {
+	kind   kind
+	length int
+	digest uint64
+}
+
+// mostContents is when those that were read are forgotten. They are read again where they are still in use.
+const mostContents = 1 << 18
+
+func (c *contents) of(k kind, value []byte) *content {
+	key := contentKey{k, len(value), maphash.Bytes(c.seed, value)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if x := c.read[key]; x != nil {
+		return x
+	}
+	x := c.parse(k, value)
+	x.digest = key.digest
+	if c.read == nil || len(c.read) >= mostContents {
+		c.read = map[contentKey]*content{}
+	}
+	c.read[key] = x
+	return x
+}
+
+// parse reads a resource. One that cannot be read has no name and needs nothing: proxies then never have what they
+// asked for.
+func (c *contents) parse(k kind, value []byte) *content {
+	x := &content{}
+	read := func(m proto.Message) bool {
+		return (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(value, m) == nil
+	}
+	switch k {
+	case clusters:
+		var m clusterv3.Cluster
+		if !read(&m) {
+			break
+		}
+		x.name = m.GetName()
+		if m.GetType() == clusterv3.Cluster_EDS {
+			name := m.GetEdsClusterConfig().GetServiceName()
+			if name == "" {
+				name = m.GetName()
+			}
+			x.needs[endpoints] = []string{name}
+		}
+		x.needs[secrets] = secretsOf(m.GetTransportSocket())
+	case endpoints:
+		var m endpointv3.ClusterLoadAssignment
+		if read(&m) {
+			x.name, x.mark = m.GetClusterName(), c.markOf(&m)
+		}
+	case listeners:
+		var m listenerv3.Listener
+		if !read(&m) {
+			break
+		}
+		x.name = m.GetName()
+		for _, chain := range append(m.GetFilterChains(), m.GetDefaultFilterChain()) {
+			x.needs[secrets] = append(x.needs[secrets], secretsOf(chain.GetTransportSocket())...)
+			for _, f := range chain.GetFilters() {
+				var h hcmv3.HttpConnectionManager
+				if !strings.HasSuffix(f.GetTypedConfig().GetTypeUrl(), ".HttpConnectionManager") ||
+					f.GetTypedConfig().UnmarshalTo(&h) != nil {
+					continue
+				}
+				if name := h.GetRds().GetRouteConfigName(); name != "" {
+					x.needs[routes] = append(x.needs[routes], name)
+				}
+			}
+		}
+	case routes:
+		var m routev3.RouteConfiguration
+		if read(&m) {
+			x.name = m.GetName()
+		}
+	case secrets:
+		var m tlsv3.Secret
+		if read(&m) {
+			x.name = m.GetName()
+		}
+	}
+	return x
+}
+
+// secretsOf are the secrets of TLS, of either side, that come by discovery.
+func secretsOf(s *corev3.TransportSocket) (names []string) {
+	a := s.GetTypedConfig()
+	var common *tlsv3.CommonTlsContext
+	var up tlsv3.UpstreamTlsContext
+	var down tlsv3.DownstreamTlsContext
+	switch {
+	case strings.HasSuffix(a.GetTypeUrl(), ".UpstreamTlsContext") && a.UnmarshalTo(&up) == nil:
+		common = up.GetCommonTlsContext()
+	case strings.HasSuffix(a.GetTypeUrl(), ".DownstreamTlsContext") && a.UnmarshalTo(&down) == nil:
+		common = down.GetCommonTlsContext()
+	}
+	add := func(c *tlsv3.SdsSecretConfig) {
+		if c.GetSdsConfig() != nil {
+			names = append(names, c.GetName())
+		}
+	}
+	for _, c := range common.GetTlsCertificateSdsSecretConfigs() {
+		add(c)
+	}
+	add(common.GetValidationContextSdsSecretConfig())
+	add(common.GetCombinedValidationContext().GetValidationContextSdsSecretConfig())
+	return names
+}

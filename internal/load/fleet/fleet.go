@@ -1,0 +1,279 @@
+// Package fleet is a load of many light proxies on a control plane: each subscribes over xDS as Envoy does, to clusters
+// and listeners and to the endpoints, routes and secrets that these name, by a connection of its own, and acknowledges
+// what it is told. Thousands of them fit into a process, for they keep names and digests of what they have, and what
+// several have is read once.
+package fleet
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Options say what the proxies are. Address, Node and MarkOf are needed.
+type Options struct {
+	Address string                   // of the control plane, host:port
+	Node    func(i int) *corev3.Node // what proxy i says of itself
+	TLS     func(i int) *tls.Config  // nil: in the clear
+	Delta   bool                     // deltas; else the state of the world
+	Manner  func(i int) Manner       // nil: the zero value for all
+	Keep    bool                     // what proxies have can be asked for (Has)
+	OnEnd   func(i int, err error)   // a connection ended that was not closed here; nil: nobody hears of it
+	MarkOf  func(*endpointv3.ClusterLoadAssignment) Mark
+	Again   time.Duration // after which a connection that ended is made again; 0: never
+}
+
+// Fleet is proxies. Make it with New. Its methods are for one goroutine.
+type Fleet struct {
+	o        Options
+	contents contents
+	counts   counts
+
+	proxies []*proxy
+	cancels []context.CancelFunc
+	running sync.WaitGroup
+
+	missing atomic.Int64 // proxies that have not yet had all that they asked for
+	wake    chan struct{}
+	watch   atomic.Pointer[watch]
+}
+
+// counts are of what all proxies were told.
+type counts struct{ responses, resources, bytes, refusals, connections, ends atomic.Int64 }
+
+// Counts are of what all proxies were told since New.
+type Counts struct {
+	Responses, Resources int64
+	Bytes                int64 // of resources: names, types and contents, before any compression and encryption
+	Refusals             int64
+	Connections          int64 // streams that were begun
+	Ends                 int64 // of these, that ended though nobody closed them here
+}
+
+// New makes a fleet of n proxies, none of which is connected.
+func New(n int, o Options) *Fleet {
+	f := &Fleet{o: o, wake: make(chan struct{}, 1), proxies: make([]*proxy, n), cancels: make([]context.CancelFunc, n)}
+	f.contents = contents{markOf: o.MarkOf, seed: maphash.MakeSeed()}
+	for i := range f.proxies {
+		f.proxies[i] = &proxy{fleet: f, index: i}
+		if o.Manner != nil {
+			f.proxies[i].manner = o.Manner(i)
+		}
+	}
+	return f
+}
+
+// Len is how many proxies there are.
+func (f *Fleet) Len() int { return len(f.proxies) }
+
+// Counts are as of now.
+func (f *Fleet) Counts() Counts {
+	c := &f.counts
+	return Counts{c.responses.Load(), c.resources.Load(), c.bytes.Load(), c.refusals.Load(), c.connections.Load(),
+		c.ends.Load()}
+}
+
+// Connect has proxies from up to, but not, to connect, unless they are.
+func (f *Fleet) Connect(ctx context.Context, from, to int) error {
+	for i := from; i < to; i++ {
+		if f.cancels[i] != nil {
+			continue
+		}
+		cc, err := f.dial(i)
+		if err != nil {
+			return fmt.Errorf("proxy %d: %w", i, err)
+		}
+		p := f.proxies[i]
+		p.complete.Store(0)
+		if p.answers() {
+			f.missing.Add(1)
+		}
+		own, cancel := context.WithCancel(ctx)
+		ended := make(chan struct{})
+		f.cancels[i] = func() { cancel(); <-ended }
+		f.running.Go(func() {
+			defer close(ended)
+			f.serve(own, p, cc)
+			_ = cc.Close()
+			if p.complete.Swap(-1) == 0 && p.answers() {
+				f.completed() // it is not waited for any more
+			}
+		})
+	}
+	return nil
+}
+
+// answers says whether the proxy will have all that it asks for.
+func (p *proxy) answers() bool { return !p.manner.Silent && !p.manner.Refuses }
+
+func (f *Fleet) dial(i int) (*grpc.ClientConn, error) {
+	c := insecure.NewCredentials()
+	if f.o.TLS != nil {
+		c = credentials.NewTLS(f.o.TLS(i))
+	}
+	return grpc.NewClient("passthrough:///"+f.o.Address, grpc.WithTransportCredentials(c), grpc.WithReadBufferSize(4<<10),
+		grpc.WithWriteBufferSize(4<<10), grpc.WithDisableServiceConfig(),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.5, Jitter: 0.5, MaxDelay: 2 * time.Second},
+			MinConnectTimeout: time.Minute}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(256<<20), grpc.WaitForReady(true)))
+}
+
+// serve runs a proxy's streams, one after the other.
+func (f *Fleet) serve(ctx context.Context, p *proxy, cc *grpc.ClientConn) {
+	for {
+		f.counts.connections.Add(1)
+		own, cancel := context.WithCancel(ctx)
+		err := p.run(own, cc)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		f.counts.ends.Add(1)
+		if f.o.OnEnd != nil {
+			f.o.OnEnd(p.index, err)
+		}
+		if f.o.Again == 0 {
+			return
+		}
+		if p.complete.Swap(0) > 0 {
+			f.missing.Add(1)
+		}
+		select {
+		case <-time.After(f.o.Again/2 + time.Duration(maphash.Comparable(f.contents.seed, p.index)%uint64(f.o.Again))):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Disconnect closes the connections of proxies from up to, but not, to, and waits until they are closed here.
+func (f *Fleet) Disconnect(from, to int) {
+	for i := from; i < to; i++ {
+		if cancel := f.cancels[i]; cancel != nil {
+			cancel()
+			f.cancels[i] = nil
+		}
+	}
+}
+
+// Close closes all connections.
+func (f *Fleet) Close() {
+	f.Disconnect(0, len(f.proxies))
+	f.running.Wait()
+}
+
+// completed is called when a proxy has all that it asked for.
+func (f *Fleet) completed() {
+	if f.missing.Add(-1) == 0 {
+		f.wakeUp()
+	}
+}
+
+func (f *Fleet) wakeUp() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Missing is how many connected proxies do not have all that they ask for. Those that never will are left out.
+func (f *Fleet) Missing() int { return int(f.missing.Load()) }
+
+// Complete waits until every connected proxy has had all that it asked for once, and gives when each had, ns by
+// pace.Now, in order. Those that refuse and those that never answer are left out.
+func (f *Fleet) Complete(ctx context.Context) ([]int64, error) {
+	for f.missing.Load() > 0 {
+		select {
+		case <-f.wake:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%d of %d proxies do not have all that they asked for: %w", f.missing.Load(), len(f.proxies),
+				ctx.Err())
+		}
+	}
+	var at []int64
+	for i, p := range f.proxies {
+		if t := p.complete.Load(); t > 0 && f.cancels[i] != nil {
+			at = append(at, t)
+		}
+	}
+	slices.Sort(at)
+	return at, nil
+}
+
+// Has is what a proxy has, as digests by type and name, where Options.Keep; nil: nothing yet. Digests are those of one
+// fleet.
+func (f *Fleet) Has(i int) map[string]map[string]uint64 {
+	if has := f.proxies[i].has.Load(); has != nil {
+		return *has
+	}
+	return nil
+}
+
+// watch is a change that is waited for.
+type watch struct {
+	mark Mark
+	want int64 // proxies
+	came atomic.Int64
+	seen []times // by proxy
+	done chan struct{}
+}
+
+// times are of one proxy, ns by pace.Now.
+type times struct{ received, answered atomic.Int64 }
+
+// seen is called by a proxy that has been told a mark and has answered.
+func (f *Fleet) seen(i int, m Mark, received, answered int64) {
+	w := f.watch.Load()
+	if w == nil || w.mark != m || w.seen[i].received.Load() != 0 {
+		return
+	}
+	w.seen[i].received.Store(received)
+	w.seen[i].answered.Store(answered)
+	if w.came.Add(1) == w.want {
+		close(w.done)
+	}
+}
+
+// Spread is when some proxies got a change, ns by pace.Now, in order.
+type Spread struct {
+	Received []int64 // the response was there, whole
+	Answered []int64 // its acknowledgement was handed to the transport
+}
+
+// Expect has the fleet look for a mark that want proxies are to get. The function waits for it.
+func (f *Fleet) Expect(m Mark, want int) func(context.Context) (Spread, error) {
+	w := &watch{mark: m, want: int64(want), seen: make([]times, len(f.proxies)), done: make(chan struct{})}
+	if want == 0 {
+		close(w.done)
+	}
+	f.watch.Store(w)
+	return func(ctx context.Context) (s Spread, err error) {
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+			err = fmt.Errorf("change %d of service %d came to %d of %d proxies: %w", m.Change, m.Service, w.came.Load(), want,
+				ctx.Err())
+		}
+		for i := range w.seen {
+			if t := w.seen[i].answered.Load(); t != 0 {
+				s.Received, s.Answered = append(s.Received, w.seen[i].received.Load()), append(s.Answered, t)
+			}
+		}
+		slices.Sort(s.Received)
+		slices.Sort(s.Answered)
+		return s, err
+	}
+}

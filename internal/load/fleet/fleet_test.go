@@ -1,0 +1,352 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	xds "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"tare/internal/subject/mesh/controlplane"
+	"tare/internal/subject/mesh/controlplane/proxyconfig"
+)
+
+// ring is a mesh of HTTP services of one proxy each, each of which may be called by the next few, by policy.
+func ring(services, calls int) *proxyconfig.Config {
+	c := &proxyconfig.Config{Discovery: "policy"}
+	for i := range services {
+		name := fmt.Sprint("s", i+1)
+		s := proxyconfig.Service{Name: name, Protocol: "http", Address: fmt.Sprintf("10.0.%d.%d:80", i>>8, i&255),
+			Endpoints: endpointsOf(i+1, 1)}
+		for j := range calls {
+			s.Access = append(s.Access, proxyconfig.Access{From: []string{fmt.Sprint("s", (i+j+1)%services+1)}})
+		}
+		c.Services = append(c.Services, s)
+		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: fmt.Sprint("p", i), Identity: name,
+			Inbound: map[string]proxyconfig.Inbound{name: {Listen: "0.0.0.0:15006", To: "127.0.0.1:80"}}})
+	}
+	return c
+}
+
+// endpointsOf are those of a service since a change: the address tells the service, the port the change.
+func endpointsOf(service, change int) []proxyconfig.Endpoint {
+	return []proxyconfig.Endpoint{{Address: fmt.Sprintf("10.1.%d.%d:%d", service>>8, service&255, change)}}
+}
+
+func markOf(a *endpointv3.ClusterLoadAssignment) Mark {
+	s := a.GetEndpoints()[0].GetLbEndpoints()[0].GetEndpoint().GetAddress().GetSocketAddress()
+	b := netip.MustParseAddr(s.GetAddress()).As4()
+	return Mark{Service: int(b[2])<<8 | int(b[3]), Change: int(s.GetPortValue())}
+}
+
+// peer is a control plane in a test.
+type peer struct {
+	address string
+	change  func(t *testing.T, service, change int)
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// own is the project's control plane.
+func own(t *testing.T, c *proxyconfig.Config) peer {
+	m, err := c.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := controlplane.NewPlane(t.Context(), m, controlplane.PlaneOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listen(t)
+	ended := make(chan error, 1)
+	go func() { ended <- p.Serve(l) }()
+	t.Cleanup(func() {
+		p.Close()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return peer{address: l.Addr().String(), change: func(t *testing.T, service, change int) {
+		of := map[string][]controlplane.Endpoint{fmt.Sprint("s", service): endpointsOf(service, change)}
+		if _, err := p.SetEndpoints(t.Context(), of); err != nil {
+			t.Error(err)
+		}
+	}}
+}
+
+// snapshots is the snapshot cache of go-control-plane, with the same mesh.
+func snapshots(t *testing.T, c *proxyconfig.Config) peer {
+	store := cache.NewSnapshotCache(true, cache.IDHash{}, nil)
+	version := 0
+	set := func(t *testing.T) {
+		t.Helper()
+		m, err := c.Compile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		version++
+		for _, id := range m.Proxies() {
+			r, err := m.For(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := cache.NewSnapshot(fmt.Sprint(version), map[xds.Type][]types.Resource{
+				xds.ClusterType: resources(r.Clusters), xds.EndpointType: resources(r.Endpoints),
+				xds.ListenerType: resources(r.Listeners), xds.RouteType: resources(r.Routes),
+			})
+			if err == nil {
+				err = store.SetSnapshot(t.Context(), id, s)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	set(t)
+	g := grpc.NewServer()
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, server.NewServer(context.Background(), store, nil))
+	l := listen(t)
+	ended := make(chan error, 1)
+	go func() { ended <- g.Serve(l) }()
+	t.Cleanup(func() {
+		g.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return peer{address: l.Addr().String(), change: func(t *testing.T, service, change int) {
+		next := *c
+		next.Services = slices.Clone(c.Services)
+		next.Services[service-1].Endpoints = endpointsOf(service, change)
+		*c = next
+		set(t)
+	}}
+}
+
+func resources[T types.Resource](list []T) (out []types.Resource) {
+	for _, m := range list {
+		out = append(out, m)
+	}
+	return out
+}
+
+func nodeOf(i int) *corev3.Node { return &corev3.Node{Id: fmt.Sprint("p", i), Cluster: "fleet"} }
+
+// TestFleet: all proxies get what is theirs, and changes, from a control plane of this project and from one that is
+// not.
+func TestFleet(t *testing.T) {
+	const services, calls = 25, 4
+	planes := map[string]func(*testing.T, *proxyconfig.Config) peer{"own": own, "go-control-plane": snapshots}
+	for name, serve := range planes {
+		for variant, delta := range map[string]bool{"world": false, "delta": true} {
+			t.Run(name+"/"+variant, func(t *testing.T) {
+				c := ring(services, calls)
+				p := serve(t, c)
+				f := New(services, Options{Address: p.address, Node: nodeOf, Delta: delta, Keep: true, MarkOf: markOf,
+					OnEnd: func(i int, err error) { t.Errorf("proxy %d: %v", i, err) }})
+				defer f.Close()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if err := f.Connect(ctx, 0, services); err != nil {
+					t.Fatal(err)
+				}
+				if at, err := f.Complete(ctx); err != nil || len(at) != services {
+					t.Fatalf("%d are complete: %v", len(at), err)
+				}
+				same(t, f, c)
+				before := f.Counts()
+				wait := f.Expect(Mark{Service: 3, Change: 2}, calls)
+				p.change(t, 3, 2)
+				spread, err := wait(ctx)
+				if err != nil || len(spread.Received) != calls || len(spread.Answered) != calls ||
+					spread.Received[0] > spread.Answered[calls-1] {
+					t.Errorf("%+v, %v", spread, err)
+				}
+				after := f.Counts()
+				if n := after.Responses - before.Responses; n < calls || name == "own" && n != calls {
+					t.Errorf("%d responses for a change that concerns %d", n, calls)
+				}
+				if after.Ends != 0 || after.Refusals != 0 || after.Connections != services {
+					t.Errorf("%+v", after)
+				}
+			})
+		}
+	}
+}
+
+// same checks that each proxy has what its configuration says, resource by resource.
+func same(t *testing.T, f *Fleet, c *proxyconfig.Config) {
+	t.Helper()
+	m, err := c.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range f.Len() {
+		r, err := m.For(nodeOf(i).GetId())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]map[string]uint64{}
+		add := func(k kind, m proto.Message) {
+			b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			x := f.contents.of(k, b)
+			want[urls[k]][x.name] = x.digest
+		}
+		for k := range kinds {
+			want[urls[k]] = map[string]uint64{}
+		}
+		for _, m := range r.Clusters {
+			add(clusters, m)
+		}
+		for _, m := range r.Endpoints {
+			add(endpoints, m)
+		}
+		for _, m := range r.Listeners {
+			add(listeners, m)
+		}
+		for _, m := range r.Routes {
+			add(routes, m)
+		}
+		if got := f.Has(i); !maps.EqualFunc(got, want, func(a, b map[string]uint64) bool { return maps.Equal(a, b) }) {
+			t.Errorf("proxy %d has %v, want %v", i, got, want)
+		}
+	}
+}
+
+// TestManners: proxies that refuse, are slow or fall silent do not keep others from what they want, and what they hold
+// is let go with them.
+func TestManners(t *testing.T) {
+	const services, calls = 20, 4
+	for variant, delta := range map[string]bool{"world": false, "delta": true} {
+		t.Run(variant, func(t *testing.T) {
+			p := own(t, ring(services, calls))
+			f := New(services, Options{Address: p.address, Node: nodeOf, Delta: delta, MarkOf: markOf,
+				Manner: func(i int) Manner {
+					return [4]Manner{{}, {Slow: 20 * time.Millisecond}, {Refuses: true}, {Silent: true}}[i%4]
+				}})
+			defer f.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := f.Connect(ctx, 0, services); err != nil {
+				t.Fatal(err)
+			}
+			if at, err := f.Complete(ctx); err != nil || len(at) != services/2 {
+				t.Fatalf("%d are complete: %v", len(at), err)
+			}
+			wait := f.Expect(Mark{Service: 3, Change: 2}, 2) // of proxies 3 to 6, 4 and 5
+			p.change(t, 3, 2)
+			if _, err := wait(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestComesBack: connections that end are made again, and what was changed meanwhile comes.
+func TestComesBack(t *testing.T) {
+	const services = 10
+	c := ring(services, 3)
+	m, err := c.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(l net.Listener) *controlplane.Plane {
+		p, err := controlplane.NewPlane(t.Context(), m, controlplane.PlaneOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _ = p.Serve(l) }() // until Close
+		return p
+	}
+	l := listen(t)
+	p := start(l)
+	ends := make(chan error, 10*services)
+	f := New(services, Options{Address: l.Addr().String(), Node: nodeOf, Delta: true, Keep: true, MarkOf: markOf,
+		Again: 20 * time.Millisecond, OnEnd: func(_ int, err error) {
+			select {
+			case ends <- err:
+			default:
+			}
+		}})
+	defer f.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := f.Connect(ctx, 0, services); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Complete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+	for range services {
+		if err := <-ends; err == nil {
+			t.Error("a connection ended without an error")
+		}
+	}
+	c = ring(services, 2)
+	c.Services[0].Endpoints = endpointsOf(1, 9)
+	if m, err = c.Compile(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := net.Listen("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p = start(again)
+	defer p.Close()
+	if _, err := f.Complete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	same(t, f, c)
+}
+
+// TestGone: proxies that leave take what they were told of with them, here as well.
+func TestGone(t *testing.T) {
+	const services = 200
+	p := own(t, ring(services, 5))
+	f := New(services, Options{Address: p.address, Node: nodeOf, Delta: true, MarkOf: markOf})
+	defer f.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	goroutines := runtime.NumGoroutine()
+	if err := f.Connect(ctx, 0, services); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Complete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	f.Disconnect(0, services)
+	if f.Missing() != 0 {
+		t.Errorf("%d are missing of none", f.Missing())
+	}
+	for runtime.NumGoroutine() > goroutines+services/10 {
+		if ctx.Err() != nil {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), goroutines)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}

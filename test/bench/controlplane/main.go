@@ -1,0 +1,469 @@
+// Command controlplane weighs a control plane under a fleet of light proxies, each with a connection of its own: this
+// project's, or go-control-plane's snapshot cache with the same mesh. It runs as a process of its own. Each service is
+// served by some of the proxies and called by those of the next ten services, by policy, so that a proxy is told of
+// eleven services however large the mesh is.
+//
+//	go run ./test/bench/controlplane [-plane own|snapshot] [-proxies 10000] [-services 1000] [-world] [-tls]
+//
+// With -tls, of the project's own alone, proxies connect by mutual TLS and have secrets by discovery.
+//
+// It prints a line of JSON: times in seconds, memory in bytes. What it measures is one run, without an interval.
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"google.golang.org/grpc"
+
+	"tare/internal/load/fleet"
+	"tare/internal/pace"
+	"tare/internal/subject/mesh/controlplane"
+	"tare/internal/subject/mesh/controlplane/authority"
+	"tare/internal/subject/mesh/controlplane/proxyconfig"
+)
+
+// calls is how many services those of a service call.
+const calls = 10
+
+type options struct {
+	plane             string
+	proxies, services int
+	world, tls        bool
+	changes           int
+	credentials       string // directory, where tls
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.plane, "plane", "own", "own or snapshot")
+	flag.IntVar(&o.proxies, "proxies", 10000, "how many")
+	flag.IntVar(&o.services, "services", 1000, "how many; at most 60000")
+	flag.BoolVar(&o.world, "world", false, "state of the world, not deltas")
+	flag.IntVar(&o.changes, "changes", 50, "how many, one after the other")
+	flag.BoolVar(&o.tls, "tls", false, "mutual TLS")
+	flag.StringVar(&o.credentials, "credentials", "", "for the control plane's process")
+	serve := flag.Bool("serve", false, "be the control plane")
+	flag.Parse()
+	if o.tls && o.plane != "own" {
+		fmt.Fprintln(os.Stderr, "controlplane: -tls is for the project's own")
+		os.Exit(2)
+	}
+	run := weigh
+	if *serve {
+		run = o.serve
+	}
+	if err := run(o); err != nil {
+		fmt.Fprintf(os.Stderr, "controlplane: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// mesh is the configuration.
+func (o options) mesh() *proxyconfig.Config {
+	c := &proxyconfig.Config{Discovery: "policy"}
+	if o.tls {
+		c.MTLS = "strict"
+	}
+	for i := range o.services {
+		s := proxyconfig.Service{Name: fmt.Sprint("s", i), Protocol: "http", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255),
+			Endpoints: endpoints(i, 1)}
+		var from []string
+		for j := range calls {
+			from = append(from, fmt.Sprint("s", (i+o.services-1-j)%o.services))
+		}
+		s.Access = []proxyconfig.Access{{From: from}}
+		c.Services = append(c.Services, s)
+	}
+	for i := range o.proxies {
+		name := fmt.Sprint("s", i%o.services)
+		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: fmt.Sprint("p", i), Identity: name,
+			Inbound: map[string]proxyconfig.Inbound{name: {Listen: "0.0.0.0:15006", To: "127.0.0.1:80"}}})
+	}
+	return c
+}
+
+// concerned is how many proxies are told of a service.
+func (o options) concerned(service int) (n int) {
+	for i := range o.proxies {
+		if by := (service - i%o.services + o.services) % o.services; by >= 1 && by <= calls {
+			n++
+		}
+	}
+	return n
+}
+
+// endpoints are those of a service since a change: the address tells the service, the port the change.
+func endpoints(service, change int) []proxyconfig.Endpoint {
+	return []proxyconfig.Endpoint{{Address: fmt.Sprintf("10.200.%d.%d:%d", service>>8, service&255, change)}}
+}
+
+func markOf(a *endpointv3.ClusterLoadAssignment) fleet.Mark {
+	for _, l := range a.GetEndpoints() {
+		for _, e := range l.GetLbEndpoints() {
+			s := e.GetEndpoint().GetAddress().GetSocketAddress()
+			if ip, err := netip.ParseAddr(s.GetAddress()); err == nil && ip.Is4() {
+				b := ip.As4()
+				return fleet.Mark{Service: int(b[2])<<8 | int(b[3]) + 1, Change: int(s.GetPortValue())}
+			}
+		}
+	}
+	return fleet.Mark{}
+}
+
+// setter makes changes of one service.
+type setter func(service, change int) error
+
+// serve is the control plane's process: it prints its address, then for each line "SERVICE CHANGE" the time at which it
+// began, ns by pace.Now. "0 0" collects garbage first.
+func (o options) serve(options) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	var set setter
+	if o.plane == "own" {
+		set, err = o.own(l)
+	} else {
+		set, err = o.snapshot(l)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println(l.Addr())
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		var service, change int
+		if _, err := fmt.Sscan(lines.Text(), &service, &change); err != nil {
+			return err
+		}
+		at := pace.Now()
+		if change == 0 {
+			for range 3 {
+				runtime.GC() // stacks shrink as well
+			}
+			debug.FreeOSMemory()
+		} else if err := set(service, change); err != nil {
+			return err
+		}
+		fmt.Println(at, pace.Now())
+	}
+	return lines.Err()
+}
+
+func (o options) own(l net.Listener) (setter, error) {
+	m, err := o.mesh().Compile()
+	if err != nil {
+		return nil, err
+	}
+	p, err := controlplane.NewPlane(context.Background(), m, controlplane.PlaneOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if o.tls {
+		if err := o.writeCredentials(p, m); err != nil {
+			return nil, err
+		}
+	}
+	go func() { fmt.Fprintln(os.Stderr, p.Serve(l)) }()
+	return func(service, change int) error {
+		of := map[string][]proxyconfig.Endpoint{fmt.Sprint("s", service): endpoints(service, change)}
+		_, err := p.SetEndpoints(context.Background(), of)
+		return err
+	}, nil
+}
+
+// writeCredentials writes what proxies connect by, in a directory for each service, whose identity its proxies have.
+func (o options) writeCredentials(p *controlplane.Plane, m *proxyconfig.Mesh) error {
+	for i := range min(o.services, o.proxies) {
+		c, err := p.Authority().Credentials(m.Identity(fmt.Sprint("p", i)))
+		if err != nil {
+			return err
+		}
+		dir := o.directory(i)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return err
+		}
+		if err := c.WriteFiles(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o options) directory(proxy int) string {
+	return filepath.Join(o.credentials, fmt.Sprint("s", proxy%o.services))
+}
+
+// tlsOf reads what proxies connect by.
+func (o options) tlsOf() (func(int) *tls.Config, error) {
+	if !o.tls {
+		return nil, nil
+	}
+	var all []*tls.Config
+	for i := range min(o.services, o.proxies) {
+		c, err := authority.ReadFiles(o.directory(i))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, authority.ClientTLS(func() (authority.Credentials, error) { return c, nil },
+			authority.ControlPlane(authority.DefaultTrustDomain)))
+	}
+	return func(i int) *tls.Config { return all[i%len(all)] }, nil
+}
+
+// snapshot is go-control-plane's cache. A change sets the snapshots of those who call the service alone, with the
+// messages of all others as they were.
+func (o options) snapshot(l net.Listener) (setter, error) {
+	m, err := o.mesh().Compile()
+	if err != nil {
+		return nil, err
+	}
+	store := cache.NewSnapshotCache(true, cache.IDHash{}, nil)
+	version := 0
+	set := func(id string, m *proxyconfig.Mesh) error {
+		r, err := m.For(id)
+		if err != nil {
+			return err
+		}
+		s, err := cache.NewSnapshot(strconv.Itoa(version), map[resource.Type][]types.Resource{
+			resource.ClusterType: list(r.Clusters), resource.EndpointType: list(r.Endpoints),
+			resource.ListenerType: list(r.Listeners), resource.RouteType: list(r.Routes)})
+		if err != nil {
+			return err
+		}
+		return store.SetSnapshot(context.Background(), id, s)
+	}
+	for _, id := range m.Proxies() {
+		if err := set(id, m); err != nil {
+			return nil, err
+		}
+	}
+	g := grpc.NewServer(grpc.MaxConcurrentStreams(1000))
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, server.NewServer(context.Background(), store, nil))
+	go func() { fmt.Fprintln(os.Stderr, g.Serve(l)) }()
+	return func(service, change int) error {
+		next, err := m.WithEndpoints(map[string][]proxyconfig.Endpoint{fmt.Sprint("s", service): endpoints(service, change)})
+		if err != nil {
+			return err
+		}
+		version++
+		for _, id := range next.Proxies() {
+			before, _ := m.Part(id)
+			after, _ := next.Part(id)
+			if before != after {
+				if err := set(id, next); err != nil {
+					return err
+				}
+			}
+		}
+		m = next
+		return nil
+	}, nil
+}
+
+func list[T types.Resource](messages []T) (out []types.Resource) {
+	for _, m := range messages {
+		out = append(out, m)
+	}
+	return out
+}
+
+// plane is the process of a control plane.
+type plane struct {
+	cmd     *exec.Cmd
+	in      interface{ Write([]byte) (int, error) }
+	out     *bufio.Reader
+	address string
+}
+
+func start(o options) (*plane, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	p := &plane{cmd: exec.Command(self, append(os.Args[1:], "-serve", "-credentials", o.credentials)...)}
+	p.cmd.Stderr = os.Stderr
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.in, p.out = in, bufio.NewReader(out)
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	p.address, err = p.out.ReadString('\n')
+	p.address = strings.TrimSpace(p.address)
+	return p, err
+}
+
+// tell has it make a change, and gives when that began and ended there.
+func (p *plane) tell(service, change int) (from, to int64, err error) {
+	if _, err := fmt.Fprintln(p.in, service, change); err != nil {
+		return 0, 0, err
+	}
+	line, err := p.out.ReadString('\n')
+	if err == nil {
+		_, err = fmt.Sscan(line, &from, &to)
+	}
+	return from, to, err
+}
+
+// memory is the resident memory of the process, after it has collected garbage, in bytes.
+func (p *plane) memory() (float64, error) {
+	if _, _, err := p.tell(0, 0); err != nil {
+		return 0, err
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	for line := range strings.Lines(string(b)) {
+		if rest, is := strings.CutPrefix(line, "VmRSS:"); is {
+			kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			return kb * 1024, err
+		}
+	}
+	return 0, err
+}
+
+// cpu is the CPU time of the process, in seconds.
+func (p *plane) cpu() (float64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	user, err := strconv.ParseFloat(fields[11], 64)
+	if err != nil {
+		return 0, err
+	}
+	system, err := strconv.ParseFloat(fields[12], 64)
+	return (user + system) / 100, err
+}
+
+func weigh(o options) (err error) {
+	if o.credentials, err = os.MkdirTemp("", "tare-controlplane-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(o.credentials)
+	p, err := start(o)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.cmd.Process.Kill(); _ = p.cmd.Wait() }()
+	result := map[string]any{"plane": o.plane, "proxies": o.proxies, "services": o.services, "world": o.world, "tls": o.tls}
+	secure, err := o.tlsOf()
+	if err != nil {
+		return err
+	}
+	put := func(name string, v float64) { result[name] = v }
+	idle, err := p.memory()
+	if err != nil {
+		return err
+	}
+	put("memory_idle", idle)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	f := fleet.New(o.proxies, fleet.Options{Address: p.address, Delta: !o.world, MarkOf: markOf, TLS: secure,
+		Node:  func(i int) *corev3.Node { return &corev3.Node{Id: fmt.Sprint("p", i)} },
+		OnEnd: func(i int, err error) { fmt.Fprintf(os.Stderr, "proxy %d: %v\n", i, err) }})
+	defer f.Close()
+	cpu, err := p.cpu()
+	if err != nil {
+		return err
+	}
+	began := pace.Now()
+	if err := f.Connect(ctx, 0, o.proxies); err != nil {
+		return err
+	}
+	at, err := f.Complete(ctx)
+	if err != nil {
+		return err
+	}
+	put("rollout_seconds", float64(at[len(at)-1]-began)/1e9)
+	put("rollout_median_seconds", float64(at[len(at)/2]-began)/1e9)
+	after, err := p.cpu()
+	if err != nil {
+		return err
+	}
+	put("rollout_cpu_seconds", after-cpu)
+	put("rollout_bytes", float64(f.Counts().Bytes))
+	full, err := p.memory()
+	if err != nil {
+		return err
+	}
+	put("memory_per_proxy", (full-idle)/float64(o.proxies))
+	if err := o.change(ctx, p, f, put); err != nil {
+		return err
+	}
+	f.Close()
+	time.Sleep(time.Second)
+	left, err := p.memory()
+	if err != nil {
+		return err
+	}
+	put("memory_left", left)
+	return json.NewEncoder(os.Stdout).Encode(result)
+}
+
+// change makes changes of one service after the other.
+func (o options) change(ctx context.Context, p *plane, f *fleet.Fleet, put func(string, float64)) error {
+	var first, median, last, answered, set []float64
+	before, err := p.cpu()
+	if err != nil {
+		return err
+	}
+	bytes := f.Counts().Bytes
+	for n := range o.changes {
+		service := n * 7 % o.services
+		wait := f.Expect(fleet.Mark{Service: service + 1, Change: n + 2}, o.concerned(service))
+		from, to, err := p.tell(service, n+2)
+		if err != nil {
+			return err
+		}
+		s, err := wait(ctx)
+		if err != nil {
+			return err
+		}
+		k := len(s.Received)
+		set = append(set, float64(to-from)/1e9)
+		first, median = append(first, float64(s.Received[0]-from)/1e9), append(median, float64(s.Received[k/2]-from)/1e9)
+		last, answered = append(last, float64(s.Received[k-1]-from)/1e9), append(answered, float64(s.Answered[k-1]-from)/1e9)
+	}
+	after, err := p.cpu()
+	if err != nil {
+		return err
+	}
+	put("change_cpu_seconds", (after-before)/float64(o.changes))
+	put("change_bytes", float64(f.Counts().Bytes-bytes)/float64(o.changes))
+	for name, list := range map[string][]float64{"set": set, "first": first, "median": median, "last": last, "answered": answered} {
+		slices.Sort(list)
+		put("change_"+name+"_seconds", list[len(list)/2])
+		put("change_"+name+"_max_seconds", list[len(list)-1])
+	}
+	return nil
+}
