@@ -32,7 +32,7 @@ plane, and must prove their identity by them to be told anything. --credentials 
 with what it connects by: Envoy starts with 'envoy -c DIR/PROXY/envoy.json'. Keys there have mode 0600, and are replaced
 before their certificates end. Without --roots a control plane that starts again is one that no proxy trusts.`,
 		Example: `  tare controlplane --config mesh.yaml
-  tare controlplane --config mesh.yaml --listen 127.0.0.1:18000
+  tare controlplane --config mesh.yaml --listen 127.0.0.1:18000 --admin 127.0.0.1:18001
   tare controlplane --config mesh.yaml --credentials /run/mesh --roots /var/lib/mesh`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -65,6 +65,7 @@ before their certificates end. Without --roots a control plane that starts again
 	f.StringVar(&o.Credentials, "credentials", "", "directory in which each proxy finds what it connects by; it must be yours alone to write")
 	f.StringVar(&o.Roots, "roots", "", "directory that keeps the roots of certificates; left out, they end with the control plane")
 	f.DurationVar(&o.Life, "life", 0, "life of certificates, from 1s on; 1h when left out")
+	f.StringVar(&o.Admin, "admin", "", "address at which to serve /metrics for Prometheus, and /changes, the last changes as JSON")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
 }
@@ -75,6 +76,9 @@ func printControlplane(w io.Writer, m role.Message) (err error) {
 		var r controlplane.Ready
 		if err = decodeMessage(m, &r); err == nil {
 			_, err = fmt.Fprintf(w, "the control plane listens at %s: %s from %s\n", r.Address, r, r.Config)
+			if err == nil && r.Admin != "" {
+				_, err = fmt.Fprintf(w, "metrics: http://%s/metrics; the last changes: http://%s/changes\n", r.Admin, r.Admin)
+			}
 			if err == nil && r.Credentials != "" && r.Proxies > 0 {
 				_, err = fmt.Fprintf(w, "start a proxy with: envoy -c %s\n",
 					filepath.Join(r.Credentials, "PROXY", controlplane.EnvoyBootstrapFile))

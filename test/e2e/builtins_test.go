@@ -283,8 +283,8 @@ func allAnswered(t *testing.T, tr record.Trial) {
 			continue
 		}
 		if l.Done == 0 || len(l.Errors) > 0 || l.Sent > l.Intended || l.Done+l.Unfinished > l.Sent || l.Late > l.Done {
-			t.Errorf("%s, %s: of %d requests %d were sent, %d answered, %d of them late, %d unfinished, errors %v",
-				tr.Arm, name, l.Intended, l.Sent, l.Done, l.Late, l.Unfinished, l.Errors)
+			t.Errorf("%s, %s: of %d requests %d were sent, %d answered, %d of them late, %d unfinished, errors %v; %s",
+				tr.Arm, name, l.Intended, l.Sent, l.Done, l.Late, l.Unfinished, l.Errors, tr.Evidence)
 		}
 	}
 }

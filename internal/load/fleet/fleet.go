@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 )
 
 // Options say what the proxies are. Address, Node and MarkOf are needed.
@@ -68,11 +69,18 @@ func New(n int, o Options) *Fleet {
 	f.contents = contents{markOf: o.MarkOf, seed: maphash.MakeSeed()}
 	for i := range f.proxies {
 		f.proxies[i] = &proxy{fleet: f, index: i}
-		if o.Manner != nil {
-			f.proxies[i].manner = o.Manner(i)
-		}
+	}
+	if o.Manner != nil {
+		f.Behave(o.Manner)
 	}
 	return f
+}
+
+// Behave gives proxies other manners. None may be connected.
+func (f *Fleet) Behave(manner func(i int) Manner) {
+	for i, p := range f.proxies {
+		p.manner = manner(i)
+	}
 }
 
 // Len is how many proxies there are.
@@ -116,7 +124,7 @@ func (f *Fleet) Connect(ctx context.Context, from, to int) error {
 }
 
 // answers says whether the proxy will have all that it asks for.
-func (p *proxy) answers() bool { return !p.manner.Silent && !p.manner.Refuses }
+func (p *proxy) answers() bool { return !p.manner.Silent && !p.manner.Refuses && !p.manner.Floods }
 
 func (f *Fleet) dial(i int) (*grpc.ClientConn, error) {
 	c := insecure.NewCredentials()
@@ -220,6 +228,22 @@ func (f *Fleet) Has(i int) map[string]map[string]uint64 {
 		return *has
 	}
 	return nil
+}
+
+// Digest is a resource as Has would show it to a proxy that has it. Its encoding must be deterministic, as this
+// project's control plane encodes.
+func (f *Fleet) Digest(m proto.Message) (url, name string, digest uint64, err error) {
+	url = "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
+	k := kindOf(url)
+	if k < 0 {
+		return url, "", 0, fmt.Errorf("no proxy asks for %s", url)
+	}
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return url, "", 0, err
+	}
+	c := f.contents.of(k, b)
+	return url, c.name, c.digest, nil
 }
 
 // watch is a change that is waited for.

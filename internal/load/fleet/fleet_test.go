@@ -208,28 +208,27 @@ func same(t *testing.T, f *Fleet, c *proxyconfig.Config) {
 			t.Fatal(err)
 		}
 		want := map[string]map[string]uint64{}
-		add := func(k kind, m proto.Message) {
-			b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+		for _, url := range urls {
+			want[url] = map[string]uint64{}
+		}
+		add := func(m proto.Message) {
+			url, name, digest, err := f.Digest(m)
 			if err != nil {
 				t.Fatal(err)
 			}
-			x := f.contents.of(k, b)
-			want[urls[k]][x.name] = x.digest
-		}
-		for k := range kinds {
-			want[urls[k]] = map[string]uint64{}
+			want[url][name] = digest
 		}
 		for _, m := range r.Clusters {
-			add(clusters, m)
+			add(m)
 		}
 		for _, m := range r.Endpoints {
-			add(endpoints, m)
+			add(m)
 		}
 		for _, m := range r.Listeners {
-			add(listeners, m)
+			add(m)
 		}
 		for _, m := range r.Routes {
-			add(routes, m)
+			add(m)
 		}
 		if got := f.Has(i); !maps.EqualFunc(got, want, func(a, b map[string]uint64) bool { return maps.Equal(a, b) }) {
 			t.Errorf("proxy %d has %v, want %v", i, got, want)
@@ -246,7 +245,10 @@ func TestManners(t *testing.T) {
 			p := own(t, ring(services, calls))
 			f := New(services, Options{Address: p.address, Node: nodeOf, Delta: delta, MarkOf: markOf,
 				Manner: func(i int) Manner {
-					return [4]Manner{{}, {Slow: 20 * time.Millisecond}, {Refuses: true}, {Silent: true}}[i%4]
+					if i == 0 {
+						return Manner{Floods: true}
+					}
+					return [4]Manner{{Silent: true}, {}, {Slow: 20 * time.Millisecond}, {Refuses: true}}[i%4]
 				}})
 			defer f.Close()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -257,7 +259,7 @@ func TestManners(t *testing.T) {
 			if at, err := f.Complete(ctx); err != nil || len(at) != services/2 {
 				t.Fatalf("%d are complete: %v", len(at), err)
 			}
-			wait := f.Expect(Mark{Service: 3, Change: 2}, 2) // of proxies 3 to 6, 4 and 5
+			wait := f.Expect(Mark{Service: 3, Change: 2}, 2) // of proxies 3 to 6, 5 and 6
 			p.change(t, 3, 2)
 			if _, err := wait(ctx); err != nil {
 				t.Error(err)

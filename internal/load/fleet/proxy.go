@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -28,6 +29,8 @@ type Manner struct {
 	Refuses bool
 	// Silent has it never answer, and read nothing after the first response.
 	Silent bool
+	// Floods has it ask for endpoints that are not there, others each time, as fast as it can.
+	Floods bool
 }
 
 // proxy is one light proxy: it subscribes as Envoy does, keeps what it is told by name and digest, and answers. All of
@@ -62,6 +65,8 @@ type stream interface {
 	receive() (response, error)
 	// answer acknowledges a response, or refuses it.
 	answer(p *proxy, k kind, r *response, refused string) error
+	// ended says whether the stream has ended.
+	ended() bool
 }
 
 // response is one of either variant.
@@ -96,12 +101,28 @@ func (p *proxy) run(ctx context.Context, cc *grpc.ClientConn) (err error) {
 			return err
 		}
 	}
+	if p.manner.Floods {
+		return p.flood()
+	}
 	for {
 		r, err := p.out.receive()
 		if err != nil {
 			return err
 		}
 		if err := p.take(ctx, &r); err != nil {
+			return err
+		}
+	}
+}
+
+// flood asks until the stream ends.
+func (p *proxy) flood() error {
+	for i := 0; ; i++ {
+		if err := p.ask(endpoints, []string{fmt.Sprint("nothing-", i%1000)}); err != nil {
+			return err
+		}
+		if p.out.ended() {
+			_, err := p.out.receive()
 			return err
 		}
 	}
@@ -289,6 +310,8 @@ func (d delta) answer(_ *proxy, k kind, r *response, refused string) error {
 		ErrorDetail: wrongOf(refused)}))
 }
 
+func (d delta) ended() bool { return d.g.Context().Err() != nil }
+
 func (d delta) receive() (r response, err error) {
 	m, err := d.g.Recv()
 	if err != nil {
@@ -325,6 +348,8 @@ func (w world) answer(p *proxy, k kind, r *response, refused string) error {
 	}
 	return sent(w.g.Send(m))
 }
+
+func (w world) ended() bool { return w.g.Context().Err() != nil }
 
 func (w world) receive() (r response, err error) {
 	m, err := w.g.Recv()

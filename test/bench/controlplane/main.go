@@ -3,7 +3,11 @@
 // served by some of the proxies and called by those of the next ten services, by policy, so that a proxy is told of
 // eleven services however large the mesh is.
 //
-//	go run ./test/bench/controlplane [-plane own|snapshot] [-proxies 10000] [-services 1000] [-world] [-tls]
+//	go run ./test/bench/controlplane [-plane own|snapshot] [-proxies 10000] [-services 1000] [-world] [-tls] [-storms 5]
+//
+// With -storms, all proxies disconnect and connect again at once so many times: in turn as they are, and with one in a
+// hundred slow and one in a hundred asking for more without end. The others' times until all have everything are given
+// for both.
 //
 // With -tls, of the project's own alone, proxies connect by mutual TLS and have secrets by discovery.
 //
@@ -52,7 +56,7 @@ type options struct {
 	plane             string
 	proxies, services int
 	world, tls        bool
-	changes           int
+	changes, storms   int
 	credentials       string // directory, where tls
 }
 
@@ -63,6 +67,7 @@ func main() {
 	flag.IntVar(&o.services, "services", 1000, "how many; at most 60000")
 	flag.BoolVar(&o.world, "world", false, "state of the world, not deltas")
 	flag.IntVar(&o.changes, "changes", 50, "how many, one after the other")
+	flag.IntVar(&o.storms, "storms", 0, "how many")
 	flag.BoolVar(&o.tls, "tls", false, "mutual TLS")
 	flag.StringVar(&o.credentials, "credentials", "", "for the control plane's process")
 	serve := flag.Bool("serve", false, "be the control plane")
@@ -420,6 +425,9 @@ func weigh(o options) (err error) {
 	if err := o.change(ctx, p, f, put); err != nil {
 		return err
 	}
+	if err := o.storm(ctx, p, f, result); err != nil {
+		return err
+	}
 	f.Close()
 	time.Sleep(time.Second)
 	left, err := p.memory()
@@ -428,6 +436,50 @@ func weigh(o options) (err error) {
 	}
 	put("memory_left", left)
 	return json.NewEncoder(os.Stdout).Encode(result)
+}
+
+// storm has all proxies connect again at once, in turn with and without some of bad manners.
+func (o options) storm(ctx context.Context, p *plane, f *fleet.Fleet, result map[string]any) error {
+	good := func(int) fleet.Manner { return fleet.Manner{} }
+	bad := func(i int) fleet.Manner {
+		switch i % 100 {
+		case 0:
+			return fleet.Manner{Slow: time.Second}
+		case 50:
+			return fleet.Manner{Floods: true}
+		}
+		return fleet.Manner{}
+	}
+	took := map[bool][]float64{}
+	for n := range 2 * o.storms {
+		f.Disconnect(0, o.proxies)
+		manner := good
+		if n%2 == 1 {
+			manner = bad
+		}
+		f.Behave(manner)
+		began := pace.Now()
+		if err := f.Connect(ctx, 0, o.proxies); err != nil {
+			return err
+		}
+		at, err := f.Complete(ctx)
+		if err != nil {
+			return err
+		}
+		// The slow ones, a hundredth, are the last.
+		took[n%2 == 1] = append(took[n%2 == 1], float64(at[len(at)-1-o.proxies/100]-began)/1e9)
+		if n%2 == 1 {
+			memory, err := p.memory()
+			if err != nil {
+				return err
+			}
+			result["memory_storm"] = memory
+		}
+	}
+	if o.storms > 0 {
+		result["storm_seconds"], result["storm_with_bad_seconds"] = took[false], took[true]
+	}
+	return nil
 }
 
 // change makes changes of one service after the other.

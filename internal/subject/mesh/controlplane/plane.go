@@ -48,6 +48,7 @@ type PlaneOptions struct {
 	RetryAfter time.Duration
 	OnSent     func(Sent)
 	OnAnswer   func(Answer)
+	Admin      *Admin // shows what the control plane does; nil: nobody does
 	// Log gets a line for each peer that was refused and each certificate that could not be replaced.
 	Log func(line string)
 }
@@ -109,6 +110,10 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 			grpc.Creds(credentials.NewTLS(p.authority.ServerTLS())), grpc.StreamInterceptor(p.authority.RequireIdentity()),
 		}
 	}
+	if o.Admin != nil {
+		o.Admin.watch(&options)
+		o.Admin.streams, o.Admin.proxies = func() int { return p.server.Streams() }, p.proxies
+	}
 	p.server = New(options)
 	if p.authority != nil {
 		authority.NewService(p.authority, o.Tokens, authority.ServiceOptions{}).Register(p.server.Registrar())
@@ -156,6 +161,13 @@ func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
 		return id
 	}
 	return id + beforeIdentity + m.Identity(id)
+}
+
+// proxies is how many there are.
+func (p *Plane) proxies() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.told)
 }
 
 // Serve answers at l until Close. It closes l.
@@ -271,6 +283,9 @@ func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 		return 0, err
 	}
 	p.mesh = m
+	if p.o.Admin != nil {
+		p.o.Admin.changes.Inc()
+	}
 	for id := range p.overdue {
 		if m.Has(id) {
 			files = append(files, id)

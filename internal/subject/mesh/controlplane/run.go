@@ -27,6 +27,7 @@ type Ready struct {
 	Proxies   int    `json:"proxies,omitempty"` // that are told apart; the numbers above are then of no meaning, and 0
 	// Credentials is the directory in which each proxy finds what it connects by.
 	Credentials string `json:"credentials,omitempty"`
+	Admin       string `json:"admin,omitempty"` // host:port of /metrics and /changes
 }
 
 // Settings are how a control plane runs as a process.
@@ -37,6 +38,7 @@ type Settings struct {
 	Credentials string        // see PlaneOptions
 	Roots       string        // see PlaneOptions
 	Life        time.Duration // of certificates; 0: the default
+	Admin       string        // host:port of metrics and the last changes; empty: nowhere
 }
 
 // The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the
@@ -88,8 +90,13 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		default:
 		}
 	}
+	admin, adminAt, err := listenAdmin(o.Admin)
+	if err != nil {
+		l.Close()
+		return err
+	}
 	p, err := NewPlane(ctx, m, PlaneOptions{
-		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, OnAnswer: func(a Answer) {
+		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, Admin: admin, OnAnswer: func(a Answer) {
 			if a.Refused != "" {
 				note(fmt.Sprintf("%s refuses %s: %s", a.Node, a.TypeURL[strings.LastIndexByte(a.TypeURL, '.')+1:], a.Refused))
 			}
@@ -97,12 +104,15 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	})
 	if err != nil {
 		l.Close()
+		if adminAt != nil {
+			adminAt.Close()
+		}
 		return fault.Wrap(err, fault.Usage, name, "", "the configuration is wrong")
 	}
 	served, renewing := make(chan error, 1), make(chan error, 1)
 	go func() { served <- p.Serve(l) }()
 	ctx, stop := context.WithCancel(ctx)
-	renewal, watch := make(chan error, 1), make(chan error, 1)
+	renewal, watch := make(chan error, 1), make(chan error, 2)
 	go func() {
 		err := p.Run(ctx)
 		renewal <- err
@@ -110,6 +120,13 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	}()
 	changes := make(chan struct{}, 1)
 	var watching sync.WaitGroup
+	if admin != nil {
+		watching.Go(func() {
+			if err := admin.Serve(ctx, adminAt); err != nil {
+				watch <- err
+			}
+		})
+	}
 	if from != nil {
 		watching.Go(func() {
 			if err := from.Watch(ctx, func() {
@@ -137,6 +154,9 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		return err
 	}
 	ready.Address, ready.Config, ready.Credentials = l.Addr().String(), name, o.Credentials
+	if admin != nil {
+		ready.Admin = adminAt.Addr().String()
+	}
 	if err := conn.Send(role.Ready, ready); err != nil {
 		return err
 	}
@@ -166,6 +186,19 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 			}
 		}
 	}
+}
+
+// listenAdmin makes an admin that is to be served at an address; empty: none.
+func listenAdmin(address string) (*Admin, net.Listener, error) {
+	if address == "" {
+		return nil, nil, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, nil, fault.Wrap(err, fault.Usage, address, "name another address with --admin, or port 0 for any",
+			"the control plane's metrics cannot be served")
+	}
+	return NewAdmin(), l, nil
 }
 
 // messagesOf hands on what the parent says until it has nothing more to say.

@@ -94,6 +94,9 @@ func New(o Options) *Server {
 // Registrar is where more services can be added before Serve.
 func (s *Server) Registrar() grpc.ServiceRegistrar { return s.grpc }
 
+// Streams is how many data planes are connected.
+func (s *Server) Streams() int { return s.ads.Streams() }
+
 // Serve answers at l until Close. It closes l.
 func (s *Server) Serve(l net.Listener) error {
 	if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {

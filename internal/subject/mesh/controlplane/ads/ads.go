@@ -32,6 +32,8 @@ type Sent struct {
 	Removed        int // deltas only
 	Time           int64
 	Node           string // the id of the data plane
+	Since          int64  // that of the view, see View
+	Asked          bool   // the data plane had asked for it: it need not be news
 }
 
 // Answer is what a data plane said to a response.
@@ -40,6 +42,8 @@ type Answer struct {
 	Version              string // state of the world: the last that it took
 	Refused              string // why; empty: it was taken
 	Time                 int64  // ns by pace.Now
+	Since                int64  // of the response, as is Asked
+	Asked                bool
 }
 
 // Options are who is told, and who hears of it. The zero value will do: all data planes then have the key "".
@@ -183,11 +187,17 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 // the 32 KiB of gRPC would be half of what an idle data plane costs.
 const readBuffer = 1 << 10
 
+// What a peer can have under way, in bytes: on a stream and on a connection. gRPC would let it grow to 16 MiB.
+const (
+	streamWindow     = 64 << 10
+	connectionWindow = 1 << 20
+)
+
 // ServerOptions are what a gRPC server needs for the service, and bounds of what a peer can cost.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(MaxRequest),
 		grpc.MaxConcurrentStreams(1000), grpc.MaxHeaderListSize(64 << 10), grpc.ConnectionTimeout(10 * time.Second),
-		grpc.ReadBufferSize(readBuffer)}
+		grpc.ReadBufferSize(readBuffer), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow)}
 }
 
 // handle serves a stream of either variant.

@@ -437,6 +437,83 @@ func TestBounds(t *testing.T) {
 	})
 }
 
+// TestQuota: what asks for little never waits, and what asks all the time is slowed down to the rate, by size as well.
+func TestQuota(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		bytes       int
+		each        time.Duration // between two requests
+		requests    int
+		least, most time.Duration // that all wait
+	}{
+		{"answers, ten a second", 200, 100 * time.Millisecond, 5000, 0, 0},
+		{"as fast as it may for long", 0, time.Second / quotaPerSecond, 5000, 0, 0},
+		{"all at once", 0, 0, quotaAtOnce, 0, 0},
+		{"twice as much at once", 0, 0, 2 * quotaAtOnce, 9 * time.Second, 11 * time.Second},
+		{"large ones", MaxRequest, 0, 20, 12 * time.Second, 18 * time.Second},
+	} {
+		q, now, waited := quota{left: quotaAtOnce}, int64(0), time.Duration(0)
+		for range tt.requests {
+			now += int64(tt.each)
+			wait := q.take(tt.bytes, now)
+			waited, now = waited+wait, now+int64(wait)
+		}
+		if waited < tt.least || waited > tt.most {
+			t.Errorf("%s: they wait for %s in all, not for %s to %s", tt.name, waited, tt.least, tt.most)
+		}
+	}
+}
+
+// TestFlood: a data plane that asks without end does not keep the server from others, nor does it fill its memory.
+func TestFlood(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		s := New(Options{})
+		s.Set("", viewOf(t, "C a E a"))
+		address := serve(t, s)
+		other := connect(t, address, delta)
+		ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
+		defer stop()
+		asked := make(chan int, 1)
+		go func() { asked <- flood(ctx, dial(t, address), delta) }()
+		other.want("C")
+		other.takes("C a")
+		<-ctx.Done()
+		s.Set("", viewOf(t, "C a=2 E a"))
+		other.takes("C a")
+		// What the transport holds between the two is 64 KiB at either end.
+		if n := <-asked; n == 0 || n > 5*quotaAtOnce {
+			t.Errorf("%d requests were taken in 3 s", n)
+		}
+	})
+}
+
+// flood asks for other endpoints as fast as it can, and says how often it did.
+func flood(ctx context.Context, c discoveryv3.AggregatedDiscoveryServiceClient, delta bool) (n int) {
+	var send func(names ...string) error
+	node := &corev3.Node{Id: "flood"}
+	if delta {
+		g, err := c.DeltaAggregatedResources(ctx)
+		if err != nil {
+			return 0
+		}
+		send = func(names ...string) error {
+			return g.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: EndpointType, ResourceNamesSubscribe: names})
+		}
+	} else {
+		g, err := c.StreamAggregatedResources(ctx)
+		if err != nil {
+			return 0
+		}
+		send = func(names ...string) error {
+			return g.Send(&discoveryv3.DiscoveryRequest{Node: node, TypeUrl: EndpointType, ResourceNames: names})
+		}
+	}
+	for send(fmt.Sprint("x", n%1000)) == nil {
+		n++
+	}
+	return n
+}
+
 // types subscribes to n types.
 func (p *peer) types(n int) {
 	for i := range n {

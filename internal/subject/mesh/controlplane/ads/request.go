@@ -38,7 +38,8 @@ type request struct {
 	refused bool
 	wrong   string
 
-	err error // a *status.Status's, where it cannot be read or is too much
+	size int   // bytes that came
+	err  error // a *status.Status's, where it cannot be read or is too much
 }
 
 // Codec is gRPC's own for messages, which also reads and writes what this package's streams work with. A gRPC server
@@ -55,7 +56,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer b.Free()
-	r.err = r.parse(b.ReadOnlyData())
+	r.size, r.err = b.Len(), r.parse(b.ReadOnlyData())
 	return nil
 }
 

@@ -97,8 +97,10 @@ func (a *alarm) stop() {
 	*a = alarm{}
 }
 
-// receive hands requests on until the stream ends.
+// receive hands requests on until the stream ends. It reads no faster than the quota lets it: the rest waits in the
+// data plane, by the flow control of the connection.
 func receive(ctx context.Context, g grpc.ServerStream, delta bool, to chan<- *request) error {
+	q := quota{left: quotaAtOnce, at: pace.Now()}
 	for {
 		r := &request{delta: delta}
 		if err := g.RecvMsg(r); errors.Is(err, io.EOF) {
@@ -106,12 +108,40 @@ func receive(ctx context.Context, g grpc.ServerStream, delta bool, to chan<- *re
 		} else if err != nil {
 			return err
 		}
+		if wait := q.take(r.size, pace.Now()); wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
 		select {
 		case to <- r:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// What a stream may ask for: so many requests at once, and so many per second for long. One counts as more by its size.
+// A data plane asks some ten times at the beginning, and then answers what it is told.
+const (
+	quotaAtOnce    = 2000
+	quotaPerSecond = 200
+	quotaBytes     = 64 << 10 // that count as one request more
+)
+
+// quota is what a stream may still ask for.
+type quota struct {
+	left float64 // requests; below 0: the next must wait
+	at   int64   // ns by pace.Now
+}
+
+// take takes a request of so many bytes out of the quota, and says how long to wait before it is served.
+func (q *quota) take(bytes int, now int64) time.Duration {
+	q.left = min(quotaAtOnce, q.left+float64(now-q.at)/1e9*quotaPerSecond) - 1 - float64(bytes)/quotaBytes
+	q.at = now
+	return time.Duration(max(0, -q.left) / quotaPerSecond * 1e9)
 }
 
 // of is the subscription to a type; nil: there is none.
@@ -149,7 +179,8 @@ func (s *stream) take(r *request) error {
 		sub = s.subscribe(r.url)
 	}
 	if sub.answer(r) && s.o.OnAnswer != nil {
-		a := Answer{Node: s.node, TypeURL: r.url, Nonce: r.nonce, Version: r.version, Time: pace.Now()}
+		a := Answer{Node: s.node, TypeURL: r.url, Nonce: r.nonce, Version: r.version, Time: pace.Now(),
+			Since: sub.since, Asked: sub.asked}
 		if a.Refused = r.wrong; r.refused && r.wrong == "" {
 			a.Refused = "no reason is given"
 		}
@@ -243,7 +274,7 @@ func (s *stream) response(sub *subscription, n *news, view *view) *response {
 	for _, r := range n.changed {
 		for _, need := range r.needs {
 			if other := s.of(need.url); other != nil && other.wants(need.name) && other.sent.Get(need.name) != nil {
-				other.owe(need.name)
+				other.owe(need.name, false)
 			}
 		}
 	}
@@ -259,13 +290,14 @@ func (s *stream) response(sub *subscription, n *news, view *view) *response {
 	}
 	r.encode(s.delta, version, n.resources, n.removed)
 	sub.nonce, sub.waiting, sub.flight = r.nonce, true, n.changed
+	sub.since, sub.asked = view.since, n.asked
 	return r
 }
 
 func (s *stream) send(g grpc.ServerStream, r *response) error {
 	if s.o.OnSent != nil {
 		s.o.OnSent(Sent{TypeURL: r.sub.url, Nonce: r.nonce, Resources: r.resources, Removed: r.removed, Time: r.sub.at,
-			Node: s.node})
+			Node: s.node, Since: r.sub.since, Asked: r.sub.asked})
 	}
 	return g.SendMsg(r)
 }

@@ -16,12 +16,14 @@ type subscription struct {
 
 	sent  *Table          // what it was told last, as far as it wants it
 	due   bool            // it waits for a response, even if there is nothing to tell
-	owed  map[string]bool // names that are to be told, whether or not it has them
+	owed  map[string]bool // names that are to be told, whether or not it has them; true: it asked for them
 	doubt []*Resource     // of responses that it refused: it may have taken a part of them
 
 	nonce   string // of the last response
 	waiting bool   // for its answer
 	at      int64  // when the last response left, ns by pace.Now
+	since   int64  // of the view that it told of
+	asked   bool   // the data plane had asked for it
 	flight  []*Resource
 }
 
@@ -51,11 +53,21 @@ func (s *subscription) answer(r *request) bool {
 	return true
 }
 
-func (s *subscription) owe(name string) {
+func (s *subscription) owe(name string, asked bool) {
 	if s.owed == nil {
 		s.owed = map[string]bool{}
 	}
-	s.owed[name] = true
+	s.owed[name] = s.owed[name] || asked
+}
+
+// asks says whether the data plane waits for something that it asked for.
+func (s *subscription) asks() bool {
+	for _, asked := range s.owed {
+		if asked {
+			return true
+		}
+	}
+	return s.due
 }
 
 // wholeOf takes the special name for everything out of a list.
@@ -84,7 +96,7 @@ func (s *subscription) replace(list []string, now *Table, sets *nameSets) {
 	names := sets.of(rest, now)
 	for _, name := range names.list {
 		if !s.names.has(name) {
-			if s.owe(name); s.kind.whole { // what is not in the response is not there
+			if s.owe(name, true); s.kind.whole { // what is not in the response is not there
 				s.due = true
 			}
 		}
@@ -125,7 +137,7 @@ func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets
 			if first && s.sent.Get(name) != nil {
 				continue
 			}
-			s.owe(name)
+			s.owe(name, true)
 		}
 		s.names = sets.of(append(rest, s.names.list...), now)
 	}
@@ -142,7 +154,7 @@ func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets
 		if _, drop := slices.BinarySearch(rest, name); !drop {
 			left = append(left, name)
 		} else if s.all { // it does not know whether what it has is still among all
-			s.owe(name)
+			s.owe(name, true)
 		}
 	}
 	s.names = sets.of(left, now)
@@ -198,6 +210,7 @@ type news struct {
 	resources []*Resource
 	removed   []string
 	changed   []*Resource // of resources, what may not be what the data plane has
+	asked     bool        // it, or a part of it, was asked for
 }
 
 // tell takes a subscription on to a table, as far as the stage goes, and says what the data plane is to be told; nil:
@@ -216,7 +229,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 		return n
 	}
 	to, asked := now, s.due
-	n := &news{changed: s.pick(d.changed)}
+	n := &news{changed: s.pick(d.changed), asked: s.asks()}
 	if s.kind.late {
 		to = d.kept
 	} else {
