@@ -147,6 +147,9 @@ func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 	t.Ended = time.Now()
 	if err != nil {
 		t.Validity.Failed = failure(ctx, err)
+		if n := x.machine.Nodes; n != nil && n.Group() != "" { // of nodes elsewhere this machine says nothing
+			t.Validity.Cause = measured.FailedBy(t.Ledger, n.Group())
+		}
 		return err
 	}
 	p := &measured.Pool{

@@ -108,13 +108,14 @@ type fakeNodes struct {
 	names    []string
 	outcomes func(planned record.PlannedTrial) []cluster.Outcome
 	ensured  int
+	group    string
 }
 
 func (f *fakeNodes) Names() []string                        { return f.names }
 func (f *fakeNodes) Ensure(context.Context, []string) error { f.ensured++; return nil }
 func (f *fakeNodes) Why(string) string                      { return "" }
 func (f *fakeNodes) PIDs() []int                            { return nil }
-func (f *fakeNodes) Group() string                          { return "" }
+func (f *fakeNodes) Group() string                          { return f.group }
 
 func (f *fakeNodes) Run(_ context.Context, _ []string, _ cluster.Share, data json.RawMessage, _, _ time.Duration, begun func(int64)) []cluster.Outcome {
 	var j nodeJob
@@ -151,6 +152,33 @@ func goodOutcome(t *testing.T, name string, planned record.PlannedTrial, done in
 		t.Fatal(err)
 	}
 	return cluster.Outcome{Name: name, Record: text, Begin: 1, Clock: &cluster.Offset{Ahead: 5, Error: 2}}
+}
+
+// TestFailedBesideOthers: a trial that failed at all nodes while others had the machine that they are on is worth
+// running again; of nodes elsewhere this machine does not know.
+func TestFailedBesideOthers(t *testing.T) {
+	g := newGround(t)
+	for _, tt := range []struct {
+		group  string
+		stolen bool
+		want   ledger.Cause
+	}{{"/tare-nodes", true, ledger.Hypervisor}, {"/tare-nodes", false, ""}, {"", true, ""}} {
+		m := g.machine
+		m.Nodes = &fakeNodes{names: []string{"a"}, group: tt.group, outcomes: func(p record.PlannedTrial) []cluster.Outcome {
+			return []cluster.Outcome{goodOutcome(t, "a", p, 10, 1, func(r *nodeRecord) { r.Closed = 30_000_000 })}
+		}}
+		m.OpenWindow = func(context.Context, int64) (Window, error) {
+			return stolenWindow{emptyWindow{time.Now()}, tt.stolen}, nil
+		}
+		spec := nodesSpec
+		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
+		x := &nodesTrial{machine: m, spec: mustParse(t, strings.Replace(spec, "nodes: 3", "nodes: 1", 1))}
+		_ = x.run(t.Context(), &tr) // what it says stands in the trial
+		if again := len(measured.LostToOthers(&tr)) > 0; tr.Validity.Failed == "" || tr.Validity.Cause != tt.want ||
+			again != (tt.want != "") {
+			t.Errorf("%+v: %+v, again: %v", tt, tr.Validity, again)
+		}
+	}
 }
 
 // TestPooled: the metrics of a trial on nodes are of all of them together; a node that failed is in none, and sums are
