@@ -203,8 +203,8 @@ arms:
 gates: {rate: 0.5, lag: 1s, generator_cpu: 1, errors: 0}
 `
 
-// tolerant is a spec like shortSpec with gates that noise alone does not trip: a machine that tests run on is not steady,
-// nor is there always time for every request.
+// tolerant is a spec like shortSpec with gates that noise alone does not trip: a machine that tests run on is not
+// steady, nor is there always time for every request.
 func tolerant(spec string) string {
 	return strings.Replace(spec, "gates: {rate: 0.5, lag: 1s, generator_cpu: 1, errors: 0}",
 		"gates: {rate: 0, lag: 60s, generator_cpu: 1, errors: 0, drift: 1000}", 1)
