@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"runtime/debug"
 	"time"
 
@@ -111,9 +110,6 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 			if err := applyRules(rules, l); err != nil {
 				return err
 			}
-			// What the meter had is garbage now. Printing would otherwise grow the process by a quarter before it is
-			// collected, or not, as it happens.
-			runtime.GC()
 			out := cmd.OutOrStdout()
 			if asJSON {
 				enc := json.NewEncoder(out)

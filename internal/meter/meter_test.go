@@ -151,14 +151,23 @@ func TestOpenAtEnds(t *testing.T) {
 		if ready {
 			m.preparing, m.switching = time.Minute, time.Minute // so that it is made ready as early as can be
 		}
-		ctx, end := context.WithCancelCause(context.Background())
-		time.AfterFunc(300*time.Millisecond, func() { end(cause) })
 		at := int64(time.Minute)
 		if ready {
 			at = int64(2*mostAhead) - int64(100*time.Millisecond)
 		}
-		if _, err := m.OpenAt(ctx, monotonic()+at); !errors.Is(err, cause) {
-			t.Fatalf("ready %t: got error %v, want the context's cause", ready, err)
+		for try := range 5 { // a machine that stands still for long enough comes to both times at once
+			ctx, end := context.WithCancelCause(context.Background())
+			time.AfterFunc(300*time.Millisecond, func() { end(cause) })
+			w, err := m.OpenAt(ctx, monotonic()+at)
+			if errors.Is(err, cause) {
+				break
+			}
+			if err != nil || try == 4 {
+				t.Fatalf("ready %t: got error %v, want the context's cause", ready, err)
+			}
+			if _, err := w.CloseAt(t.Context(), monotonic()); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	if l := ledgerOf(t, m, func() { burn(10 * time.Millisecond) }); l.Window.Seconds <= 0 {
