@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -18,31 +17,18 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
-	"google.golang.org/protobuf/proto"
 
 	"tare/internal/load/fleet"
 	"tare/internal/subject/mesh/controlplane/authority"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
+	"tare/test/ring"
 )
 
-// meshOf is a mesh of HTTP services with mutual TLS, each of one proxy and called by those of the next three. Endpoints
-// tell the change.
+// meshOf is a ring with mutual TLS after a change: of all endpoints, and of who may call one of the services.
 func meshOf(services, change int) *proxyconfig.Config {
-	c := &proxyconfig.Config{MTLS: "strict", Discovery: "policy"}
-	for i := range services {
-		name := fmt.Sprint("s", i)
-		s := proxyconfig.Service{Name: name, Protocol: "http", Address: fmt.Sprintf("10.0.0.%d:80", i+1),
-			Endpoints: []proxyconfig.Endpoint{{Address: fmt.Sprintf("10.1.0.%d:%d", i+1, 1+change)}}}
-		for j := range 3 {
-			s.Access = append(s.Access, proxyconfig.Access{From: []string{fmt.Sprint("s", (i+j+1)%services)}})
-		}
-		if change%services == i { // one that may be called by more
-			s.Access = append(s.Access, proxyconfig.Access{From: []string{fmt.Sprint("s", (i+5)%services)}})
-		}
-		c.Services = append(c.Services, s)
-		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: fmt.Sprint("p", i), Identity: name,
-			Inbound: map[string]proxyconfig.Inbound{name: {Listen: "0.0.0.0:15006", To: "127.0.0.1:80"}}})
-	}
+	c := ring.Mesh{Services: services, Calls: 3, MTLS: "strict"}.Config(1 + change)
+	s := &c.Services[change%services]
+	s.Access = append(s.Access, proxyconfig.Access{From: []string{ring.Service((change + 5) % services)}})
 	return c
 }
 
@@ -98,11 +84,11 @@ func TestControlPlaneKilled(t *testing.T) {
 			plane := start()
 			f := fleet.New(proxies, fleet.Options{
 				Address: address, Delta: delta, Keep: true, Again: 50 * time.Millisecond,
-				Node:   func(i int) *corev3.Node { return &corev3.Node{Id: fmt.Sprint("p", i)} },
+				Node:   func(i int) *corev3.Node { return &corev3.Node{Id: ring.Proxy(i)} },
 				MarkOf: func(*endpointv3.ClusterLoadAssignment) fleet.Mark { return fleet.Mark{} },
 				TLS: func(i int) *tls.Config {
 					own := func() (authority.Credentials, error) {
-						return authority.ReadEnvoy(filepath.Join(credentials, fmt.Sprint("p", i)))
+						return authority.ReadEnvoy(filepath.Join(credentials, ring.Proxy(i)))
 					}
 					return authority.ClientTLS(own, authority.ControlPlane(authority.DefaultTrustDomain))
 				},
@@ -155,7 +141,7 @@ func converges(t *testing.T, f *fleet.Fleet, c *proxyconfig.Config) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for i := range f.Len() {
-		want := toldBy(t, f, m, fmt.Sprint("p", i))
+		want := toldBy(t, f, m, ring.Proxy(i))
 		for !hasAll(f.Has(i), want) {
 			select {
 			case <-ctx.Done():
@@ -174,30 +160,12 @@ func toldBy(t *testing.T, f *fleet.Fleet, m *proxyconfig.Mesh, id string) map[st
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []proto.Message
-	all = append(all, messagesOf(r.Clusters)...)
-	all = append(all, messagesOf(r.Endpoints)...)
-	all = append(all, messagesOf(r.Listeners)...)
-	all = append(all, messagesOf(r.Routes)...)
-	want := map[string]map[string]uint64{}
-	for _, x := range all {
-		url, name, digest, err := f.Digest(x)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if want[url] == nil {
-			want[url] = map[string]uint64{}
-		}
-		want[url][name] = digest
+	want, err := f.Digests(slices.Concat(fleet.Messages(r.Clusters), fleet.Messages(r.Endpoints),
+		fleet.Messages(r.Listeners), fleet.Messages(r.Routes)))
+	if err != nil {
+		t.Fatal(err)
 	}
 	return want
-}
-
-func messagesOf[T proto.Message](list []T) (out []proto.Message) {
-	for _, m := range list {
-		out = append(out, m)
-	}
-	return out
 }
 
 // hasAll says whether a proxy has what it is told and nothing else, and both of its secrets, which differ each time.

@@ -93,8 +93,8 @@ func TestWeighSaysItsOwnCost(t *testing.T) {
 	var rss uint64 // the most until now; what wait4 says of it is no less than this process had when it started the other
 	for {
 		now, err := proc.Runtime(p.pid)
-		most, ok := highWater(p.pid)
-		if err != nil || !ok {
+		_, most, gone := proc.FS{}.Resident(p.pid)
+		if err != nil || gone != nil || most == 0 { // without memory it is about to be gone
 			break
 		}
 		if rss = most; p.stdout.String() == "" {
@@ -123,21 +123,6 @@ func TestWeighSaysItsOwnCost(t *testing.T) {
 	if rss > rssLimit {
 		t.Errorf("%.1f MB resident, the limit is %d", float64(rss)/1e6, rssLimit)
 	}
-}
-
-// highWater is the most memory that a process has had resident, in bytes; false when it has ended.
-func highWater(pid int) (uint64, bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(b)) {
-		if rest, is := strings.CutPrefix(line, "VmHWM:"); is {
-			kb, err := strconv.ParseUint(strings.Fields(rest)[0], 10, 64)
-			return kb << 10, err == nil
-		}
-	}
-	return 0, false // of a process that is about to go
 }
 
 // BenchmarkWeigh is the promise itself: ten seconds on the crowded machine, CPU time of the whole process.

@@ -41,11 +41,9 @@ var needing = [kinds][]kind{endpoints: {clusters}, routes: {listeners}, secrets:
 // kindOf is the type of a URL; negative: no proxy asks for it.
 func kindOf(url string) kind { return kind(slices.Index(urls[:], url)) }
 
-// roots says whether proxies ask for all that there are, and by no name.
+// roots says whether proxies ask for all that there are, and by no name. A response of the state of the world then has
+// all of them.
 func (k kind) roots() bool { return k == clusters || k == listeners }
-
-// whole says whether a response of the state of the world has all of them.
-func (k kind) whole() bool { return k.roots() }
 
 // Mark is what the endpoints of a service tell of themselves. The zero Mark is none.
 type Mark struct {

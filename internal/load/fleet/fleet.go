@@ -230,20 +230,35 @@ func (f *Fleet) Has(i int) map[string]map[string]uint64 {
 	return nil
 }
 
-// Digest is a resource as Has would show it to a proxy that has it. Its encoding must be deterministic, as this
-// project's control plane encodes.
-func (f *Fleet) Digest(m proto.Message) (url, name string, digest uint64, err error) {
-	url = "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
-	k := kindOf(url)
-	if k < 0 {
-		return url, "", 0, fmt.Errorf("no proxy asks for %s", url)
+// Digests are resources as Has shows them for a proxy that has these and no others. Their encoding must be
+// deterministic, as this project's control plane encodes.
+func (f *Fleet) Digests(messages []proto.Message) (map[string]map[string]uint64, error) {
+	all := map[string]map[string]uint64{}
+	for _, url := range urls {
+		all[url] = map[string]uint64{}
 	}
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-	if err != nil {
-		return url, "", 0, err
+	for _, m := range messages {
+		url := "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
+		k := kindOf(url)
+		if k < 0 {
+			return nil, fmt.Errorf("no proxy asks for %s", url)
+		}
+		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+		if err != nil {
+			return nil, fmt.Errorf("encoding a resource: %w", err)
+		}
+		c := f.contents.of(k, b)
+		all[url][c.name] = c.digest
 	}
-	c := f.contents.of(k, b)
-	return url, c.name, c.digest, nil
+	return all, nil
+}
+
+// Messages is a list of messages of one type as one of messages of any.
+func Messages[T proto.Message](list []T) (out []proto.Message) {
+	for _, m := range list {
+		out = append(out, m)
+	}
+	return out
 }
 
 // watch is a change that is waited for.

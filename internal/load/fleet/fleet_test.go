@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"net/netip"
 	"runtime"
 	"slices"
 	"testing"
@@ -19,38 +18,20 @@ import (
 	xds "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
 	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
+	"tare/test/ring"
 )
 
-// ring is a mesh of HTTP services of one proxy each, each of which may be called by the next few, by policy.
-func ring(services, calls int) *proxyconfig.Config {
-	c := &proxyconfig.Config{Discovery: "policy"}
-	for i := range services {
-		name := fmt.Sprint("s", i+1)
-		s := proxyconfig.Service{Name: name, Protocol: "http", Address: fmt.Sprintf("10.0.%d.%d:80", i>>8, i&255),
-			Endpoints: endpointsOf(i+1, 1)}
-		for j := range calls {
-			s.Access = append(s.Access, proxyconfig.Access{From: []string{fmt.Sprint("s", (i+j+1)%services+1)}})
-		}
-		c.Services = append(c.Services, s)
-		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: fmt.Sprint("p", i), Identity: name,
-			Inbound: map[string]proxyconfig.Inbound{name: {Listen: "0.0.0.0:15006", To: "127.0.0.1:80"}}})
-	}
-	return c
-}
-
-// endpointsOf are those of a service since a change: the address tells the service, the port the change.
-func endpointsOf(service, change int) []proxyconfig.Endpoint {
-	return []proxyconfig.Endpoint{{Address: fmt.Sprintf("10.1.%d.%d:%d", service>>8, service&255, change)}}
+// ringOf is a ring of services, of one proxy each.
+func ringOf(services, calls int) *proxyconfig.Config {
+	return ring.Mesh{Services: services, Calls: calls}.Config(1)
 }
 
 func markOf(a *endpointv3.ClusterLoadAssignment) Mark {
-	s := a.GetEndpoints()[0].GetLbEndpoints()[0].GetEndpoint().GetAddress().GetSocketAddress()
-	b := netip.MustParseAddr(s.GetAddress()).As4()
-	return Mark{Service: int(b[2])<<8 | int(b[3]), Change: int(s.GetPortValue())}
+	service, change, _ := ring.ChangeOf(a)
+	return Mark{Service: service + 1, Change: change}
 }
 
 // peer is a control plane in a test.
@@ -88,7 +69,7 @@ func own(t *testing.T, c *proxyconfig.Config) peer {
 		}
 	})
 	return peer{address: l.Addr().String(), change: func(t *testing.T, service, change int) {
-		of := map[string][]controlplane.Endpoint{fmt.Sprint("s", service): endpointsOf(service, change)}
+		of := map[string][]controlplane.Endpoint{ring.Service(service): ring.Endpoints(service, change)}
 		if _, err := p.SetEndpoints(t.Context(), of); err != nil {
 			t.Error(err)
 		}
@@ -138,7 +119,7 @@ func snapshots(t *testing.T, c *proxyconfig.Config) peer {
 	return peer{address: l.Addr().String(), change: func(t *testing.T, service, change int) {
 		next := *c
 		next.Services = slices.Clone(c.Services)
-		next.Services[service-1].Endpoints = endpointsOf(service, change)
+		next.Services[service].Endpoints = ring.Endpoints(service, change)
 		*c = next
 		set(t)
 	}}
@@ -151,7 +132,7 @@ func resources[T types.Resource](list []T) (out []types.Resource) {
 	return out
 }
 
-func nodeOf(i int) *corev3.Node { return &corev3.Node{Id: fmt.Sprint("p", i), Cluster: "fleet"} }
+func nodeOf(i int) *corev3.Node { return &corev3.Node{Id: ring.Proxy(i), Cluster: "fleet"} }
 
 // TestFleet: all proxies get what is theirs, and changes, from a control plane of this project and from one that is
 // not.
@@ -161,7 +142,7 @@ func TestFleet(t *testing.T) {
 	for name, serve := range planes {
 		for variant, delta := range map[string]bool{"world": false, "delta": true} {
 			t.Run(name+"/"+variant, func(t *testing.T) {
-				c := ring(services, calls)
+				c := ringOf(services, calls)
 				p := serve(t, c)
 				f := New(services, Options{Address: p.address, Node: nodeOf, Delta: delta, Keep: true, MarkOf: markOf,
 					OnEnd: func(i int, err error) { t.Errorf("proxy %d: %v", i, err) }})
@@ -177,7 +158,7 @@ func TestFleet(t *testing.T) {
 				same(t, f, c)
 				before := f.Counts()
 				wait := f.Expect(Mark{Service: 3, Change: 2}, calls)
-				p.change(t, 3, 2)
+				p.change(t, 2, 2)
 				spread, err := wait(ctx)
 				if err != nil || len(spread.Received) != calls || len(spread.Answered) != calls ||
 					spread.Received[0] > spread.Answered[calls-1] {
@@ -207,28 +188,10 @@ func same(t *testing.T, f *Fleet, c *proxyconfig.Config) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := map[string]map[string]uint64{}
-		for _, url := range urls {
-			want[url] = map[string]uint64{}
-		}
-		add := func(m proto.Message) {
-			url, name, digest, err := f.Digest(m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			want[url][name] = digest
-		}
-		for _, m := range r.Clusters {
-			add(m)
-		}
-		for _, m := range r.Endpoints {
-			add(m)
-		}
-		for _, m := range r.Listeners {
-			add(m)
-		}
-		for _, m := range r.Routes {
-			add(m)
+		want, err := f.Digests(slices.Concat(Messages(r.Clusters), Messages(r.Endpoints), Messages(r.Listeners),
+			Messages(r.Routes)))
+		if err != nil {
+			t.Fatal(err)
 		}
 		if got := f.Has(i); !maps.EqualFunc(got, want, func(a, b map[string]uint64) bool { return maps.Equal(a, b) }) {
 			t.Errorf("proxy %d has %v, want %v", i, got, want)
@@ -242,7 +205,7 @@ func TestManners(t *testing.T) {
 	const services, calls = 20, 4
 	for variant, delta := range map[string]bool{"world": false, "delta": true} {
 		t.Run(variant, func(t *testing.T) {
-			p := own(t, ring(services, calls))
+			p := own(t, ringOf(services, calls))
 			f := New(services, Options{Address: p.address, Node: nodeOf, Delta: delta, MarkOf: markOf,
 				Manner: func(i int) Manner {
 					if i == 0 {
@@ -260,7 +223,7 @@ func TestManners(t *testing.T) {
 				t.Fatalf("%d are complete: %v", len(at), err)
 			}
 			wait := f.Expect(Mark{Service: 3, Change: 2}, 2) // of proxies 3 to 6, 5 and 6
-			p.change(t, 3, 2)
+			p.change(t, 2, 2)
 			if _, err := wait(ctx); err != nil {
 				t.Error(err)
 			}
@@ -271,7 +234,7 @@ func TestManners(t *testing.T) {
 // TestComesBack: connections that end are made again, and what was changed meanwhile comes.
 func TestComesBack(t *testing.T) {
 	const services = 10
-	c := ring(services, 3)
+	c := ringOf(services, 3)
 	m, err := c.Compile()
 	if err != nil {
 		t.Fatal(err)
@@ -309,8 +272,8 @@ func TestComesBack(t *testing.T) {
 			t.Error("a connection ended without an error")
 		}
 	}
-	c = ring(services, 2)
-	c.Services[0].Endpoints = endpointsOf(1, 9)
+	c = ringOf(services, 2)
+	c.Services[0].Endpoints = ring.Endpoints(0, 9)
 	if m, err = c.Compile(); err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +292,7 @@ func TestComesBack(t *testing.T) {
 // TestGone: proxies that leave take what they were told of with them, here as well.
 func TestGone(t *testing.T) {
 	const services = 200
-	p := own(t, ring(services, 5))
+	p := own(t, ringOf(services, 5))
 	f := New(services, Options{Address: p.address, Node: nodeOf, Delta: true, MarkOf: markOf})
 	defer f.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

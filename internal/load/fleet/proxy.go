@@ -72,15 +72,10 @@ type stream interface {
 // response is one of either variant.
 type response struct {
 	url, nonce, version string
-	resources           []resource
+	resources           [][]byte
 	removed             []string
 	whole               bool // state of the world
 	bytes               int
-}
-
-type resource struct {
-	name  string // deltas
-	value []byte
 }
 
 // run is the life of a connection. It ends with the context, or with an error of the stream's.
@@ -171,8 +166,8 @@ func (p *proxy) take(ctx context.Context, r *response) error {
 func (p *proxy) store(k kind, r *response) (marks []Mark) {
 	s := &p.kinds[k]
 	there := map[string]bool{}
-	for _, x := range r.resources {
-		c := p.fleet.contents.of(k, x.value)
+	for _, value := range r.resources {
+		c := p.fleet.contents.of(k, value)
 		if s.has[c.name] = c; c.mark != (Mark{}) {
 			marks = append(marks, c.mark)
 		}
@@ -181,7 +176,7 @@ func (p *proxy) store(k kind, r *response) (marks []Mark) {
 	for _, name := range r.removed {
 		delete(s.has, name)
 	}
-	if r.whole && k.whole() { // what is not in it is gone
+	if r.whole && k.roots() { // what is not in it is gone
 		maps.DeleteFunc(s.has, func(name string, _ *content) bool { return !there[name] })
 	}
 	return marks
@@ -363,9 +358,9 @@ func (w world) receive() (r response, err error) {
 	return r, nil
 }
 
-// add adds a resource.
+// add adds a resource; deltas have its name beside it.
 func (r *response) add(name string, a *anypb.Any) {
-	r.resources = append(r.resources, resource{name, a.GetValue()})
+	r.resources = append(r.resources, a.GetValue())
 	r.bytes += len(a.GetValue()) + len(a.GetTypeUrl()) + len(name)
 }
 

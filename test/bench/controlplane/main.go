@@ -22,7 +22,6 @@ import (
 	"flag"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,11 +41,13 @@ import (
 	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
 
+	"tare/internal/host/proc"
 	"tare/internal/load/fleet"
 	"tare/internal/pace"
 	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/controlplane/authority"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
+	"tare/test/ring"
 )
 
 // calls is how many services those of a service call.
@@ -86,56 +87,21 @@ func main() {
 	}
 }
 
-// mesh is the configuration.
-func (o options) mesh() *proxyconfig.Config {
-	c := &proxyconfig.Config{Discovery: "policy"}
+// ring is the mesh.
+func (o options) ring() ring.Mesh {
+	m := ring.Mesh{Services: o.services, Proxies: o.proxies, Calls: calls}
 	if o.tls {
-		c.MTLS = "strict"
+		m.MTLS = "strict"
 	}
-	for i := range o.services {
-		s := proxyconfig.Service{Name: fmt.Sprint("s", i), Protocol: "http", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255),
-			Endpoints: endpoints(i, 1)}
-		var from []string
-		for j := range calls {
-			from = append(from, fmt.Sprint("s", (i+o.services-1-j)%o.services))
-		}
-		s.Access = []proxyconfig.Access{{From: from}}
-		c.Services = append(c.Services, s)
-	}
-	for i := range o.proxies {
-		name := fmt.Sprint("s", i%o.services)
-		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: fmt.Sprint("p", i), Identity: name,
-			Inbound: map[string]proxyconfig.Inbound{name: {Listen: "0.0.0.0:15006", To: "127.0.0.1:80"}}})
-	}
-	return c
-}
-
-// concerned is how many proxies are told of a service.
-func (o options) concerned(service int) (n int) {
-	for i := range o.proxies {
-		if by := (service - i%o.services + o.services) % o.services; by >= 1 && by <= calls {
-			n++
-		}
-	}
-	return n
-}
-
-// endpoints are those of a service since a change: the address tells the service, the port the change.
-func endpoints(service, change int) []proxyconfig.Endpoint {
-	return []proxyconfig.Endpoint{{Address: fmt.Sprintf("10.200.%d.%d:%d", service>>8, service&255, change)}}
+	return m
 }
 
 func markOf(a *endpointv3.ClusterLoadAssignment) fleet.Mark {
-	for _, l := range a.GetEndpoints() {
-		for _, e := range l.GetLbEndpoints() {
-			s := e.GetEndpoint().GetAddress().GetSocketAddress()
-			if ip, err := netip.ParseAddr(s.GetAddress()); err == nil && ip.Is4() {
-				b := ip.As4()
-				return fleet.Mark{Service: int(b[2])<<8 | int(b[3]) + 1, Change: int(s.GetPortValue())}
-			}
-		}
+	service, change, ok := ring.ChangeOf(a)
+	if !ok {
+		return fleet.Mark{}
 	}
-	return fleet.Mark{}
+	return fleet.Mark{Service: service + 1, Change: change}
 }
 
 // setter makes changes of one service.
@@ -179,7 +145,7 @@ func (o options) serve(options) error {
 }
 
 func (o options) own(l net.Listener) (setter, error) {
-	m, err := o.mesh().Compile()
+	m, err := o.ring().Config(1).Compile()
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +160,7 @@ func (o options) own(l net.Listener) (setter, error) {
 	}
 	go func() { fmt.Fprintln(os.Stderr, p.Serve(l)) }()
 	return func(service, change int) error {
-		of := map[string][]proxyconfig.Endpoint{fmt.Sprint("s", service): endpoints(service, change)}
+		of := map[string][]proxyconfig.Endpoint{ring.Service(service): ring.Endpoints(service, change)}
 		_, err := p.SetEndpoints(context.Background(), of)
 		return err
 	}, nil
@@ -203,7 +169,7 @@ func (o options) own(l net.Listener) (setter, error) {
 // writeCredentials writes what proxies connect by, in a directory for each service, whose identity its proxies have.
 func (o options) writeCredentials(p *controlplane.Plane, m *proxyconfig.Mesh) error {
 	for i := range min(o.services, o.proxies) {
-		c, err := p.Authority().Credentials(m.Identity(fmt.Sprint("p", i)))
+		c, err := p.Authority().Credentials(m.Identity(ring.Proxy(i)))
 		if err != nil {
 			return err
 		}
@@ -219,7 +185,7 @@ func (o options) writeCredentials(p *controlplane.Plane, m *proxyconfig.Mesh) er
 }
 
 func (o options) directory(proxy int) string {
-	return filepath.Join(o.credentials, fmt.Sprint("s", proxy%o.services))
+	return filepath.Join(o.credentials, ring.Service(proxy%o.services))
 }
 
 // tlsOf reads what proxies connect by.
@@ -242,7 +208,7 @@ func (o options) tlsOf() (func(int) *tls.Config, error) {
 // snapshot is go-control-plane's cache. A change sets the snapshots of those who call the service alone, with the
 // messages of all others as they were.
 func (o options) snapshot(l net.Listener) (setter, error) {
-	m, err := o.mesh().Compile()
+	m, err := o.ring().Config(1).Compile()
 	if err != nil {
 		return nil, err
 	}
@@ -270,7 +236,7 @@ func (o options) snapshot(l net.Listener) (setter, error) {
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, server.NewServer(context.Background(), store, nil))
 	go func() { fmt.Fprintln(os.Stderr, g.Serve(l)) }()
 	return func(service, change int) error {
-		next, err := m.WithEndpoints(map[string][]proxyconfig.Endpoint{fmt.Sprint("s", service): endpoints(service, change)})
+		next, err := m.WithEndpoints(map[string][]proxyconfig.Endpoint{ring.Service(service): ring.Endpoints(service, change)})
 		if err != nil {
 			return err
 		}
@@ -345,29 +311,14 @@ func (p *plane) memory() (float64, error) {
 	if _, _, err := p.tell(0, 0); err != nil {
 		return 0, err
 	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	for line := range strings.Lines(string(b)) {
-		if rest, is := strings.CutPrefix(line, "VmRSS:"); is {
-			kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
-			return kb * 1024, err
-		}
-	}
-	return 0, err
+	now, _, err := proc.FS{}.Resident(p.cmd.Process.Pid)
+	return float64(now), err
 }
 
 // cpu is the CPU time of the process, in seconds.
 func (p *plane) cpu() (float64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	user, err := strconv.ParseFloat(fields[11], 64)
-	if err != nil {
-		return 0, err
-	}
-	system, err := strconv.ParseFloat(fields[12], 64)
-	return (user + system) / 100, err
+	used, err := proc.Runtime(p.cmd.Process.Pid)
+	return used.Seconds(), err
 }
 
 func weigh(o options) (err error) {
@@ -394,7 +345,7 @@ func weigh(o options) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	f := fleet.New(o.proxies, fleet.Options{Address: p.address, Delta: !o.world, MarkOf: markOf, TLS: secure,
-		Node:  func(i int) *corev3.Node { return &corev3.Node{Id: fmt.Sprint("p", i)} },
+		Node:  func(i int) *corev3.Node { return &corev3.Node{Id: ring.Proxy(i)} },
 		OnEnd: func(i int, err error) { fmt.Fprintf(os.Stderr, "proxy %d: %v\n", i, err) }})
 	defer f.Close()
 	cpu, err := p.cpu()
@@ -492,7 +443,7 @@ func (o options) change(ctx context.Context, p *plane, f *fleet.Fleet, put func(
 	bytes := f.Counts().Bytes
 	for n := range o.changes {
 		service := n * 7 % o.services
-		wait := f.Expect(fleet.Mark{Service: service + 1, Change: n + 2}, o.concerned(service))
+		wait := f.Expect(fleet.Mark{Service: service + 1, Change: n + 2}, len(o.ring().Callers(service)))
 		from, to, err := p.tell(service, n+2)
 		if err != nil {
 			return err

@@ -15,31 +15,23 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"tare/internal/subject/mesh/controlplane/ads"
+	"tare/test/ring"
 )
 
 // TestAdmin: metrics count what was told and answered, and the history has each change with those whom it concerned.
 func TestAdmin(t *testing.T) {
 	admin := NewAdmin()
-	text, err := json.Marshal(ring(6, 2))
+	text, err := json.Marshal(ring.Mesh{Services: 6, Calls: 2}.Config(1))
 	if err != nil {
 		t.Fatal(err)
 	}
 	p, address := served(t, string(text), PlaneOptions{Admin: admin})
 	web := httptest.NewServer(admin.Handler())
 	defer web.Close()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := deltas(t.Context(), t, address, insecure.NewCredentials())
 	send := func(m *discoveryv3.DeltaDiscoveryRequest) {
 		t.Helper()
 		if err := stream.Send(m); err != nil {
@@ -54,7 +46,7 @@ func TestAdmin(t *testing.T) {
 		}
 		send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce(), ErrorDetail: wrong})
 	}
-	send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "ps3"}, TypeUrl: ads.EndpointType,
+	send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: ring.Proxy(3)}, TypeUrl: ads.EndpointType,
 		ResourceNamesSubscribe: []string{"*"}})
 	answer(nil)
 	for i, wrong := range []*status.Status{nil, {Code: 3, Message: "no"}} {

@@ -11,35 +11,17 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"tare/internal/subject/mesh/controlplane/ads"
-	"tare/internal/subject/mesh/controlplane/proxyconfig"
+	"tare/test/ring"
 )
-
-// ring is a mesh of services of one proxy each, each of which may be called by the next few, by policy.
-func ring(services, calls int) *Config {
-	c := &Config{Discovery: "policy"}
-	for i := range services {
-		name := fmt.Sprint("s", i)
-		s := proxyconfig.Service{Name: name, Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255),
-			Endpoints: []Endpoint{{Address: fmt.Sprintf("10.%d.%d.%d:80", 100+i>>16, i>>8&255, i&255)}}}
-		for j := range calls {
-			s.Access = append(s.Access, proxyconfig.Access{From: []string{fmt.Sprint("s", (i+j+1)%services)}})
-		}
-		c.Services = append(c.Services, s)
-		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: "p" + name, Identity: name,
-			Inbound: map[string]proxyconfig.Inbound{name: {Listen: "0.0.0.0:15006", To: "127.0.0.1:80"}}})
-	}
-	return c
-}
 
 // TestChangeTellsThoseConcerned: a change of a service is told to the proxies that may call it, and to nobody else.
 func TestChangeTellsThoseConcerned(t *testing.T) {
 	const services, calls = 30, 4
-	c := ring(services, calls)
-	text, err := json.Marshal(c)
+	mesh := ring.Mesh{Services: services, Calls: calls}
+	text, err := json.Marshal(mesh.Config(1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,14 +34,9 @@ func TestChangeTellsThoseConcerned(t *testing.T) {
 			told[s.Node]++
 		}
 	}})
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	streams := map[string]grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]{}
+	streams := map[string]discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient{}
 	next := func(node string) []string {
 		t.Helper()
 		r, err := streams[node].Recv()
@@ -76,10 +53,8 @@ func TestChangeTellsThoseConcerned(t *testing.T) {
 		return names
 	}
 	for i := range services {
-		node := fmt.Sprint("ps", i)
-		if streams[node], err = discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx); err != nil {
-			t.Fatal(err)
-		}
+		node := ring.Proxy(i)
+		streams[node] = deltas(ctx, t, address, insecure.NewCredentials())
 		if err := streams[node].Send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: node},
 			TypeUrl: ads.EndpointType, ResourceNamesSubscribe: []string{"*"}}); err != nil {
 			t.Fatal(err)
@@ -87,12 +62,6 @@ func TestChangeTellsThoseConcerned(t *testing.T) {
 		if names := next(node); len(names) != calls {
 			t.Errorf("%s is told of %q", node, names)
 		}
-	}
-	concerned := func(service int) (nodes []string) {
-		for j := range calls {
-			nodes = append(nodes, fmt.Sprint("ps", (service+j+1)%services))
-		}
-		return nodes
 	}
 	changes := []func() (service int, err error){
 		func() (int, error) {
@@ -127,15 +96,15 @@ func TestChangeTellsThoseConcerned(t *testing.T) {
 		if err != nil {
 			t.Fatal(i, err)
 		}
-		for _, node := range concerned(service) {
-			if names := next(node); len(names) != 1 || names[0] != fmt.Sprint("s", service) {
-				t.Errorf("%d: %s is told of %q", i, node, names)
+		for _, proxy := range mesh.Callers(service) {
+			if names := next(ring.Proxy(proxy)); len(names) != 1 || names[0] != ring.Service(service) {
+				t.Errorf("%d: proxy %d is told of %q", i, proxy, names)
 			}
 		}
 		// Something that everybody is told, after which nothing of the change can be under way.
 		r := map[string][]Endpoint{}
 		for s := range services {
-			r[fmt.Sprint("s", s)] = []Endpoint{{Address: fmt.Sprintf("10.201.%d.%d:80", i, s+1)}}
+			r[ring.Service(s)] = []Endpoint{{Address: fmt.Sprintf("10.201.%d.%d:80", i, s+1)}}
 		}
 		mu.Lock()
 		count := 0
@@ -162,7 +131,7 @@ func TestChangeTellsThoseConcerned(t *testing.T) {
 func BenchmarkChange(b *testing.B) {
 	for _, services := range []int{100, 1000, 10000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
-			m, err := ring(services, 10).Compile()
+			m, err := ring.Mesh{Services: services, Calls: 10}.Config(1).Compile()
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -59,41 +59,42 @@ func (h *history) of(since int64) *entry {
 	return e
 }
 
+// note has something noted of a change, if that is kept.
+func (h *history) note(since int64, do func(*entry)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if e := h.of(since); e != nil {
+		do(e)
+	}
+}
+
 func (h *history) sent(s Sent) {
 	if s.Asked {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	e := h.of(s.Since)
-	if e == nil {
-		return
-	}
-	after := float64(s.Time-s.Since) / 1e9
-	if e.Responses == 0 {
-		e.FirstSent = after
-	}
-	e.FirstSent, e.LastSent = min(e.FirstSent, after), max(e.LastSent, after)
-	e.Responses++
-	e.proxies[s.Node] = struct{}{}
-	e.Proxies = len(e.proxies)
+	h.note(s.Since, func(e *entry) {
+		after := float64(s.Time-s.Since) / 1e9
+		if e.Responses == 0 {
+			e.FirstSent = after
+		}
+		e.FirstSent, e.LastSent = min(e.FirstSent, after), max(e.LastSent, after)
+		e.Responses++
+		e.proxies[s.Node] = struct{}{}
+		e.Proxies = len(e.proxies)
+	})
 }
 
 func (h *history) answered(a Answer) {
 	if a.Asked {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	e := h.of(a.Since)
-	if e == nil {
-		return
-	}
-	e.Answers++
-	if a.Refused != "" {
-		e.Refused++
-	}
-	e.LastAnswer = max(e.LastAnswer, float64(a.Time-a.Since)/1e9)
+	h.note(a.Since, func(e *entry) {
+		e.Answers++
+		if a.Refused != "" {
+			e.Refused++
+		}
+		e.LastAnswer = max(e.LastAnswer, float64(a.Time-a.Since)/1e9)
+	})
 }
 
 // list is the changes that are kept, the last one first.

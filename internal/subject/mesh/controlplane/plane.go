@@ -397,26 +397,30 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []
 		some[p.keyOf(m, id)] = View{Common: now.Common, Own: own}
 		ids = append(ids, id)
 	}
-	if at, err = p.change(ctx, some, told); err != nil {
+	gone := p.gone(told)
+	if p.shared || p.mesh == nil {
+		at, err = p.server.SetAll(ctx, some)
+	} else {
+		at, err = p.server.Change(ctx, some, gone)
+	}
+	if err != nil {
 		return 0, nil, err
 	}
-	p.forget(told)
+	if len(gone) > 0 {
+		p.forget(told)
+	}
 	p.shared, p.told = false, told
 	return at, ids, nil
 }
 
-// change tells the server of proxies that are told otherwise than before, and of those that are gone.
-func (p *Plane) change(ctx context.Context, some map[string]View, now map[string]part) (int64, error) {
-	if p.shared || p.mesh == nil {
-		return p.server.SetAll(ctx, some)
-	}
-	var gone []string
+// gone are the keys of proxies that are not there any more, or not as whom they were.
+func (p *Plane) gone(now map[string]part) (keys []string) {
 	for id, before := range p.told {
 		if after, stays := now[id]; !stays || p.authority != nil && after.identity != before.identity {
-			gone = append(gone, p.keyOf(p.mesh, id))
+			keys = append(keys, p.keyOf(p.mesh, id))
 		}
 	}
-	return p.server.Change(ctx, some, gone)
+	return keys
 }
 
 // forget forgets the identities that nobody has any more.

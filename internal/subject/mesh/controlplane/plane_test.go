@@ -111,6 +111,22 @@ func ask(t *testing.T, address string, c credentials.TransportCredentials, node,
 	return got, nil
 }
 
+// deltas is a stream of its own connection, which the test ends.
+func deltas(ctx context.Context, t *testing.T, address string,
+	c credentials.TransportCredentials) discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
 // as are the credentials of a client of an identity.
 func as(t *testing.T, p *Plane, identity string) credentials.TransportCredentials {
 	t.Helper()
@@ -185,15 +201,7 @@ func TestPlaneTellsOnlyOwn(t *testing.T) {
 func TestPlaneIdentityChanges(t *testing.T) {
 	p, address := served(t, secureMesh, PlaneOptions{})
 	web := as(t, p, "web")
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(web))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := deltas(t.Context(), t, address, web)
 	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "web-1"}, TypeUrl: ads.SecretType,
 		ResourceNamesSubscribe: []string{"identity", "roots"}}); err != nil {
 		t.Fatal(err)

@@ -320,14 +320,7 @@ func (t *Table) stepTo(to *Table) *step {
 	}
 	s := &step{to: to}
 	s.changed, s.removed = compare(t.all(), to.all())
-	switch {
-	case len(s.removed) == 0:
-		s.kept = to
-	case len(s.changed) == 0:
-		s.kept = t
-	default:
-		s.kept = newTable(nil, merged(to.all(), s.removed))
-	}
+	s.keep(t, func() *Table { return newTable(nil, merged(to.all(), s.removed)) })
 	if t.base == nil && to.base == nil {
 		t.step.Store(s)
 	}
@@ -345,15 +338,20 @@ func (t *Table) partsTo(to *Table) *step {
 		return nil
 	}
 	s := &step{to: to, changed: merged(common.changed, own.changed), removed: merged(common.removed, own.removed)}
+	s.keep(t, func() *Table { return newTable(common.kept, merged(to.list, own.removed)) })
+	return s
+}
+
+// keep finds the table of what there is and what was; both makes one where neither of the two will do.
+func (s *step) keep(from *Table, both func() *Table) {
 	switch {
 	case len(s.removed) == 0:
-		s.kept = to
+		s.kept = s.to
 	case len(s.changed) == 0:
-		s.kept = t
+		s.kept = from
 	default:
-		s.kept = newTable(common.kept, merged(to.list, own.removed))
+		s.kept = both()
 	}
-	return s
 }
 
 // compare compares lists that are in order: what of the second is new or of another version, and what of the first is

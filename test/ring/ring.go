@@ -1,0 +1,82 @@
+// Package ring makes up meshes for tests and benchmarks of control planes: services of which each is called by the next
+// few alone, so that what a proxy is told does not grow with the mesh.
+package ring
+
+import (
+	"fmt"
+	"net/netip"
+
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+
+	"tare/internal/subject/mesh/controlplane/proxyconfig"
+)
+
+// Mesh is services "s0" and on, and proxies "p0" and on, of which proxy i serves service i modulo their number.
+type Mesh struct {
+	Services int
+	Proxies  int    // default: one for each service
+	Calls    int    // how many services the proxies of one call: those just before their own, by discovery by policy
+	MTLS     string // default: off
+}
+
+// Service and Proxy are their names.
+func Service(i int) string { return fmt.Sprint("s", i) }
+func Proxy(i int) string   { return fmt.Sprint("p", i) }
+
+// Endpoints are those of a service since a change, from 1: the address tells the service, the port the change. Nobody
+// is there.
+func Endpoints(service, change int) []proxyconfig.Endpoint {
+	return []proxyconfig.Endpoint{{Address: fmt.Sprintf("10.200.%d.%d:%d", service>>8, service&255, change)}}
+}
+
+// ChangeOf says of which service an assignment of such endpoints is, and since which change; false for any other.
+func ChangeOf(a *endpointv3.ClusterLoadAssignment) (service, change int, ok bool) {
+	if len(a.GetEndpoints()) == 0 || len(a.GetEndpoints()[0].GetLbEndpoints()) == 0 {
+		return 0, 0, false
+	}
+	s := a.GetEndpoints()[0].GetLbEndpoints()[0].GetEndpoint().GetAddress().GetSocketAddress()
+	ip, err := netip.ParseAddr(s.GetAddress())
+	if err != nil || !ip.Is4() {
+		return 0, 0, false
+	}
+	b := ip.As4()
+	return int(b[2])<<8 | int(b[3]), int(s.GetPortValue()), b[0] == 10 && b[1] == 200
+}
+
+// Config is the mesh as it is after a change of all services.
+func (m Mesh) Config(change int) *proxyconfig.Config {
+	c := &proxyconfig.Config{Discovery: "policy", MTLS: m.MTLS}
+	for i := range m.Services {
+		s := proxyconfig.Service{Name: Service(i), Protocol: "http", Endpoints: Endpoints(i, change),
+			Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255)}
+		a := proxyconfig.Access{}
+		for j := range m.Calls {
+			a.From = append(a.From, Service((i+j+1)%m.Services))
+		}
+		s.Access = []proxyconfig.Access{a}
+		c.Services = append(c.Services, s)
+	}
+	for i := range m.count() {
+		name := Service(i % m.Services)
+		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: Proxy(i), Identity: name,
+			Inbound: map[string]proxyconfig.Inbound{name: {Listen: "0.0.0.0:15006", To: "127.0.0.1:80"}}})
+	}
+	return c
+}
+
+// Callers are the proxies that are told of a service.
+func (m Mesh) Callers(service int) (proxies []int) {
+	for j := range m.Calls {
+		for i := (service + j + 1) % m.Services; i < m.count(); i += m.Services {
+			proxies = append(proxies, i)
+		}
+	}
+	return proxies
+}
+
+func (m Mesh) count() int {
+	if m.Proxies > 0 {
+		return m.Proxies
+	}
+	return m.Services
+}
