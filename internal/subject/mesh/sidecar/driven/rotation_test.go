@@ -24,6 +24,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"tare/internal/pace"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/controlplane/ads"
@@ -105,7 +106,7 @@ func rotate(t *testing.T, start starter, l load) {
 	inKept, inFresh, outKept, outFresh := free(t), free(t), free(t), free(t)
 	kept, fresh := newLink(t, inKept), newLink(t, inFresh)
 	// The service that opens a connection for each of its callers' carries bytes.
-	p := &plane{t: t, acks: map[string]int{}, mesh: fmt.Sprintf(`
+	p := &plane{t: t, acks: map[string][]int64{}, mesh: fmt.Sprintf(`
 mtls: strict
 discovery: policy
 services:
@@ -159,7 +160,7 @@ proxies:
 	t.Logf("%.1f s: %d requests on %d kept connections, %d failed; %d new connections with one each, %d failed; between "+
 		"the proxies %d connections opened that are kept, %d closed; the proxies took secrets %v times; control plane "+
 		"restarted %d times, streams of client and server %v", took.Seconds(), flow.kept.Load(), flow.dialled.Load(),
-		flow.keptFailed.Load(), flow.fresh.Load(), flow.freshFailed.Load(), kept.opened.Load(), lost, p.taken(),
+		flow.keptFailed.Load(), flow.fresh.Load(), flow.freshFailed.Load(), kept.opened.Load(), lost, p.taken(0),
 		l.restarts, streams)
 	if flow.keptFailed.Load()+flow.freshFailed.Load() > 0 {
 		t.Errorf("requests failed: %v", *flow.why.Load())
@@ -194,7 +195,7 @@ type plane struct {
 	stop               func()
 
 	mu      sync.Mutex
-	acks    map[string]int // of secrets, by node
+	acks    map[string][]int64 // of secrets, by node: when the control plane was told of what was acknowledged
 	refused []string
 }
 
@@ -243,14 +244,23 @@ func (p *plane) answered(a controlplane.Answer) {
 	if a.Refused != "" {
 		p.refused = append(p.refused, a.Node+": "+a.Refused)
 	} else if a.TypeURL == ads.SecretType {
-		p.acks[a.Node]++
+		p.acks[a.Node] = append(p.acks[a.Node], a.Since)
 	}
 }
 
-func (p *plane) taken() map[string]int {
+// taken is how often each proxy has taken secrets that the control plane was told of since a time by pace.Now.
+func (p *plane) taken(since int64) map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return map[string]int{"web-1": p.acks["web-1"], "api-1": p.acks["api-1"]}
+	n := map[string]int{"web-1": 0, "api-1": 0}
+	for node := range n {
+		for _, told := range p.acks[node] {
+			if told >= since {
+				n[node]++
+			}
+		}
+	}
+	return n
 }
 
 func (p *plane) refusals() []string {
@@ -259,13 +269,14 @@ func (p *plane) refusals() []string {
 	return p.refused
 }
 
-// rotations waits until both proxies have taken new secrets so many times.
+// rotations waits until both proxies have taken new secrets so many times, of what there is from now on: what was under
+// way before says nothing of the roots of this moment.
 func (p *plane) rotations(n int) {
 	p.t.Helper()
-	before := p.taken()
+	since := pace.Now()
 	until(p.t, "rotations", func() bool {
-		now := p.taken()
-		return now["web-1"] >= before["web-1"]+n && now["api-1"] >= before["api-1"]+n
+		now := p.taken(since)
+		return now["web-1"] >= n && now["api-1"] >= n
 	})
 }
 
@@ -377,20 +388,39 @@ func startProxy(t *testing.T, p *plane, node string) running {
 		args = append(args, "--uid", "65534", "--gid", "65534")
 	}
 	execute(t, node, self, args...)
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		if said, err := o.says(); err != nil {
+			t.Log(err)
+		} else {
+			t.Logf("%s counts: %s", node, said)
+		}
+	})
 	return o
+}
+
+// says is what the proxy counts.
+func (o *own) says() ([]byte, error) {
+	c, err := net.Dial("unix", o.stats)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return io.ReadAll(c)
 }
 
 func (o *own) streams() int {
 	o.t.Helper()
-	c, err := net.Dial("unix", o.stats)
+	said, err := o.says()
 	if err != nil {
 		o.t.Fatal(err)
 	}
-	defer c.Close()
 	var word struct {
 		Streams int `json:"control_streams"`
 	}
-	if err := json.NewDecoder(c).Decode(&word); err != nil {
+	if err := json.Unmarshal(said, &word); err != nil {
 		o.t.Fatal(err)
 	}
 	return word.Streams
