@@ -198,6 +198,9 @@ func TestSource(t *testing.T) {
 		t.Errorf("got %s %s, %v", m.Event, m.Data, err)
 	}
 	s.fails <- errors.New("the API is gone")
+	if m, err := conn.Receive(); !errors.Is(err, io.EOF) { // before its parent goes, which would end it as well
+		t.Errorf("got %s %s, %v", m.Event, m.Data, err)
+	}
 	if err := end(); err == nil || err.Error() != "watching script: the API is gone" {
 		t.Errorf("it ended with %v", err)
 	}
