@@ -30,6 +30,8 @@ type Agent struct {
 	Roots    []byte        // PEM: whom to trust before the first answer
 	Token    Token         // for the first time, and again whenever the certificate has ended
 	Life     time.Duration // that is wanted; 0: the control plane's choice
+	// ReadToken takes the place of Token where that is replaced from time to time, as the kubelet does.
+	ReadToken func() (Token, error)
 
 	// RenewAfter is as in Options. A control plane that is away is asked again after a second, then after twice as long
 	// each time, up to maxRetry.
@@ -77,7 +79,13 @@ func (a *Agent) Request(ctx context.Context, current Credentials) (Credentials, 
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if len(current.Chain) == 0 {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", bearerPrefix+string(a.Token))
+		token := a.Token
+		if a.ReadToken != nil {
+			if token, err = a.ReadToken(); err != nil {
+				return Credentials{}, err
+			}
+		}
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", bearerPrefix+string(token))
 	}
 	answer := newResponse()
 	question := requestMessage(request{csr: string(csr), seconds: int64(a.Life / time.Second)})

@@ -47,6 +47,8 @@ type Options struct {
 	// Names are the DNS names that certificates of an identity have beside it, for peers that can check names of hosts
 	// and no URIs (nginx, HAProxy). nil: none. It is not for agents, whose certificates never have any.
 	Names func(id string) []string
+	// OwnNames are the DNS names of the control plane's own certificate, for peers that know it by a name (WebTLS).
+	OwnNames []string
 
 	// OnChange is called by Run after Secrets would give another secret for an identity, and OnRoots by the goroutine
 	// that changed the roots, after Roots would give another.

@@ -18,12 +18,12 @@ const (
 	DefaultNamespace   = "default"
 )
 
-// systemNamespace is for the control plane itself: nobody else gets an identity in it.
-const systemNamespace = "tare-system"
+// SystemNamespace is for the control plane itself: nobody else gets an identity in it.
+const SystemNamespace = "tare-system"
 
 // ControlPlane is the identity by which proxies know the control plane of a trust domain.
 func ControlPlane(trustDomain string) string {
-	return compose(trustDomain, systemNamespace, "controlplane")
+	return compose(trustDomain, SystemNamespace, "controlplane")
 }
 
 func compose(trustDomain, namespace, account string) string {
@@ -81,7 +81,7 @@ func segment(s string) bool {
 
 // system says whether an identity is for the control plane alone.
 func system(trustDomain, id string) bool {
-	return strings.HasPrefix(id, compose(trustDomain, systemNamespace, ""))
+	return strings.HasPrefix(id, compose(trustDomain, SystemNamespace, ""))
 }
 
 // CheckTrustDomain is an error unless domain can be one: labels of small letters, digits, - and _ with dots between

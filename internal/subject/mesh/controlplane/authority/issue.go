@@ -168,7 +168,10 @@ func (a *Authority) make(t *trust, id string) (*entry, error) {
 		return nil, err
 	}
 	var names []string
-	if a.o.Names != nil && !system(a.o.TrustDomain, id) {
+	switch {
+	case id == a.own.id:
+		names = a.o.OwnNames
+	case a.o.Names != nil && !system(a.o.TrustDomain, id):
 		names = a.o.Names(id)
 	}
 	l, err := a.sign(t, id, key.Public(), a.o.Life, names...)

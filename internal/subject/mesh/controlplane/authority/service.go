@@ -21,16 +21,27 @@ import (
 //
 // Who asks is known before the request is read. Requests are bounded in size, kind of key and rate.
 type Service struct {
-	a       *Authority
-	tokens  *Tokens
-	signing *limits // by identity
-	refused *limits // by host: tokens that are not valid
+	a        *Authority
+	tokens   *Tokens
+	accounts *ServiceAccounts // nil: none
+	signing  *limits          // by identity and pod
+	refused  *limits          // by host: tokens that are not valid
+}
+
+// asker is who asks for a certificate.
+type asker struct {
+	id    string
+	pod   string // with a service account's token: of which pod it is; empty: unknown
+	token *Token // by which it is known, if that is to be used up
 }
 
 // ServiceOptions are the bounds of a Service. The zero value will do.
 type ServiceOptions struct {
 	Rate  float64 // signatures per second and identity; default DefaultRate
 	Burst float64 // signatures at once and identity; default DefaultBurst
+	// Accounts have their tokens taken as well, as often as they are shown: they end soon, and the kubelet replaces them.
+	// The limits are of each pod then, for the pods of a deployment have one identity.
+	Accounts *ServiceAccounts
 }
 
 // The bounds of a Service where ServiceOptions say nothing.
@@ -57,7 +68,7 @@ func NewService(a *Authority, tokens *Tokens, o ServiceOptions) *Service {
 	if o.Burst == 0 {
 		o.Burst = DefaultBurst
 	}
-	return &Service{a, tokens, newLimits(o.Rate, o.Burst), newLimits(refusedRate, refusedBurst)}
+	return &Service{a, tokens, o.Accounts, newLimits(o.Rate, o.Burst), newLimits(refusedRate, refusedBurst)}
 }
 
 // Register makes the service known to a gRPC server, which must use Authority.ServerTLS: tokens are taken over TLS
@@ -76,20 +87,20 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 
 func (s *Service) serve(stream grpc.ServerStream) error {
 	ctx := stream.Context()
-	who, token, err := s.authenticate(ctx)
+	who, err := s.authenticate(ctx)
 	if err != nil {
 		return err
 	}
-	if !s.signing.take(who) {
-		return status.Errorf(codes.ResourceExhausted, "too many certificates for %s: wait a while", who)
+	if !s.signing.take(who.id + " " + who.pod) {
+		return status.Errorf(codes.ResourceExhausted, "too many certificates for %s: wait a while", who.id)
 	}
 	m := newRequest()
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	l, t, err := s.sign(who, token, readRequest(m))
+	l, t, err := s.sign(who.id, who.token, readRequest(m))
 	if err != nil {
-		s.a.refuse(ctx, "%s a certificate: %s", who, shown(err.Error()))
+		s.a.refuse(ctx, "%s a certificate: %s", who.id, shown(err.Error()))
 		return refusal(err)
 	}
 	return stream.SendMsg(responseMessage(l.pem, t.pem))
@@ -107,35 +118,46 @@ func refusal(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// authenticate tells who asks, and the token by which it is known if it has no certificate.
-func (s *Service) authenticate(ctx context.Context) (string, *Token, error) {
+// authenticate tells who asks.
+func (s *Service) authenticate(ctx context.Context) (asker, error) {
 	id, err := s.a.Identity(ctx)
 	if err == nil {
 		err = s.a.check(id)
 	}
 	if err == nil {
-		return id, nil, nil
+		return asker{id: id}, nil
 	}
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.AuthInfo == nil || p.AuthInfo.AuthType() != "tls" {
-		return "", nil, status.Error(codes.Unauthenticated, "certificates are signed over TLS only")
+		return asker{}, status.Error(codes.Unauthenticated, "certificates are signed over TLS only")
 	}
 	host := hostOf(p.Addr)
 	if !s.refused.open(host) {
-		return "", nil, status.Error(codes.ResourceExhausted, "too many bootstrap tokens that are not valid: wait a while")
+		return asker{}, status.Error(codes.ResourceExhausted, "too many bootstrap tokens that are not valid: wait a while")
 	}
-	token, shown := bearer(ctx)
-	if shown {
-		if id, err = s.tokens.identity(token); err == nil {
-			err = s.a.check(id)
+	if token, shown := bearer(ctx); shown {
+		var who asker
+		if who, err = s.known(token); err == nil {
+			err = s.a.check(who.id)
 		}
 		if err == nil {
-			return id, &token, nil
+			return who, nil
 		}
 	}
 	s.refused.take(host)
 	s.a.refuse(ctx, "a certificate: %s", err)
-	return "", nil, status.Error(codes.Unauthenticated, err.Error())
+	return asker{}, status.Error(codes.Unauthenticated, err.Error())
+}
+
+// known is who has a token.
+func (s *Service) known(token Token) (who asker, err error) {
+	if _, _, ours := token.parts(); ours || s.accounts == nil {
+		who.id, err = s.tokens.identity(token)
+		who.token = &token
+		return who, err
+	}
+	who.id, who.pod, err = s.accounts.identity(s.a.TrustDomain(), token)
+	return who, err
 }
 
 // bearer is the token of a call's metadata.

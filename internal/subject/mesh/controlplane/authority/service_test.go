@@ -290,9 +290,9 @@ func TestRates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		id, _, err := s.authenticate(metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+string(web))))
-		if id != c.ID || c.ID == "" && status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("%q at a host that guesses tokens is %q, %v", c.ID, id, err)
+		who, err := s.authenticate(metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+string(web))))
+		if who.id != c.ID || c.ID == "" && status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("%q at a host that guesses tokens is %q, %v", c.ID, who.id, err)
 		}
 	}
 }

@@ -36,6 +36,15 @@ func (a *Authority) ServerTLS() *tls.Config {
 	}
 }
 
+// WebTLS is for a listener of the control plane that peers know by one of Options.OwnNames, such as API servers, which
+// have no identity in the mesh: nobody is asked for a certificate. TLS 1.2 or 1.3, HTTP/2 or HTTP/1.1.
+func (a *Authority) WebTLS() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return a.server() },
+	}
+}
+
 func (a *Authority) verifyClient(state tls.ConnectionState) error {
 	if len(state.PeerCertificates) == 0 {
 		return nil
