@@ -197,3 +197,45 @@ func BenchmarkChange(b *testing.B) {
 		})
 	}
 }
+
+// TestAlike: proxies that say the same, as pods of one deployment do, have their own resources but once; those that do
+// not, or that have callers from outside, have their own.
+func TestAlike(t *testing.T) {
+	const text = `
+mtls: strict
+discovery: policy
+services:
+  - {name: a, identity: x, protocol: http, endpoints: [{address: "10.1.0.1:1"}], access: [{from: [y]}]}
+  - {name: b, identity: y, endpoints: [{address: "10.1.0.2:1"}]}
+proxies:
+  - {id: one, identity: x, inbound: {a: {listen: "0.0.0.0:1", to: "127.0.0.1:2"}}}
+  - {id: two, identity: x, inbound: {a: {listen: "0.0.0.0:1", to: "127.0.0.1:2"}}}
+  - {id: port, identity: x, inbound: {a: {listen: "0.0.0.0:1", to: "127.0.0.1:3"}}}
+  - {id: silent, identity: x, inbound: {a: {listen: "0.0.0.0:1", to: "127.0.0.1:2"}}, outbound: {}}
+  - {id: edge, identity: x, inbound: {a: {listen: "0.0.0.0:1", to: "127.0.0.1:2"}}}
+  - {id: other, identity: y, outbound: {a: "127.0.0.1:9"}}
+ingress: [{service: a, listen: "0.0.0.0:80", proxy: edge}]
+`
+	m, err := Parse("mesh.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := func(id string) *Resources {
+		p, err := m.Part(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Own
+	}
+	if own("one") != own("two") {
+		t.Error("two proxies that say the same have resources of their own")
+	}
+	for _, id := range []string{"port", "silent", "edge", "other"} {
+		if own(id) == own("one") {
+			t.Errorf("%s says something else", id)
+		}
+	}
+	if n := len(own("edge").Listeners); n != len(own("one").Listeners)+1 {
+		t.Errorf("the one with callers from outside has %d listeners", n)
+	}
+}

@@ -1,6 +1,7 @@
 package proxyconfig
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -501,16 +502,35 @@ func (m *Mesh) compileProxies() error {
 		ingress[g.Proxy] = append(ingress[g.Proxy], i)
 		m.proxies[g.Proxy].ingress = append(m.proxies[g.Proxy].ingress, g)
 	}
+	alike := map[string]*Resources{}
 	for i := range m.config.Proxies {
 		p := m.proxies[m.config.Proxies[i].ID]
 		if p.own = m.ownBefore(p); p.own != nil {
 			continue
 		}
+		key := p.says()
+		if own := alike[key]; own != nil && len(p.ingress) == 0 {
+			p.own = own
+			continue
+		}
 		if err := m.compileProxy(p, ingress[p.ID]); err != nil {
 			return err
 		}
+		if len(p.ingress) == 0 {
+			alike[key] = p.own
+		}
 	}
 	return nil
+}
+
+// says is all that a proxy's own resources are made of, but for ingress: those of the pods of a deployment say the
+// same.
+func (p *proxy) says() string {
+	text, err := json.Marshal([]any{p.id, p.policy, p.Inbound, p.Outbound, p.Redirected})
+	if err != nil {
+		panic(err) // of texts and numbers there is none
+	}
+	return string(text)
 }
 
 func (m *Mesh) compileProxy(p *proxy, ingress []int) error {
