@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"io"
 	"os"
@@ -11,14 +12,17 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/internal/fault"
+	"tare/internal/pattern"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/controlplane"
+	"tare/internal/subject/mesh/controlplane/authority"
 )
 
 func init() { register(newControlplane) }
 
 func newControlplane() *cobra.Command {
 	var o controlplane.Settings
+	var accounts serviceAccounts
 	var human bool
 	c := &cobra.Command{
 		Use:   "controlplane --config FILE|DIR",
@@ -30,10 +34,14 @@ all files *.yaml are one mesh.
 A file with proxies tells each what concerns it. With mtls, proxies get certificates from an authority of the control
 plane, and must prove their identity by them to be told anything. --credentials has a directory written for each proxy,
 with what it connects by: Envoy starts with 'envoy -c DIR/PROXY/envoy.json'. Keys there have mode 0600, and are replaced
-before their certificates end. Without --roots a control plane that starts again is one that no proxy trusts.`,
+before their certificates end. Without --roots a control plane that starts again is one that no proxy trusts.
+
+--webhook has it add proxies to the pods of a Kubernetes cluster, whose API server asks it about each new one. What pods
+get is in the file of --injection (docs/injection.md); the webhook is known by the roots of the mesh's certificates.`,
 		Example: `  tare controlplane --config mesh.yaml
   tare controlplane --config mesh.yaml --listen 127.0.0.1:18000 --admin 127.0.0.1:18001
-  tare controlplane --config mesh.yaml --credentials /run/mesh --roots /var/lib/mesh`,
+  tare controlplane --config mesh.yaml --credentials /run/mesh --roots /var/lib/mesh
+  tare controlplane --config mesh.yaml --roots /var/lib/mesh --webhook :9443 --injection pods.yaml`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			people := human || isatty.IsTerminal(os.Stdout.Fd())
@@ -49,6 +57,9 @@ before their certificates end. Without --roots a control plane that starts again
 					}
 					f.Close()
 				}
+			}
+			if err := webhookOf(cmd, &o, accounts); err != nil {
+				return err
 			}
 			if people {
 				return forPeople(cmd.Context(), cmd.OutOrStdout(), printControlplane, func(ctx context.Context, conn *role.Conn) error {
@@ -66,8 +77,38 @@ before their certificates end. Without --roots a control plane that starts again
 	f.StringVar(&o.Roots, "roots", "", "directory that keeps the roots of certificates; left out, they end with the control plane")
 	f.DurationVar(&o.Life, "life", 0, "life of certificates, from 1s on; 1h when left out")
 	f.StringVar(&o.Admin, "admin", "", "address at which to serve /metrics for Prometheus, and /changes, the last changes as JSON")
+	f.StringVar(&o.Webhook.Listen, "webhook", "", "address at which API servers have new pods reviewed (AdmissionReview), by TLS")
+	f.StringVar(&o.Webhook.Config, "injection", "", "YAML file of what pods get")
+	f.StringSliceVar(&o.Webhook.Names, "webhook-name", []string{"controlplane.tare-system.svc"},
+		"DNS names by which API servers know the webhook: SERVICE.NAMESPACE.svc")
+	f.StringVar(&accounts.keys, "service-account-keys", "", "file of a cluster's public keys (/openid/v1/jwks): the tokens of its "+
+		"service accounts give certificates")
+	f.StringVar(&accounts.issuer, "service-account-issuer", "https://kubernetes.default.svc.cluster.local", "issuer of these tokens")
+	f.StringVar(&accounts.audience, "service-account-audience", "tare", "audience that they must be for")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
+}
+
+// dnsName is a name of RFC 1123 in lower case.
+var dnsName = pattern.Lazy(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
+
+// serviceAccounts are the flags of authority.ServiceAccounts.
+type serviceAccounts struct{ keys, issuer, audience string }
+
+// webhookOf completes what the flags say of pods.
+func webhookOf(cmd *cobra.Command, o *controlplane.Settings, s serviceAccounts) (err error) {
+	if o.Webhook.Config != "" && o.Webhook.Listen == "" {
+		return wrongUse(cmd, fault.New(fault.Usage, "--injection", "give --webhook as well", "only a webhook injects anything"))
+	}
+	for _, name := range o.Webhook.Names {
+		if !dnsName().MatchString(name) || len(name) > 253 {
+			return wrongUse(cmd, fault.New(fault.Usage, "--webhook-name", "give SERVICE.NAMESPACE.svc", "%q is no DNS name", name))
+		}
+	}
+	if s.keys != "" {
+		o.Accounts, err = authority.ReadServiceAccounts(s.keys, s.issuer, s.audience)
+	}
+	return err
 }
 
 func printControlplane(w io.Writer, m role.Message) (err error) {
@@ -78,6 +119,10 @@ func printControlplane(w io.Writer, m role.Message) (err error) {
 			_, err = fmt.Fprintf(w, "the control plane listens at %s: %s from %s\n", r.Address, r, r.Config)
 			if err == nil && r.Admin != "" {
 				_, err = fmt.Fprintf(w, "metrics: http://%s/metrics; the last changes: http://%s/changes\n", r.Admin, r.Admin)
+			}
+			if err == nil && r.Webhook != "" {
+				_, err = fmt.Fprintf(w, "pods are reviewed at https://%s/; caBundle: %s\n", r.Webhook,
+					base64.StdEncoding.EncodeToString(r.WebhookRoots))
 			}
 			if err == nil && r.Credentials != "" && r.Proxies > 0 {
 				_, err = fmt.Fprintf(w, "start a proxy with: envoy -c %s\n",

@@ -47,7 +47,7 @@ var guests = []guest{
 	{"load exec", kind.Load, exec.Settings, "spin" + windowed},
 	{"load write", kind.Load, write.Settings, "seed spin" + windowed},
 	{"subject kernelmesh", kind.Subject, kernelmesh.Settings, "services xds cgroup source allow-root human"},
-	{"subject proxy", kind.Subject, proxy.Settings, "config xds node credentials drain human stats uid gid"},
+	{"subject proxy", kind.Subject, proxy.Settings, "config xds node credentials identity token-file probes probe-host drain human stats uid gid"},
 	{"subject store", kind.Subject, storebench.Settings, windowed},
 	{"subject exectrace", kind.Subject, exectrace.Settings, "cgroup for"},
 }

@@ -13,6 +13,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/param"
 	"tare/internal/role"
+	"tare/internal/subject/mesh/controlplane/injection/probes"
 	"tare/internal/subject/mesh/proxy"
 )
 
@@ -42,6 +43,10 @@ func newProxy() *cobra.Command {
 				return wrongUse(cmd, fault.New(fault.Usage, "--credentials", "give --xds as well",
 					"only a control plane asks for them"))
 			}
+			o.Identity, o.TokenFile, o.Probes, o.ProbeHost = only.Identity, only.TokenFile, only.Probes, only.ProbeHost
+			if err := proxyOfPod(cmd, &o); err != nil {
+				return err
+			}
 			if human || isatty.IsTerminal(os.Stdout.Fd()) {
 				return forPeople(cmd.Context(), cmd.OutOrStdout(), printProxy, func(ctx context.Context, conn *role.Conn) error {
 					return proxy.Run(ctx, o, conn)
@@ -58,6 +63,11 @@ func newProxy() *cobra.Command {
 	f.StringVar(&only.Node, "node", "", "id by which the control plane knows the proxy (default tare)")
 	f.StringVar(&only.Credentials, "credentials", "",
 		"directory of what proves the proxy's identity to the control plane, as 'tare controlplane --credentials' writes it")
+	f.StringVar(&only.Identity, "identity", "", "SPIFFE ID of which to get a certificate by --token-file, from the control "+
+		"plane whose roots are in $TARE_ROOTS: as the proxy of a pod does")
+	f.StringVar(&only.TokenFile, "token-file", "", "token of the pod's service account, which is read again each time")
+	f.StringVar(&only.Probes, "probes", "", "address at which to answer the probes of other containers, which $TARE_PROBES has")
+	f.StringVar(&only.ProbeHost, "probe-host", "127.0.0.1", "where these containers are asked: the pod's IP, or loopback")
 	f.DurationVar(&only.Drain, "drain", 2*time.Second, "how long requests under way have when the proxy is to end")
 	f.StringVar(
 		&only.Stats,
@@ -69,6 +79,32 @@ func newProxy() *cobra.Command {
 	f.IntVar(&only.GID, "gid", 0, "its group")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
+}
+
+// The environment of the proxy of a pod (package injection).
+const (
+	rootsVariable  = "TARE_ROOTS"
+	probesVariable = "TARE_PROBES"
+)
+
+// proxyOfPod reads what the proxy of a pod has in its environment.
+func proxyOfPod(cmd *cobra.Command, o *proxy.Options) (err error) {
+	if (o.Identity != "") != (o.TokenFile != "") || o.Identity != "" && (o.XDS == "" || o.Credentials != "") {
+		return wrongUse(cmd, fault.New(fault.Usage, "--identity", "give --xds, --identity and --token-file, and no --credentials",
+			"a token is shown to a control plane, by who has no certificate yet"))
+	}
+	if o.Identity != "" {
+		if o.Roots = []byte(os.Getenv(rootsVariable)); len(o.Roots) == 0 {
+			return fault.New(fault.Usage, "$"+rootsVariable, "set it to the roots of the mesh's certificates, as PEM",
+				"the control plane could be anybody")
+		}
+	}
+	if o.Probes != "" {
+		if o.Table, err = probes.Parse([]byte(os.Getenv(probesVariable))); err != nil {
+			return fault.Wrap(err, fault.Usage, "$"+probesVariable, "see docs/injection.md", "there are no probes to answer")
+		}
+	}
+	return nil
 }
 
 func printProxy(w io.Writer, m role.Message) (err error) {

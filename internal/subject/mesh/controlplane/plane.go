@@ -44,6 +44,11 @@ type PlaneOptions struct {
 	// Tokens are the bootstrap tokens by which agents get the first certificate of a key of their own
 	// (authority.Agent); nil: certificates are only renewed.
 	Tokens *authority.Tokens
+	// Accounts are service accounts of a Kubernetes cluster, whose tokens are taken as well; nil: none are.
+	Accounts *authority.ServiceAccounts
+	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
+	// (authority.Authority.WebTLS).
+	Names []string
 	// RetryAfter is when certificates and files that could not be replaced are tried again; default 5 s.
 	RetryAfter time.Duration
 	OnSent     func(Sent)
@@ -94,7 +99,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	options := Options{Key: p.key, OnSent: o.OnSent, OnAnswer: o.OnAnswer}
 	if m.Secure() {
 		ao := authority.Options{
-			TrustDomain: m.TrustDomain(), Life: o.Life, RenewAfter: o.RenewAfter, Log: o.Log,
+			TrustDomain: m.TrustDomain(), Life: o.Life, RenewAfter: o.RenewAfter, Log: o.Log, OwnNames: o.Names,
 			OnChange: p.renewals.identity, OnRoots: p.renewals.roots,
 		}
 		var err error
@@ -116,7 +121,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	}
 	p.server = New(options)
 	if p.authority != nil {
-		authority.NewService(p.authority, o.Tokens, authority.ServiceOptions{}).Register(p.server.Registrar())
+		authority.NewService(p.authority, o.Tokens, authority.ServiceOptions{Accounts: o.Accounts}).Register(p.server.Registrar())
 	}
 	if _, err := p.Set(ctx, m); err != nil {
 		p.Close()

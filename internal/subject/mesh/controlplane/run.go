@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,8 @@ import (
 	"tare/internal/fault"
 	"tare/internal/quantity"
 	"tare/internal/role"
+	"tare/internal/subject/mesh/controlplane/authority"
+	"tare/internal/subject/mesh/controlplane/injection"
 )
 
 // Ready is the data of the ready message.
@@ -28,6 +31,10 @@ type Ready struct {
 	// Credentials is the directory in which each proxy finds what it connects by.
 	Credentials string `json:"credentials,omitempty"`
 	Admin       string `json:"admin,omitempty"` // host:port of /metrics and /changes
+	// Webhook is where API servers have pods reviewed, host:port, and WebhookRoots are the certificates by which they
+	// trust it, as PEM (clientConfig.caBundle, which is base64 as this is).
+	Webhook      string `json:"webhook,omitempty"`
+	WebhookRoots []byte `json:"webhook_roots,omitempty"`
 }
 
 // Settings are how a control plane runs as a process.
@@ -39,6 +46,16 @@ type Settings struct {
 	Roots       string        // see PlaneOptions
 	Life        time.Duration // of certificates; 0: the default
 	Admin       string        // host:port of metrics and the last changes; empty: nowhere
+	Webhook     Webhook
+	// Accounts are service accounts whose tokens give certificates; nil: there are none.
+	Accounts *authority.ServiceAccounts
+}
+
+// Webhook is how the control plane has pods reviewed (package injection).
+type Webhook struct {
+	Listen string   // host:port; empty: nowhere
+	Config string   // file of an injection.Config
+	Names  []string // DNS names by which API servers know it
 }
 
 // The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the
@@ -78,10 +95,27 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 			return err
 		}
 	}
-	l, err := net.Listen("tcp", o.Listen)
+	var listening []net.Listener // that nobody serves yet
+	defer func() {
+		for _, l := range listening {
+			l.Close()
+		}
+	}()
+	listen := func(address, flag, what string) (net.Listener, error) {
+		if address == "" {
+			return nil, nil
+		}
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Usage, address, "name another address with "+flag+", or port 0 for any",
+				"%s cannot listen", what)
+		}
+		listening = append(listening, l)
+		return l, nil
+	}
+	l, err := listen(cmp.Or(o.Listen, "127.0.0.1:0"), "--listen", "the control plane")
 	if err != nil {
-		return fault.Wrap(err, fault.Usage, o.Listen, "name another address with --listen, or port 0 for any",
-			"the control plane cannot listen")
+		return err
 	}
 	logs := make(chan string, 64) // a reader that does not read must not hold the streams
 	note := func(line string) {
@@ -90,29 +124,41 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		default:
 		}
 	}
-	admin, adminAt, err := listenAdmin(o.Admin)
+	adminAt, err := listen(o.Admin, "--admin", "who shows the control plane's metrics")
 	if err != nil {
-		l.Close()
+		return err
+	}
+	var admin *Admin
+	if adminAt != nil {
+		admin = NewAdmin()
+	}
+	hookAt, err := listen(o.Webhook.Listen, "--webhook", "the webhook")
+	if err != nil {
 		return err
 	}
 	p, err := NewPlane(ctx, m, PlaneOptions{
-		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, Admin: admin, OnAnswer: func(a Answer) {
+		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, Admin: admin, Accounts: o.Accounts,
+		Names: o.Webhook.Names, OnAnswer: func(a Answer) {
 			if a.Refused != "" {
 				note(fmt.Sprintf("%s refuses %s: %s", a.Node, a.TypeURL[strings.LastIndexByte(a.TypeURL, '.')+1:], a.Refused))
 			}
 		},
 	})
 	if err != nil {
-		l.Close()
-		if adminAt != nil {
-			adminAt.Close()
-		}
 		return fault.Wrap(err, fault.Usage, name, "", "the configuration is wrong")
 	}
+	var hook *injection.Webhook
+	if hookAt != nil {
+		if hook, err = o.Webhook.of(p, admin); err != nil {
+			p.Close()
+			return err
+		}
+	}
+	listening = nil
 	served, renewing := make(chan error, 1), make(chan error, 1)
 	go func() { served <- p.Serve(l) }()
 	ctx, stop := context.WithCancel(ctx)
-	renewal, watch := make(chan error, 1), make(chan error, 2)
+	renewal, watch := make(chan error, 1), make(chan error, 3)
 	go func() {
 		err := p.Run(ctx)
 		renewal <- err
@@ -120,6 +166,13 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	}()
 	changes := make(chan struct{}, 1)
 	var watching sync.WaitGroup
+	if hook != nil {
+		watching.Go(func() {
+			if err := hook.Serve(ctx, hookAt, p.Authority().WebTLS()); err != nil {
+				watch <- err
+			}
+		})
+	}
 	if admin != nil {
 		watching.Go(func() {
 			if err := admin.Serve(ctx, adminAt); err != nil {
@@ -157,6 +210,9 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if admin != nil {
 		ready.Admin = adminAt.Addr().String()
 	}
+	if hook != nil {
+		ready.Webhook, ready.WebhookRoots = hookAt.Addr().String(), p.Authority().RootsPEM()
+	}
 	if err := conn.Send(role.Ready, ready); err != nil {
 		return err
 	}
@@ -188,17 +244,26 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	}
 }
 
-// listenAdmin makes an admin that is to be served at an address; empty: none.
-func listenAdmin(address string) (*Admin, net.Listener, error) {
-	if address == "" {
-		return nil, nil, nil
+// of is the webhook of a control plane.
+func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
+	if p.Authority() == nil {
+		return nil, fault.New(fault.Usage, "--webhook", "give the mesh certificates: \"mtls: strict\" or \"mtls: permissive\"",
+			"API servers ask a webhook by TLS alone, and the mesh has no authority that could sign a certificate for it")
 	}
-	l, err := net.Listen("tcp", address)
+	if w.Config == "" {
+		return nil, fault.New(fault.Usage, "--injection", "see docs/injection.md", "the webhook is not told what pods get")
+	}
+	c, err := injection.ReadConfig(w.Config)
 	if err != nil {
-		return nil, nil, fault.Wrap(err, fault.Usage, address, "name another address with --admin, or port 0 for any",
-			"the control plane's metrics cannot be served")
+		return nil, err
 	}
-	return NewAdmin(), l, nil
+	o := injection.Options{Authority: p.Authority()}
+	if admin != nil {
+		if o.Metrics, err = injection.NewMetrics(admin.registry); err != nil {
+			return nil, fmt.Errorf("counting reviews: %w", err)
+		}
+	}
+	return injection.New(c, o)
 }
 
 // messagesOf hands on what the parent says until it has nothing more to say.

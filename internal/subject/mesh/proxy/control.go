@@ -1,16 +1,20 @@
 package proxy
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"tare/internal/fault"
 	"tare/internal/subject/mesh/controlplane/authority"
 	"tare/internal/subject/mesh/proxy/config"
 	"tare/internal/subject/mesh/proxy/dataplane"
@@ -18,7 +22,30 @@ import (
 )
 
 // planeClient does what a control plane says.
-type planeClient struct{ *xds.Client }
+type planeClient struct {
+	*xds.Client
+	agent *authority.Agent // gets certificates by a token; nil: they are there
+	first chan struct{}    // closed once it has one
+}
+
+// Run is the client's, which begins once there is a certificate.
+func (c *planeClient) Run(ctx context.Context) error {
+	if c.agent == nil {
+		return c.Client.Run(ctx)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- c.agent.Run(ctx) }()
+	select {
+	case <-c.first:
+	case err := <-ended:
+		return err
+	}
+	err := c.Client.Run(ctx)
+	stop()
+	return errors.Join(err, <-ended)
+}
 
 // newPlaneClient makes one, whose Run has the source do what the control plane says. listening is closed once there are
 // listeners.
@@ -48,8 +75,15 @@ func newPlaneClient(o Options, s *source, logs *logs, listening chan struct{}) (
 			}
 		},
 	}
-	if o.Credentials != "" {
-		p, err := newProof(o.Credentials)
+	made := &planeClient{}
+	if o.Credentials != "" || o.Identity != "" {
+		var p *proof
+		var err error
+		if o.Identity != "" {
+			p, made.agent, made.first = proofByToken(o, logs)
+		} else {
+			p, err = newProof(o.Credentials)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -60,7 +94,8 @@ func newPlaneClient(o Options, s *source, logs *logs, listening chan struct{}) (
 	if err != nil {
 		return nil, err
 	}
-	return &planeClient{c}, nil
+	made.Client = c
+	return made, nil
 }
 
 // ownWord is what the proxy says of itself.
@@ -92,8 +127,8 @@ func (f *planeClient) stats() *controlStats {
 }
 
 // proof is what the proxy proves itself by to its control plane, and knows that by. At first that is what a directory
-// has; once the control plane has told the proxy its certificate and the roots, it is these, which the control plane
-// replaces: the proxy may have given up the rights to read the directory by then.
+// has, or what it got by a bootstrap token; once the control plane has told the proxy its certificate and the roots, it
+// is these, which the control plane replaces: the proxy may have given up the rights to read the directory by then.
 type proof struct {
 	dir    string
 	server string // the control plane's identity
@@ -109,12 +144,52 @@ func newProof(dir string) (*proof, error) {
 	return p, p.read()
 }
 
+// proofByToken is what an agent gets by a token, and gets again: a control plane that was away for longer than a
+// certificate lasts is shown a token once more. first is closed once there is something.
+func proofByToken(o Options, logs *logs) (p *proof, a *authority.Agent, first chan struct{}) {
+	p, first = &proof{byPlane: true}, make(chan struct{})
+	once := sync.OnceFunc(func() { close(first) })
+	return p, &authority.Agent{Address: o.XDS, Identity: o.Identity, Roots: o.Roots, Log: logs.say,
+		ReadToken: func() (authority.Token, error) {
+			text, err := os.ReadFile(o.TokenFile)
+			if err != nil {
+				return "", fault.Wrap(err, fault.Machine, o.TokenFile, "", "the token cannot be read")
+			}
+			return authority.Token(strings.TrimSpace(string(text))), nil
+		},
+		OnChange: func(c authority.Credentials) error {
+			next := &proof{}
+			if err := next.take(c); err != nil {
+				return err
+			}
+			p.mu.Lock()
+			p.server, p.identity, p.roots = next.server, next.identity, next.roots
+			p.mu.Unlock()
+			once()
+			return nil
+		}}, first
+}
+
 // read takes what the directory has.
 func (p *proof) read() error {
 	c, err := authority.ReadEnvoy(p.dir)
 	if err != nil {
 		return err
 	}
+	next := &proof{}
+	if err := next.take(c); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.byPlane { // since it was looked at
+		p.server, p.identity, p.roots = next.server, next.identity, next.roots
+	}
+	return nil
+}
+
+// take takes credentials, of a proof that nobody else has yet.
+func (p *proof) take(c authority.Credentials) error {
 	server, err := c.ControlPlane()
 	if err != nil {
 		return err
@@ -127,11 +202,7 @@ func (p *proof) read() error {
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.byPlane { // since it was looked at
-		p.server, p.identity, p.roots = server, &pair, roots
-	}
+	p.server, p.identity, p.roots = server, &pair, roots
 	return nil
 }
 

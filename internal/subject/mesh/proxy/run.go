@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
+	"net"
+	"net/http"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -13,6 +16,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/role"
+	"tare/internal/subject/mesh/controlplane/injection/probes"
 	"tare/internal/subject/mesh/proxy/dataplane"
 )
 
@@ -27,6 +31,25 @@ type Ready struct {
 // firstWait is how long the proxy waits for its first listeners from a control plane before it says that it is ready
 // without any.
 const firstWait = 10 * time.Second
+
+// answerProbes answers probes at an address until it is ended.
+func answerProbes(address string, by http.Handler) (end func(), err error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, "--probes", "name another address", "probes cannot be answered")
+	}
+	s := &http.Server{Handler: by, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0)} // what clients do wrong is theirs
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = s.Serve(l) // closed
+	}()
+	return func() {
+		_ = s.Close()
+		<-ended
+	}, nil
+}
 
 // StatsEvent asks for the proxy's counters; the answer is the same event with a dataplane.Stats.
 const StatsEvent = "stats"
@@ -75,6 +98,13 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 		}
 		left = make(chan error, 1)
 		go func() { left <- client.Run(inner) }()
+	}
+	if o.Probes != "" {
+		end, err := answerProbes(o.Probes, probes.New(o.Table, o.ProbeHost))
+		if err != nil {
+			return err
+		}
+		defer end()
 	}
 	if o.Stats != "" {
 		end, err := tellAt(o.Stats, func() any { return ownWord{plane.Stats(), client.stats()} })

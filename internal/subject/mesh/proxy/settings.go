@@ -5,6 +5,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/param"
+	"tare/internal/subject/mesh/controlplane/injection/probes"
 )
 
 // Options are what the proxy's process needs to know.
@@ -15,12 +16,21 @@ type Options struct {
 	// Credentials is the directory of what the proxy proves itself by to the control plane, as a control plane of Tare
 	// writes it (tare controlplane --credentials): it connects by mutual TLS then. Empty: in the clear.
 	Credentials string
-	Workers     int           // operating system threads that run Go code at a time
-	Garbage     int           // how much garbage may gather before it is collected, in per cent of what lives
-	Drain       time.Duration // that requests under way have when the process is to end
-	Stats       string        // a socket at which whoever connects is told the counters; empty: none
-	UID         int           // whom to run as once files are read and listeners listen; 0: nobody else
-	GID         int
+	// Identity has it get its certificates by a token of the pod's service account instead (authority.Agent), as the
+	// proxy of a pod does, from a control plane of these roots, as PEM.
+	Identity  string
+	TokenFile string
+	Roots     []byte
+	// Probes has it answer the probes of a table at an address, by asking a host; empty: nowhere.
+	Probes    string
+	Table     probes.Table
+	ProbeHost string
+	Workers   int           // operating system threads that run Go code at a time
+	Garbage   int           // how much garbage may gather before it is collected, in per cent of what lives
+	Drain     time.Duration // that requests under way have when the process is to end
+	Stats     string        // a socket at which whoever connects is told the counters; empty: none
+	UID       int           // whom to run as once files are read and listeners listen; 0: nobody else
+	GID       int
 }
 
 // Settings are what specs and the command line set of the proxy.

@@ -1,0 +1,118 @@
+package injection
+
+import "encoding/json"
+
+// The wire types of admission.k8s.io/v1, as far as a webhook for pods needs them (k8s.io/api/admission/v1). Fields that
+// are not here are not looked at, and are not changed: the answer is a patch.
+const (
+	reviewVersion = "admission.k8s.io/v1"
+	reviewKind    = "AdmissionReview"
+)
+
+type review struct {
+	APIVersion string    `json:"apiVersion"`
+	Kind       string    `json:"kind"`
+	Request    *request  `json:"request,omitempty"`
+	Response   *response `json:"response,omitempty"`
+}
+
+type request struct {
+	UID         string          `json:"uid"`
+	Kind        groupKind       `json:"kind"`
+	SubResource string          `json:"subResource"`
+	Namespace   string          `json:"namespace"`
+	Operation   string          `json:"operation"`
+	Object      json.RawMessage `json:"object"`
+}
+
+type groupKind struct {
+	Group   string `json:"group"`
+	Version string `json:"version"`
+	Kind    string `json:"kind"`
+}
+
+type response struct {
+	UID       string            `json:"uid"`
+	Allowed   bool              `json:"allowed"`
+	Status    *status           `json:"status,omitempty"`
+	PatchType string            `json:"patchType,omitempty"`
+	Patch     []byte            `json:"patch,omitempty"` // base64 on the wire
+	Audit     map[string]string `json:"auditAnnotations,omitempty"`
+	Warnings  []string          `json:"warnings,omitempty"`
+}
+
+// status is why a pod is refused, which the API server tells whoever wanted it.
+type status struct {
+	Code    int    `json:"code"`
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+}
+
+// The pod, as far as injection looks at it (k8s.io/api/core/v1).
+type pod struct {
+	Metadata *metadata `json:"metadata"`
+	Spec     *spec     `json:"spec"`
+}
+
+type metadata struct {
+	Name         string            `json:"name"`
+	GenerateName string            `json:"generateName"`
+	Labels       map[string]string `json:"labels"`
+	Annotations  map[string]string `json:"annotations"`
+}
+
+type spec struct {
+	HostNetwork    bool        `json:"hostNetwork"`
+	ServiceAccount string      `json:"serviceAccountName"`
+	Containers     []container `json:"containers"`
+	InitContainers []container `json:"initContainers"`
+	Volumes        []volume    `json:"volumes"`
+}
+
+type volume struct {
+	Name string `json:"name"`
+}
+
+type container struct {
+	Name      string   `json:"name"`
+	Ports     []port   `json:"ports"`
+	Liveness  *probe   `json:"livenessProbe"`
+	Readiness *probe   `json:"readinessProbe"`
+	Startup   *probe   `json:"startupProbe"`
+	Restart   string   `json:"restartPolicy"` // of init containers: Always, it stays
+	Mounts    []volume `json:"volumeMounts"`
+	Devices   []volume `json:"volumeDevices"`
+}
+
+type port struct {
+	Name          string `json:"name"`
+	ContainerPort int    `json:"containerPort"`
+}
+
+type probe struct {
+	HTTP    *httpProbe `json:"httpGet"`
+	TCP     *tcpProbe  `json:"tcpSocket"`
+	GRPC    *grpcProbe `json:"grpc"`
+	Timeout int        `json:"timeoutSeconds"`
+}
+
+type httpProbe struct {
+	Path    string          `json:"path"`
+	Port    json.RawMessage `json:"port"` // a number, or the name of a port of the container
+	Host    string          `json:"host"`
+	Scheme  string          `json:"scheme"`
+	Headers []struct {
+		Name  string `json:"name"`
+		Value string `json:"value"`
+	} `json:"httpHeaders"`
+}
+
+type tcpProbe struct {
+	Port json.RawMessage `json:"port"`
+	Host string          `json:"host"`
+}
+
+type grpcProbe struct {
+	Port    int    `json:"port"`
+	Service string `json:"service"`
+}
