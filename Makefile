@@ -43,7 +43,7 @@ istiod: ## build Istio's control plane into bin/pilot-discovery (500 s of CPU ti
 	  istio.io/istio/pilot/cmd/pilot-discovery
 
 BUILT_ISTIOD := TARE_ISTIOD=$(abspath bin)/pilot-discovery
-ISTIOD_TEST := $(BUILT_ISTIOD) TARE_ISTIOD_TEST=1 go test -p 1 -count=1 -v ./internal/app/istiod ./internal/subject/mesh/kernelmesh \
+ISTIOD_TEST := $(BUILT_ISTIOD) TARE_ISTIOD_TEST=1 go test -p 1 -count=1 -v ./internal/app/istiod ./internal/subject/mesh/kernelmesh ./internal/subject/mesh/plane \
 	./internal/engine -run 'Istiod'
 istiod-test: ## kernelmesh and Envoy under istiod, with traffic (needs make istiod, root, and an envoy)
 	$(ISTIOD_TEST)

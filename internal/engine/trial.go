@@ -400,7 +400,8 @@ func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) err
 	h.Write([]byte(name)) // copies of a load must not start their requests at the same moments
 	app := x.apps[part.To]
 	at := kind.Site{
-		Address: app.Address, Ready: app.Ready, Subject: x.own, Seed: rand.New(rand.NewPCG(x.seed, h.Sum64())).Uint64(),
+		Address: app.Address, Ready: app.Ready, Subject: x.own, SubjectReady: x.subjectRaw,
+		Seed: rand.New(rand.NewPCG(x.seed, h.Sum64())).Uint64(),
 	}
 	if a, serves := x.own.(kind.Addresser); serves && part.To != "" {
 		var err error

@@ -82,6 +82,8 @@ type Site struct {
 	Seed    uint64 `json:"seed,omitempty"`    // of loads: for their arrivals
 	Host    string `json:"host,omitempty"`    // of applications: the IP address to listen at
 	Subject any    `json:"-"`                 // of loads: what the subject's Join gave; nil where the arm has none
+	// SubjectReady is of loads: what the subject said of itself when it was ready (Trial.SetSubject), JSON.
+	SubjectReady []byte `json:"subject_ready,omitempty"`
 }
 
 // Preparer is a guest that needs something once for a run, before its first trial: a root file system, certificates.
@@ -167,6 +169,12 @@ type Bounded interface {
 // read at a real-time priority.
 type EventMaker interface {
 	MakesEvents()
+}
+
+// Pieceworker is a load whose pieces of work are no requests, such as changes that something else brings about. It has
+// metrics of its own for what one costs; those by the request, and throughput, are not of it.
+type Pieceworker interface {
+	DoesPieces()
 }
 
 // MakesEvents reports whether a guest is a load that makes events.

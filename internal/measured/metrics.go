@@ -134,8 +134,8 @@ var coreMetrics = []Metric{
 	latency(load.Lag, NeedNothing, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
 	orRunning(latency(load.OwnLag, NeedNothing, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free")),
 	orRunning(latency(load.OwnLag, NeedNothing, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free")),
-	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window. Left out where a load does not tell how many were."}, Value: func(m *Measured) (float64, bool) {
-		return m.Sum(func(r load.Result) float64 { return r.Rate }), len(m.Loads) > 0 && !m.outside()
+	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window. Left out where a load does not tell how many were, or makes no requests."}, Value: func(m *Measured) (float64, bool) {
+		return m.Sum(func(r load.Result) float64 { return r.Rate }), len(m.Loads) > 0 && !m.outside() && !m.pieces()
 	}},
 	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput, Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing, Outcome: true, How: "Requests that failed or stayed unanswered, of those intended."}, Value: func(m *Measured) (float64, bool) {
 		intended := m.Sum(func(r load.Result) float64 { return float64(r.Intended) })
@@ -289,10 +289,22 @@ func (m *Measured) RequestRate() (float64, bool) {
 	if m.Events != nil || m.outside() {
 		return 0, false // an exec is no request: its costs stand under events
 	}
-	if !slices.ContainsFunc(slices.Collect(maps.Keys(m.Loads)), m.sharesConnections) {
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(m.Loads)), m.sharesConnections) || m.pieces() {
 		return 0, false
 	}
 	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Done), r.Seconds) }), true
+}
+
+// pieces reports whether a load does pieces of work that are no requests.
+func (m *Measured) pieces() bool {
+	for name := range m.Loads {
+		if part := m.Setup.Loads[name]; part != nil {
+			if _, does := part.Kind.(kind.Pieceworker); does {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // sharesConnections reports whether several requests of a load share a connection. What was asked for decides, and not

@@ -189,6 +189,38 @@ var smallests = map[string]smallest{
 		tells: []string{"latency_p50_seconds", "connect_p50_seconds", "cpu_seconds_per_connection", "subject_cpus"},
 		check: redirectedSeen,
 	},
+	"controlplane-certs": {
+		arms: []string{"proxy"}, levels: map[string][]any{"*.certificate-life": {"1s"}}, duration: "1s",
+		tells: []string{"latency_p50_seconds", "error_ratio"}, ofSubject: []string{"subject_cpu_seconds_per_request"},
+		check: func(t *testing.T, tr record.Trial) {
+			proxiesSeen(t, tr)
+			for _, p := range sidecarsOf(t, tr).Proxies {
+				if n := p.Own["control_secrets"]; n < 2 {
+					t.Errorf("%s took certificates %g times", p.Component, n)
+				}
+			}
+		},
+	},
+	"controlplane-inject": {
+		arms: []string{"half-cpu", "certificates", "certificates-half-cpu"},
+		tells: []string{"throughput_per_second", "admission_capacity_per_second", "subject_cpu_seconds_per_request",
+			"latency_p50_seconds"},
+		check: func(t *testing.T, tr record.Trial) {
+			for name, r := range tr.Loads {
+				if r.Done == 0 || len(r.Errors) > 0 {
+					t.Errorf("%s: %s had %d reviews answered, and errors %v", tr.Arm, name, r.Done, r.Errors)
+				}
+			}
+			if v, has := tr.Metrics["admission_certificate_seconds"]; has != strings.HasPrefix(tr.Arm, "certificates") || has && v <= 0 {
+				t.Errorf("%s: a certificate takes %g s (measured: %v)", tr.Arm, v, has)
+			}
+		},
+	},
+	"controlplane-scale": {
+		arms: []string{"permissive", "mtls", "snapshot"}, levels: map[string][]any{"fleet.proxies": {20}},
+		tells:     []string{"fleet_first_seconds", "fleet_last_seconds", "fleet_answered_seconds", "fleet_bytes"},
+		ofSubject: []string{"memory_hard_bytes"},
+	},
 	"mesh-rate": {
 		arms: []string{"haproxy", "nginx", "proxy"}, levels: map[string][]any{"client.rate": {200}}, duration: "1s",
 		tells: []string{"latency_p50_seconds", "cpu_seconds_per_request", "busy_cpu_seconds_per_request",
@@ -290,6 +322,20 @@ func allAnswered(t *testing.T, tr record.Trial) {
 }
 
 // proxiesSeen: requests went through both proxies, each of which has its CPU time and its memory.
+// sidecarsOf is what a trial knows of its proxies.
+func sidecarsOf(t *testing.T, tr record.Trial) (seen sidecar.Evidence) {
+	t.Helper()
+	for name, raw := range tr.Evidence { // by the name of the subject, which the arm's begins with
+		if !strings.HasPrefix(tr.Arm, name) {
+			continue
+		}
+		if err := json.Unmarshal(raw, &seen); err != nil {
+			t.Errorf("%s: %v", tr.Arm, err)
+		}
+	}
+	return seen
+}
+
 func proxiesSeen(t *testing.T, tr record.Trial) {
 	t.Helper()
 	allAnswered(t, tr)
@@ -303,15 +349,7 @@ func proxiesSeen(t *testing.T, tr record.Trial) {
 			}
 		}
 	}
-	var seen sidecar.Evidence
-	for name, raw := range tr.Evidence { // by the name of the subject, which the arm's begins with
-		if !strings.HasPrefix(tr.Arm, name) {
-			continue
-		}
-		if err := json.Unmarshal(raw, &seen); err != nil {
-			t.Errorf("%s: %v", tr.Arm, err)
-		}
-	}
+	seen := sidecarsOf(t, tr)
 	if len(seen.Proxies) != 2 || !seen.MTLS {
 		t.Errorf("%s: %+v", tr.Arm, seen)
 	}

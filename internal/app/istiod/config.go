@@ -1,17 +1,22 @@
 package istiod
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"strings"
 )
 
-// Service is one service of the mesh as istiod's files have it. Its host is NAME.mesh.test, its namespace default.
+// defaultNamespace is where services are that say nothing else.
+const defaultNamespace = "default"
+
+// Service is one service of the mesh. Its host is NAME.mesh.test.
 type Service struct {
 	Name      string
 	Address   netip.AddrPort // where callers ask for it
 	Protocol  string         // as Istio has them: TCP, HTTP, ...
 	Endpoints []netip.AddrPort
+	Namespace string // of Object alone; default "default"
 }
 
 // Host is the name by which callers and other objects know the service.
@@ -35,6 +40,19 @@ spec:
 		fmt.Fprintf(&b, "  - {address: \"%s\", ports: {main: %d}, labels: {version: v%d}}\n", e.Addr(), e.Port(), i+1)
 	}
 	return b.String()
+}
+
+// Scope is the Sidecar of a namespace: its proxies are told of some services alone.
+func Scope(namespace string, services ...Service) Object {
+	hosts := []string{}
+	for _, s := range services {
+		hosts = append(hosts, "*/"+s.Host())
+	}
+	spec, err := json.Marshal(map[string]any{"egress": []any{map[string]any{"hosts": hosts}}})
+	if err != nil {
+		panic(err) // of strings there is none
+	}
+	return Object{Kind: "Sidecar", Namespace: namespace, Name: "scope", Spec: spec}
 }
 
 // Weighted is the ServiceEntry, a DestinationRule with its first two endpoints as subsets v1 and v2, and a

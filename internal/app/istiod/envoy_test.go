@@ -262,8 +262,10 @@ func testEnvoy(t *testing.T, i *Istiod, variant string) {
 	}
 	a, b := named(t, "a", false), named(t, "b", false)
 	x, y := named(t, "x", true), named(t, "y", true)
-	tcp := Service{"tcp", netip.AddrPortFrom(netip.MustParseAddr("127.96.0.1"), port()), "TCP", []netip.AddrPort{a, b}}
-	web := Service{"http", netip.AddrPortFrom(netip.MustParseAddr("127.96.0.2"), port()), "HTTP", []netip.AddrPort{x, y}}
+	tcp := Service{Name: "tcp", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.1"), port()), Protocol: "TCP",
+		Endpoints: []netip.AddrPort{a, b}}
+	web := Service{Name: "http", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.2"), port()), Protocol: "HTTP",
+		Endpoints: []netip.AddrPort{x, y}}
 	own := netip.AddrPortFrom(netip.MustParseAddr(workload), port())
 	listening := fmt.Sprintf(`apiVersion: networking.istio.io/v1
 kind: Sidecar
@@ -327,7 +329,8 @@ spec: {mtls: {mode: DISABLE}}
 
 	// Services come, change and go while requests and connections go to others.
 	stop := underLoad(t, map[string]func() string{"TCP": overTCP, "HTTP": overHTTP})
-	more := Service{"more", netip.AddrPortFrom(netip.MustParseAddr("127.96.0.3"), port()), "TCP", []netip.AddrPort{a}}
+	more := Service{Name: "more", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.3"), port()), Protocol: "TCP",
+		Endpoints: []netip.AddrPort{a}}
 	overMore := func() string { return dial(local(more), "") }
 	put("more", more.Entry())
 	eventually(t, "a service comes", func() bool { return overMore() == "a" })

@@ -28,13 +28,12 @@ type Options struct {
 	Mesh   string // mesh configuration (MeshConfig as YAML); empty: Istio's defaults
 	Log    io.Writer
 
-	// Objects has istiod take ServiceEntries from the API of Kubernetes instead of files, as in a cluster: a change of
-	// them is noticed at once, one of files after 250 ms. Put and Remove are of no use then.
-	Objects bool
+	// Objects has istiod take its configuration from the API of Kubernetes instead of files, as in a cluster: a change
+	// is noticed at once, one of files after 250 ms. Put and Remove are of no use then, but PutObjects is. These are
+	// the first; empty and not nil: there are none yet.
+	Objects []Object
 	// Environment is further variables, as NAME=VALUE, that replace those of the same names.
 	Environment []string
-
-	entries map[string][]byte // the first ServiceEntries of Objects: see kubernetes.put
 }
 
 // Istiod is a running istiod. Its configuration is in Dir: Put and Remove change it.
@@ -108,7 +107,7 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	if i.api, err = newKubernetes(); err != nil {
 		return nil, err
 	}
-	i.api.put(o.entries)
+	i.api.put(o.Objects...)
 	i.Dir = filepath.Join(i.scratch.Path(), "config")
 	if err := os.Mkdir(i.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making istiod's directory: %w", err)
@@ -130,7 +129,7 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	}
 	i.XDS, i.HTTP = ports[0], ports[1]
 	configuration := "--configDir=" + i.Dir
-	if o.Objects {
+	if o.Objects != nil {
 		configuration = "--configDir="
 	}
 	i.cmd = exec.Command(o.Binary, "discovery",
@@ -225,6 +224,9 @@ func (i *Istiod) Put(file, yaml string) error {
 	}
 	return nil
 }
+
+// PutObjects adds objects, or replaces those of the same names, at once.
+func (i *Istiod) PutObjects(objects ...Object) { i.api.put(objects...) }
 
 // Remove takes a file of the configuration away.
 func (i *Istiod) Remove(file string) error {

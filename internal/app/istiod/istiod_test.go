@@ -186,20 +186,23 @@ func TestEntries(t *testing.T) {
 		t.Cleanup(func() { r.Body.Close() })
 		return json.NewDecoder(r.Body)
 	}
-	k.put(map[string][]byte{"a": []byte(`{"n":1}`)})
-	k.put(map[string][]byte{"b": []byte(`{"n":2}`)})
+	put := func(name, spec string) {
+		k.put(Object{Kind: "ServiceEntry", Namespace: "default", Name: name, Spec: []byte(spec)})
+	}
+	put("a", `{"n":1}`)
+	put("b", `{"n":2}`)
 	var list struct {
 		Metadata struct{ ResourceVersion string }
 		Items    []entry
 	}
-	if err := get(entriesPath + "?limit=500").Decode(&list); err != nil {
+	if err := get(groupPath + "serviceentries?limit=500").Decode(&list); err != nil {
 		t.Fatal(err)
 	}
 	if len(list.Items) != 2 || list.Items[0].Metadata.Name != "a" || list.Items[1].Spec.N != 2 {
 		t.Errorf("listed: %+v", list)
 	}
-	k.put(map[string][]byte{"a": []byte(`{"n":3}`)})
-	watch := get(entriesPath + "?watch=true&resourceVersion=" + list.Metadata.ResourceVersion)
+	put("a", `{"n":3}`)
+	watch := get(groupPath + "serviceentries?watch=true&resourceVersion=" + list.Metadata.ResourceVersion)
 	next := func(name string, n int) {
 		t.Helper()
 		var e struct {
@@ -213,12 +216,23 @@ func TestEntries(t *testing.T) {
 			t.Errorf("got %+v, not %s with %d", e, name, n)
 		}
 	}
-	next("a", 3) // made before the watch began
-	k.put(map[string][]byte{"b": []byte(`{"n":4}`)})
+	next("a", 3)                                                                          // made before the watch began
+	k.put(Object{Kind: "Sidecar", Namespace: "shop", Name: "a", Spec: []byte(`{"n":9}`)}) // of no concern to that watch
+	put("b", `{"n":4}`)
 	next("b", 4)
+	if err := get(groupPath + "sidecars").Decode(&list); err != nil || len(list.Items) != 1 || list.Items[0].Spec.N != 9 {
+		t.Errorf("sidecars: %+v %v", list, err)
+	}
 	var defined struct{ Items []entry }
-	if err := get(definitions).Decode(&defined); err != nil || len(defined.Items) != 1 || defined.Items[0].Metadata.Name != entriesName {
-		t.Errorf("defined: %+v %v", defined, err)
+	if err := get(definitions).Decode(&defined); err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for _, d := range defined.Items {
+		names[d.Metadata.Name] = true
+	}
+	if len(names) != 2 || !names["serviceentries."+group] || !names["sidecars."+group] {
+		t.Errorf("defined: %v", names)
 	}
 }
 
@@ -239,7 +253,7 @@ func TestMade(t *testing.T) {
 			Ports   map[string]uint16
 		}
 	}
-	if err := json.Unmarshal(m.entry(1), &e); err != nil || len(e.Endpoints) != 2 {
+	if err := json.Unmarshal(m.entry(1).Spec, &e); err != nil || len(e.Endpoints) != 2 {
 		t.Fatalf("%+v: %v", e, err)
 	}
 	for _, x := range e.Endpoints {

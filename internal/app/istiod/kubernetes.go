@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// kubernetes is the API of a cluster in which there is nothing but ServiceEntries: every other list is empty, every
-// other watch silent, every other object missing. What is written by HTTP is accepted and forgotten. istiod asks for
-// the objects of a cluster even where its services come from files.
+// kubernetes is the API of a cluster in which there is nothing but Objects: every other list is empty, every other
+// watch silent, every other object missing. What is written by HTTP is accepted and forgotten. istiod asks for the
+// objects of a cluster even where its services come from files.
 type kubernetes struct {
 	server *http.Server
 	at     string // host:port
@@ -24,9 +24,31 @@ type kubernetes struct {
 	close  sync.Once
 
 	mu      sync.Mutex
-	version int64             // of the latest change
-	entries map[string]stored // ServiceEntries by name
-	changed chan struct{}     // closed at the next change
+	version int64 // of the latest change
+	objects map[objectKey]stored
+	changed chan struct{} // closed at the next change
+}
+
+// Object is one of the kinds that there can be.
+type Object struct {
+	Kind            string // ServiceEntry or Sidecar
+	Namespace, Name string
+	Spec            []byte // JSON
+}
+
+// objectKey tells objects apart: by the plural of their kinds, as paths have it.
+type objectKey struct{ plural, namespace, name string }
+
+// plurals are the kinds of objects that there can be, of Istio's API group of networking.
+var plurals = map[string]string{"ServiceEntry": "serviceentries", "Sidecar": "sidecars"}
+
+func kindOf(plural string) string {
+	for kind, p := range plurals {
+		if p == plural {
+			return kind
+		}
+	}
+	return ""
 }
 
 // stored is an object with the version as of which it is.
@@ -35,34 +57,34 @@ type stored struct {
 	json    []byte
 }
 
-// The one kind of objects that there can be, and the definition by which istiod knows that it exists.
+// The paths of the objects, and of the definitions by which istiod knows that their kinds exist.
 const (
-	entriesPath = "/apis/networking.istio.io/v1/serviceentries"
+	group       = "networking.istio.io"
+	groupPath   = "/apis/" + group + "/v1/"
 	definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-	entriesName = "serviceentries.networking.istio.io"
 )
 
-// put adds ServiceEntries, or replaces those of the same names, at once. Each is given its specification, as JSON.
-func (k *kubernetes) put(specs map[string][]byte) {
+// put adds objects, or replaces those of the same names, at once.
+func (k *kubernetes) put(objects ...Object) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for name, spec := range specs {
+	for _, o := range objects {
 		k.version++
-		k.entries[name] = stored{k.version, fmt.Appendf(nil,
-			`{"apiVersion":"networking.istio.io/v1","kind":"ServiceEntry","metadata":{"name":%q,"namespace":"default",`+
+		k.objects[objectKey{plurals[o.Kind], o.Namespace, o.Name}] = stored{k.version, fmt.Appendf(nil,
+			`{"apiVersion":"`+group+`/v1","kind":%q,"metadata":{"name":%q,"namespace":%q,`+
 				`"resourceVersion":"%d","generation":%d,"uid":%q,"creationTimestamp":"2020-01-01T00:00:00Z"},"spec":%s}`,
-			name, k.version, k.version, name, spec)}
+			o.Kind, o.Name, o.Namespace, k.version, k.version, o.Kind+"-"+o.Namespace+"-"+o.Name, o.Spec)}
 	}
 	close(k.changed)
 	k.changed = make(chan struct{})
 }
 
-// since are the ServiceEntries that are newer than a version, oldest first, and the version as of which that is so.
-func (k *kubernetes) since(version int64) (list []stored, now int64, changed <-chan struct{}) {
+// since are the objects of a kind that are newer than a version, oldest first, and the version as of which that is so.
+func (k *kubernetes) since(plural string, version int64) (list []stored, now int64, changed <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, s := range k.entries {
-		if s.version > version {
+	for key, s := range k.objects {
+		if key.plural == plural && s.version > version {
 			list = append(list, s)
 		}
 	}
@@ -70,23 +92,23 @@ func (k *kubernetes) since(version int64) (list []stored, now int64, changed <-c
 	return list, k.version, k.changed
 }
 
-// list answers with all ServiceEntries.
-func (k *kubernetes) list(w http.ResponseWriter) {
-	list, version, _ := k.since(0)
+// list answers with all objects of a kind.
+func (k *kubernetes) list(w http.ResponseWriter, plural string) {
+	list, version, _ := k.since(plural, 0)
 	items := make([]json.RawMessage, len(list))
 	for i, s := range list {
 		items[i] = s.json
 	}
-	reply(w, http.StatusOK, object{"kind": "ServiceEntryList", "apiVersion": "networking.istio.io/v1",
+	reply(w, http.StatusOK, object{"kind": kindOf(plural) + "List", "apiVersion": group + "/v1",
 		"metadata": object{"resourceVersion": strconv.FormatInt(version, 10)}, "items": items})
 }
 
-// watch sends each ServiceEntry that is newer than a version, until the client has gone.
-func (k *kubernetes) watch(w http.ResponseWriter, r *http.Request, version int64) {
+// watch sends each object of a kind that is newer than a version, until the client has gone.
+func (k *kubernetes) watch(w http.ResponseWriter, r *http.Request, plural string, version int64) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
 	for {
-		list, now, changed := k.since(version)
+		list, now, changed := k.since(plural, version)
 		for _, s := range list {
 			if _, err := fmt.Fprintf(w, "{\"type\":\"MODIFIED\",\"object\":%s}\n", s.json); err != nil {
 				return
@@ -116,7 +138,7 @@ func newKubernetes() (*kubernetes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening for istiod's questions: %w", err)
 	}
-	k := &kubernetes{at: l.Addr().String(), ended: make(chan error, 1), version: 1, entries: map[string]stored{},
+	k := &kubernetes{at: l.Addr().String(), ended: make(chan error, 1), version: 1, objects: map[objectKey]stored{},
 		changed: make(chan struct{})}
 	k.server = &http.Server{Handler: http.HandlerFunc(k.answer), ReadHeaderTimeout: 10 * time.Second}
 	go func() { k.ended <- k.server.Serve(l) }()
@@ -142,6 +164,7 @@ func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 	defer r.Body.Close()
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	query := r.URL.Query()
+	ours, _ := strings.CutPrefix(r.URL.Path, groupPath)
 	switch {
 	case r.URL.Path == "/version":
 		reply(w, http.StatusOK, object{"major": "1", "minor": "34", "gitVersion": "v1.34.0"})
@@ -161,11 +184,11 @@ func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusOK, o)
 	case query.Get("sendInitialEvents") == "true":
 		reply(w, http.StatusUnprocessableEntity, status("Invalid", 422, "list first")) // the client then does
-	case r.URL.Path == entriesPath && query.Get("watch") == "true":
+	case kindOf(ours) != "" && query.Get("watch") == "true":
 		version, _ := strconv.ParseInt(query.Get("resourceVersion"), 10, 64) // anything else: all
-		k.watch(w, r, version)
-	case r.URL.Path == entriesPath:
-		k.list(w)
+		k.watch(w, r, ours, version)
+	case kindOf(ours) != "":
+		k.list(w, ours)
 	case query.Get("watch") == "true":
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusOK)
@@ -174,7 +197,9 @@ func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 	case isList(parts):
 		items := []object{}
 		if r.URL.Path == definitions {
-			items = append(items, object{"metadata": object{"name": entriesName, "resourceVersion": "1"}})
+			for _, plural := range plurals {
+				items = append(items, object{"metadata": object{"name": plural + "." + group, "resourceVersion": "1"}})
+			}
 		}
 		list := object{"metadata": object{"resourceVersion": "1"}, "items": items}
 		if strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList") {

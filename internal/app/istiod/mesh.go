@@ -2,6 +2,7 @@ package istiod
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,17 +50,14 @@ func startMesh(
 		Control: m.control.Addr().String(), Services: services, Endpoints: endpoints,
 		Port: uint16(m.all.Addr().(*net.TCPAddr).Port),
 	}
-	all := map[string][]byte{}
+	all := []Object{}
 	for i := range services {
-		all[entryName(i)] = m.entry(i)
+		all = append(all, m.entry(i))
 	}
 	for _, s := range others {
-		all[s.Name] = s.spec()
+		all = append(all, s.Object())
 	}
-	m.istiod, err = Start(ctx, Options{Objects: true, entries: all, Environment: []string{
-		"PILOT_DEBOUNCE_AFTER=" + debounce.String(), "PILOT_DEBOUNCE_MAX=10s", "PILOT_ENABLE_EDS_DEBOUNCE=true",
-		"PILOT_ENABLE_GATEWAY_API=false",
-	}})
+	m.istiod, err = Start(ctx, Options{Objects: all, Environment: Debounced(debounce)})
 	if err != nil {
 		return nil, err
 	}
@@ -83,17 +81,24 @@ func listenAll(ctx context.Context) (net.Listener, error) {
 
 func entryName(service int) string { return fmt.Sprintf("service-%05d", service) }
 
-// entry is the specification of a service's ServiceEntry as it is after the latest change.
-func (m *made) entry(service int) []byte {
+// Debounced is the environment of an istiod that waits for more changes before it pushes one, up to 10 s in all, as
+// Istio's own do by default after 100 ms.
+func Debounced(after time.Duration) []string {
+	return []string{"PILOT_DEBOUNCE_AFTER=" + after.String(), "PILOT_DEBOUNCE_MAX=10s", "PILOT_ENABLE_EDS_DEBOUNCE=true",
+		"PILOT_ENABLE_GATEWAY_API=false"}
+}
+
+// entry is a service's ServiceEntry as it is after the latest change.
+func (m *made) entry(service int) Object {
 	s := Service{Name: entryName(service), Address: m.ready.Service(service), Protocol: "TCP"}
 	for i := range m.ready.Endpoints {
 		s.Endpoints = append(s.Endpoints, m.ready.Endpoint(service, m.number, i))
 	}
-	return s.spec()
+	return s.Object()
 }
 
-// spec is the specification of the service's ServiceEntry, as JSON.
-func (s Service) spec() []byte {
+// Object is the service's ServiceEntry.
+func (s Service) Object() Object {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `{"hosts":["%s"],"addresses":["%s"],"ports":[{"number":%d,"name":"main","protocol":"%s"}],`+
 		`"location":"MESH_INTERNAL","resolution":"STATIC","endpoints":[`, s.Host(), s.Address.Addr(), s.Address.Port(), s.Protocol)
@@ -104,7 +109,7 @@ func (s Service) spec() []byte {
 		fmt.Fprintf(&b, `{"address":"%s","ports":{"main":%d}}`, e.Addr(), e.Port())
 	}
 	b.WriteString("]}")
-	return b.Bytes()
+	return Object{Kind: "ServiceEntry", Namespace: cmp.Or(s.Namespace, defaultNamespace), Name: s.Name, Spec: b.Bytes()}
 }
 
 // change makes one change. When istiod has told it to data planes, it does not say.
@@ -115,16 +120,16 @@ func (m *made) change(_ context.Context, service int) (mesh.Change, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.number = m.number%m.ready.Changes() + 1
-	changed := map[string][]byte{}
+	var changed []Object
 	if service == mesh.All {
 		for i := range m.ready.Services {
-			changed[entryName(i)] = m.entry(i)
+			changed = append(changed, m.entry(i))
 		}
 	} else {
-		changed[entryName(service)] = m.entry(service)
+		changed = append(changed, m.entry(service))
 	}
 	c := mesh.Change{Number: m.number, Set: pace.Now()}
-	m.istiod.api.put(changed)
+	m.istiod.PutObjects(changed...)
 	return c, nil
 }
 

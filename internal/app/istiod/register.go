@@ -115,8 +115,13 @@ func ControlPlane(self string, services map[string]string) ([]string, error) {
 
 // Node is who a data plane can be to istiod: the sidecar of a workload at an address.
 func Node(at netip.Addr) (id string, metadata map[string]string) {
-	return "sidecar~" + at.String() + "~web.default~default.svc." + domain,
-		map[string]string{"ISTIO_VERSION": Version, "CLUSTER_ID": "tare", "NAMESPACE": "default"}
+	return NodeOf("web", defaultNamespace, at)
+}
+
+// NodeOf is the sidecar of a pod.
+func NodeOf(pod, namespace string, at netip.Addr) (id string, metadata map[string]string) {
+	return "sidecar~" + at.String() + "~" + pod + "." + namespace + "~" + namespace + ".svc." + domain,
+		map[string]string{"ISTIO_VERSION": Version, "CLUSTER_ID": "tare", "NAMESPACE": namespace}
 }
 
 // Optional is false: without the application there is nothing to put to work.

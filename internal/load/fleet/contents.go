@@ -17,12 +17,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// kind is a type of resources.
-type kind int
+// resourceType is a type of resources.
+type resourceType int
 
 // The types that a proxy asks for.
 const (
-	clusters kind = iota
+	clusters resourceType = iota
 	endpoints
 	secrets
 	listeners
@@ -36,14 +36,14 @@ var urls = [kinds]string{
 }
 
 // needing are the types whose resources name those of others.
-var needing = [kinds][]kind{endpoints: {clusters}, routes: {listeners}, secrets: {clusters, listeners}}
+var needing = [kinds][]resourceType{endpoints: {clusters}, routes: {listeners}, secrets: {clusters, listeners}}
 
 // kindOf is the type of a URL; negative: no proxy asks for it.
-func kindOf(url string) kind { return kind(slices.Index(urls[:], url)) }
+func kindOf(url string) resourceType { return resourceType(slices.Index(urls[:], url)) }
 
 // roots says whether proxies ask for all that there are, and by no name. A response of the state of the world then has
 // all of them.
-func (k kind) roots() bool { return k == clusters || k == listeners }
+func (k resourceType) roots() bool { return k == clusters || k == listeners }
 
 // Mark is what the endpoints of a service tell of themselves. The zero Mark is none.
 type Mark struct {
@@ -70,7 +70,7 @@ type contents struct {
 
 // contentKey tells contents apart. Two of one length and one digest of 64 bits are taken for the same.
 type contentKey struct {
-	kind   kind
+	kind   resourceType
 	length int
 	digest uint64
 }
@@ -78,7 +78,7 @@ type contentKey struct {
 // mostContents is when those that were read are forgotten. They are read again where they are still in use.
 const mostContents = 1 << 18
 
-func (c *contents) of(k kind, value []byte) *content {
+func (c *contents) of(k resourceType, value []byte) *content {
 	key := contentKey{k, len(value), maphash.Bytes(c.seed, value)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,7 +96,7 @@ func (c *contents) of(k kind, value []byte) *content {
 
 // parse reads a resource. One that cannot be read has no name and needs nothing: proxies then never have what they
 // asked for.
-func (c *contents) parse(k kind, value []byte) *content {
+func (c *contents) parse(k resourceType, value []byte) *content {
 	x := &content{}
 	read := func(m proto.Message) bool {
 		return (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(value, m) == nil
@@ -154,7 +154,8 @@ func (c *contents) parse(k kind, value []byte) *content {
 	return x
 }
 
-// secretsOf are the secrets of TLS, of either side, that come by discovery.
+// secretsOf are the secrets of TLS, of either side, that come from the same control plane: istiod's come from
+// elsewhere.
 func secretsOf(s *corev3.TransportSocket) (names []string) {
 	a := s.GetTypedConfig()
 	var common *tlsv3.CommonTlsContext
@@ -167,7 +168,7 @@ func secretsOf(s *corev3.TransportSocket) (names []string) {
 		common = down.GetCommonTlsContext()
 	}
 	add := func(c *tlsv3.SdsSecretConfig) {
-		if c.GetSdsConfig() != nil {
+		if c.GetSdsConfig().GetAds() != nil || c.GetSdsConfig().GetSelf() != nil {
 			names = append(names, c.GetName())
 		}
 	}

@@ -219,8 +219,8 @@ func TestManners(t *testing.T) {
 			if err := f.Connect(ctx, 0, services); err != nil {
 				t.Fatal(err)
 			}
-			if at, err := f.Complete(ctx); err != nil || len(at) != services/2 {
-				t.Fatalf("%d are complete: %v", len(at), err)
+			if at, err := f.Complete(ctx); err != nil || len(at) != services/2 || f.Missing() != 0 {
+				t.Fatalf("%d are complete, %d missing: %v", len(at), f.Missing(), err)
 			}
 			wait := f.Expect(Mark{Service: 3, Change: 2}, 2) // of proxies 3 to 6, 5 and 6
 			p.change(t, 2, 2)

@@ -60,11 +60,11 @@ type subscription struct {
 // stream is either variant of the protocol.
 type stream interface {
 	// ask sends what a proxy wants of a type now; added and dropped are the difference to what it wanted before.
-	ask(p *proxy, k kind, added, dropped []string) error
+	ask(p *proxy, k resourceType, added, dropped []string) error
 	// receive waits for a response.
 	receive() (response, error)
 	// answer acknowledges a response, or refuses it.
-	answer(p *proxy, k kind, r *response, refused string) error
+	answer(p *proxy, k resourceType, r *response, refused string) error
 	// ended says whether the stream has ended.
 	ended() bool
 }
@@ -91,7 +91,7 @@ func (p *proxy) run(ctx context.Context, cc *grpc.ClientConn) (err error) {
 	for k := range p.kinds {
 		p.kinds[k] = subscription{has: map[string]*content{}}
 	}
-	for _, k := range []kind{clusters, listeners} {
+	for _, k := range []resourceType{clusters, listeners} {
 		if err := p.ask(k, nil); err != nil {
 			return err
 		}
@@ -163,7 +163,7 @@ func (p *proxy) take(ctx context.Context, r *response) error {
 }
 
 // store keeps what a response says, and gives the marks of endpoints in it.
-func (p *proxy) store(k kind, r *response) (marks []Mark) {
+func (p *proxy) store(k resourceType, r *response) (marks []Mark) {
 	s := &p.kinds[k]
 	there := map[string]bool{}
 	for _, value := range r.resources {
@@ -183,8 +183,8 @@ func (p *proxy) store(k kind, r *response) (marks []Mark) {
 }
 
 // follow asks for what the resources of a type need of others, and sees whether the proxy has all that it wants.
-func (p *proxy) follow(k kind) error {
-	for _, other := range []kind{endpoints, routes, secrets} {
+func (p *proxy) follow(k resourceType) error {
+	for _, other := range []resourceType{endpoints, routes, secrets} {
 		if !slices.Contains(needing[other], k) {
 			continue
 		}
@@ -203,7 +203,7 @@ func (p *proxy) follow(k kind) error {
 			}
 		}
 	}
-	if p.complete.Load() == 0 && p.whole() {
+	if p.answers() && p.complete.Load() == 0 && p.whole() {
 		p.complete.Store(pace.Now())
 		p.fleet.completed()
 	}
@@ -217,7 +217,7 @@ func (p *proxy) follow(k kind) error {
 func (p *proxy) whole() bool {
 	for k := range p.kinds {
 		s := &p.kinds[k]
-		if kind(k).roots() && !s.answered {
+		if resourceType(k).roots() && !s.answered {
 			return false
 		}
 		for _, name := range s.asked {
@@ -243,7 +243,7 @@ func (p *proxy) publish() {
 }
 
 // ask asks for names of a type and no others; nil: for all there are.
-func (p *proxy) ask(k kind, names []string) error {
+func (p *proxy) ask(k resourceType, names []string) error {
 	s := &p.kinds[k]
 	added := without(names, s.asked)
 	dropped := without(s.asked, names)
@@ -295,12 +295,12 @@ func openDelta(ctx context.Context, cc *grpc.ClientConn) (stream, error) {
 	return delta{g}, err
 }
 
-func (d delta) ask(p *proxy, k kind, added, dropped []string) error {
+func (d delta) ask(p *proxy, k resourceType, added, dropped []string) error {
 	return sent(d.g.Send(&discoveryv3.DeltaDiscoveryRequest{Node: p.node(), TypeUrl: urls[k],
 		ResourceNamesSubscribe: added, ResourceNamesUnsubscribe: dropped}))
 }
 
-func (d delta) answer(_ *proxy, k kind, r *response, refused string) error {
+func (d delta) answer(_ *proxy, k resourceType, r *response, refused string) error {
 	return sent(d.g.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: urls[k], ResponseNonce: r.nonce,
 		ErrorDetail: wrongOf(refused)}))
 }
@@ -329,13 +329,13 @@ func openWorld(ctx context.Context, cc *grpc.ClientConn) (stream, error) {
 	return world{g}, err
 }
 
-func (w world) ask(p *proxy, k kind, _, _ []string) error {
+func (w world) ask(p *proxy, k resourceType, _, _ []string) error {
 	s := &p.kinds[k]
 	return sent(w.g.Send(&discoveryv3.DiscoveryRequest{Node: p.node(), TypeUrl: urls[k], ResourceNames: s.asked,
 		ResponseNonce: s.nonce, VersionInfo: s.version}))
 }
 
-func (w world) answer(p *proxy, k kind, r *response, refused string) error {
+func (w world) answer(p *proxy, k resourceType, r *response, refused string) error {
 	m := &discoveryv3.DiscoveryRequest{TypeUrl: urls[k], ResourceNames: p.kinds[k].asked, ResponseNonce: r.nonce,
 		VersionInfo: r.version, ErrorDetail: wrongOf(refused)}
 	if refused != "" {

@@ -28,18 +28,11 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
-	"google.golang.org/grpc"
 
 	"tare/internal/host/proc"
 	"tare/internal/load/fleet"
@@ -47,6 +40,7 @@ import (
 	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/controlplane/authority"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
+	"tare/internal/subject/mesh/plane/snapshot"
 	"tare/test/ring"
 )
 
@@ -205,61 +199,22 @@ func (o options) tlsOf() (func(int) *tls.Config, error) {
 	return func(i int) *tls.Config { return all[i%len(all)] }, nil
 }
 
-// snapshot is go-control-plane's cache. A change sets the snapshots of those who call the service alone, with the
-// messages of all others as they were.
+// snapshot is go-control-plane's cache.
 func (o options) snapshot(l net.Listener) (setter, error) {
 	m, err := o.ring().Config(1).Compile()
 	if err != nil {
 		return nil, err
 	}
-	store := cache.NewSnapshotCache(true, cache.IDHash{}, nil)
-	version := 0
-	set := func(id string, m *proxyconfig.Mesh) error {
-		r, err := m.For(id)
-		if err != nil {
-			return err
-		}
-		s, err := cache.NewSnapshot(strconv.Itoa(version), map[resource.Type][]types.Resource{
-			resource.ClusterType: list(r.Clusters), resource.EndpointType: list(r.Endpoints),
-			resource.ListenerType: list(r.Listeners), resource.RouteType: list(r.Routes)})
-		if err != nil {
-			return err
-		}
-		return store.SetSnapshot(context.Background(), id, s)
+	p, err := snapshot.New(context.Background(), m)
+	if err != nil {
+		return nil, err
 	}
-	for _, id := range m.Proxies() {
-		if err := set(id, m); err != nil {
-			return nil, err
-		}
-	}
-	g := grpc.NewServer(grpc.MaxConcurrentStreams(1000))
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, server.NewServer(context.Background(), store, nil))
-	go func() { fmt.Fprintln(os.Stderr, g.Serve(l)) }()
+	go func() { fmt.Fprintln(os.Stderr, p.Serve(l)) }()
 	return func(service, change int) error {
-		next, err := m.WithEndpoints(map[string][]proxyconfig.Endpoint{ring.Service(service): ring.Endpoints(service, change)})
-		if err != nil {
-			return err
-		}
-		version++
-		for _, id := range next.Proxies() {
-			before, _ := m.Part(id)
-			after, _ := next.Part(id)
-			if before != after {
-				if err := set(id, next); err != nil {
-					return err
-				}
-			}
-		}
-		m = next
-		return nil
+		of := map[string][]proxyconfig.Endpoint{ring.Service(service): ring.Endpoints(service, change)}
+		_, err := p.SetEndpoints(context.Background(), of)
+		return err
 	}, nil
-}
-
-func list[T types.Resource](messages []T) (out []types.Resource) {
-	for _, m := range messages {
-		out = append(out, m)
-	}
-	return out
 }
 
 // plane is the process of a control plane.

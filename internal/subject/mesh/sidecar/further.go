@@ -26,6 +26,7 @@ const (
 	settingDiscovery = "discovery"
 	settingThen      = "then-services"
 	settingRules     = "rules"
+	settingLife      = "certificate-life"
 )
 
 // The words of discovery.
@@ -60,16 +61,29 @@ var meshSettings = []param.Setting{
 		Phrase: map[string]string{"": "with {} access rules", "1": "with one access rule", "0": "without access rules"},
 		Doc: "access rules of each application, by which the server's proxy judges every request: each lets one identity " +
 			"call, and the client's is the last. 0: whoever calls is judged as the kind of proxy does it by itself"},
+	{Name: settingLife, Type: param.TypeDuration, Min: 1, Max: 86400,
+		Phrase: map[string]string{"": "with certificates that end after {}"},
+		Doc: "life of certificates, of proxies that a control plane configures: each is replaced when half of it is over. " +
+			"An hour when left out"},
 }
 
 // Rules is how many access rules options ask for.
 func Rules(o param.Values) int { return o.Int(settingRules) }
+
+// CertificateLife is how long options have certificates last; 0: as long as a control plane chooses.
+func CertificateLife(o param.Values) time.Duration { return o.Duration(settingLife) }
 
 // checkMesh refuses settings about the mesh that contradict others, or that the kind of proxies cannot have.
 func (g Guest) checkMesh(o param.Values) error {
 	if Rules(o) > 0 && (!MTLS(o) || ProtocolOf(o) == ProtocolTCP) {
 		return fmt.Errorf("%q are about who makes a request: they need two hops, mtls, and a protocol other than %s",
 			settingRules, ProtocolTCP)
+	}
+	if o[settingLife] != "" {
+		if d, ok := g.Proxy.(Driven); !ok || !d.Driven(o) || !MTLS(o) {
+			return fmt.Errorf("%q needs two hops, mtls, and proxies that a control plane configures, which %s is not here",
+				settingLife, g.Proxy.About().Name)
+		}
 	}
 	if o[settingThen] == "" {
 		return nil

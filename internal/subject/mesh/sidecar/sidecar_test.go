@@ -183,6 +183,7 @@ func TestCheckSetup(t *testing.T) {
 // driven is a kind of proxy with a control plane.
 type driven struct{ fake }
 
+func (driven) Driven(param.Values) bool                        { return true }
 func (driven) Drive(context.Context, Drive) (any, error)       { return nil, nil }
 func (driven) Change(context.Context, any, Drive) (any, error) { return nil, nil }
 
@@ -203,6 +204,9 @@ func TestCheck(t *testing.T) {
 		{fake{}, param.Values{"services": "10", "then-services": "1"}, "fake cannot here"},
 		{driven{}, param.Values{"services": "10", "then-services": "1"}, ""},
 		{driven{}, param.Values{"services": "10", "then-services": "11"}, "is more than"},
+		{fake{}, param.Values{"certificate-life": "2s"}, "fake is not here"},
+		{driven{}, param.Values{"certificate-life": "2s"}, ""},
+		{driven{}, param.Values{"certificate-life": "2s", "mtls": "false"}, "mtls"},
 	} {
 		g := Guest{c.proxy}
 		o := param.Defaults(g.About().Settings)

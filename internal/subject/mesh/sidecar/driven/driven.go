@@ -71,10 +71,14 @@ func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Pla
 	if err := os.Mkdir(credentials, 0o700); err != nil {
 		return Plane{}, fmt.Errorf("making the directory of the proxies' credentials: %w", err)
 	}
-	process, err := d.Trial.StartSubject(ctx, Component, param.Values{}, []string{
+	argv := []string{
 		d.Trial.Self(), "controlplane", "--config=" + filepath.Join(d.Dir, meshFile), "--credentials=" + credentials,
 		"--listen=" + net.JoinHostPort(cmp.Or(d.Host, "127.0.0.1"), "0"),
-	})
+	}
+	if life := sidecar.CertificateLife(d.Proxies[0].Options); life > 0 {
+		argv = append(argv, "--life="+life.String())
+	}
+	process, err := d.Trial.StartSubject(ctx, Component, param.Values{}, argv)
 	if err != nil {
 		return Plane{}, err
 	}

@@ -1,0 +1,485 @@
+// Package admission is a load for webhooks that Kubernetes asks about pods: it sends AdmissionReviews as an API server
+// does, over one connection of HTTP/2 and TLS, and reads the patches that come back. Where pods are to have
+// certificates, it then gets one for each pod, by a token as the kubelet gives it to a pod.
+package admission
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+
+	"tare/internal/fault"
+	"tare/internal/load"
+	"tare/internal/load/running"
+	"tare/internal/pace"
+	"tare/internal/role"
+	"tare/internal/subject/mesh/controlplane/authority"
+)
+
+// Generator is what results of the load name as their generator.
+const Generator = "admission"
+
+// Webhook is what a subject says that has one, as its ready message.
+type Webhook struct {
+	URL   string `json:"url"` // https
+	Roots []byte `json:"roots"`
+	// Certificates is where pods get theirs by the tokens of their service accounts (authority.Agent), host:port;
+	// empty: they get none.
+	Certificates string `json:"certificates,omitempty"`
+	// Identities are those of service accounts, before the account's name.
+	Identities string `json:"identities,omitempty"`
+	// Signer signs these tokens, as an API server does: a private key as JWK. Issuer and Audience are what they say.
+	Signer   json.RawMessage `json:"signer,omitempty"`
+	Issuer   string          `json:"issuer,omitempty"`
+	Audience string          `json:"audience,omitempty"`
+}
+
+// The kinds of failures beside those of HTTP, status-CODE.
+const (
+	failedConnection  = "connection"
+	failedTimeout     = "timeout"
+	failedAnswer      = "answer"      // it is none to the review
+	failedRefused     = "refused"     // the pod is not allowed
+	failedLeft        = "left-alone"  // the pod is not injected
+	failedCertificate = "certificate" // the token gives none
+)
+
+// The names of what the load counts and times beside reviews.
+const (
+	countFinished        = "finished" // reviews that ended in the window, with their certificates, whenever they began
+	countCertificates    = "certificates"
+	histogramCertificate = "admission_certificate"
+)
+
+// longest is the longest time that is told from longer ones, in ns.
+const longest = int64(100e9)
+
+// Load is a client of a webhook, ready to run once.
+type Load struct {
+	o       Options
+	to      Webhook
+	reviews *reviews
+	http    *http.Client
+	signer  jose.Signer // of pods' tokens; nil where there are none
+
+	workers    []*worker
+	begin, end int64 // of the window
+	never      int64 // reviews of the schedule that nobody was handed
+}
+
+// Prepare connects to a webhook, and has it review a pod.
+func Prepare(ctx context.Context, o Options, to Webhook) (*Load, error) {
+	if to.URL == "" {
+		return nil, fault.New(fault.Usage, "subject", "weigh one that has a webhook, such as injector",
+			"the subject has no webhook")
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(to.Roots) {
+		return nil, fault.New(fault.Usage, to.URL, "", "the webhook's roots are no certificates")
+	}
+	r, err := newReviews()
+	if err != nil {
+		return nil, err
+	}
+	l := &Load{o: o, to: to, reviews: r}
+	if to.Certificates != "" {
+		var key jose.JSONWebKey
+		if err := json.Unmarshal(to.Signer, &key); err != nil {
+			return nil, fmt.Errorf("reading the key that signs tokens: %w", err)
+		}
+		if l.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key}, nil); err != nil {
+			return nil, fmt.Errorf("signing tokens: %w", err)
+		}
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		ForceAttemptHTTP2: true, DisableCompression: true}
+	l.http = &http.Client{Transport: transport, Timeout: o.Timeout}
+	// The first reviews of a process are slow, and must not be those that are timed.
+	for i := range 3 {
+		if failed, err := l.ask(ctx, i); err != nil {
+			return nil, fault.Wrap(err, fault.Machine, to.URL, "", "the webhook does not answer")
+		} else if failed != "" {
+			return nil, fault.New(fault.Machine, to.URL, "", "a review came to nothing: %s", failed)
+		}
+	}
+	return l, nil
+}
+
+// Close closes the connection.
+func (l *Load) Close() error {
+	l.http.CloseIdleConnections()
+	return nil
+}
+
+// answered is a review with an answer, as far as it is looked at.
+type answered struct {
+	Response *struct {
+		UID       string `json:"uid"`
+		Allowed   bool   `json:"allowed"`
+		PatchType string `json:"patchType"`
+		Patch     []byte `json:"patch"`
+		Status    struct {
+			Message string `json:"message"`
+		} `json:"status"`
+	} `json:"response"`
+}
+
+// review sends the i-th review, whose answer must be a patch; failed is why it is none.
+func (l *Load) review(ctx context.Context, i int) (failed string, err error) {
+	body := l.reviews.appendTo(make([]byte, 0, 8<<10), i)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, l.to.URL, bytes.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := l.http.Do(r)
+	if err != nil {
+		return kindOf(err), err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
+	if err != nil {
+		return kindOf(err), err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Sprint("status-", answer.StatusCode), nil
+	}
+	var a answered
+	if json.Unmarshal(text, &a) != nil || a.Response == nil || a.Response.UID != uid(i) {
+		return failedAnswer, nil
+	}
+	switch {
+	case !a.Response.Allowed:
+		return failedRefused, nil
+	case len(a.Response.Patch) == 0 || a.Response.PatchType != "JSONPatch":
+		return failedLeft, nil
+	}
+	return "", nil
+}
+
+func kindOf(err error) string {
+	var timeout interface{ Timeout() bool }
+	if errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded) {
+		return failedTimeout
+	}
+	return failedConnection
+}
+
+// ask is a review, and where there are certificates the pod's.
+func (l *Load) ask(ctx context.Context, i int) (failed string, err error) {
+	failed, err = l.review(ctx, i)
+	if err != nil || failed != "" || l.to.Certificates == "" {
+		return failed, err
+	}
+	return l.certify(ctx, i)
+}
+
+// certify gets the certificate of a pod by the token of its service account.
+func (l *Load) certify(ctx context.Context, i int) (failed string, err error) {
+	token, err := l.token(i)
+	if err != nil {
+		return failedCertificate, err
+	}
+	a := authority.Agent{Address: l.to.Certificates, Identity: l.to.Identities + account(i), Roots: l.to.Roots, Token: token}
+	if _, err = a.Request(ctx, authority.Credentials{}); err != nil {
+		return failedCertificate, err
+	}
+	return "", nil
+}
+
+// token is what the kubelet gives the i-th pod (k8s.io/kubernetes/pkg/serviceaccount, Claims).
+func (l *Load) token(i int) (authority.Token, error) {
+	now := time.Now()
+	object := func(name, uid string) map[string]string { return map[string]string{"name": name, "uid": uid} }
+	text, err := jwt.Signed(l.signer).Claims(jwt.Claims{
+		Issuer: l.to.Issuer, Audience: jwt.Audience{l.to.Audience}, Subject: "system:serviceaccount:" + Namespace + ":" + account(i),
+		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(time.Hour)),
+	}).Claims(map[string]any{"kubernetes.io": map[string]any{"namespace": Namespace,
+		"serviceaccount": object(account(i), uid(i)), "pod": object(fmt.Sprint("shop-", i), uid(i))}}).Serialize()
+	if err != nil {
+		return "", fmt.Errorf("signing the token of a pod: %w", err)
+	}
+	return authority.Token(text), nil
+}
+
+// worker has one review under way at a time.
+type worker struct {
+	l          *Load
+	begin, end int64 // of the window
+	free       int64 // since when
+	log        *running.Log
+
+	intended, sent, done, late int64
+	finished                   int64 // that ended in the window, with their certificates
+	errors                     map[string]int64
+	latency, service, lag, own *hdrhistogram.Histogram
+	certificate                *hdrhistogram.Histogram
+	slices                     [load.Slices]*hdrhistogram.Histogram
+}
+
+func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, 3) }
+
+func record(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) } // within its bounds
+
+// do makes the i-th review, which was intended for a time; negative: for now (closed loop).
+func (w *worker) do(ctx context.Context, i int, intended int64) {
+	sent := pace.Now()
+	own := int64(-1)
+	if intended < 0 {
+		intended = sent
+	} else {
+		own = sent - max(intended, w.free)
+	}
+	counts := intended >= w.begin && intended < w.end
+	failed, _ := w.l.review(ctx, i)
+	done := pace.Now()
+	if failed == "" && w.l.to.Certificates != "" {
+		failed, _ = w.l.certify(ctx, i)
+		if counts && failed == "" {
+			record(w.certificate, pace.Now()-done)
+		}
+	}
+	w.free = pace.Now()
+	if failed == "" && w.free >= w.begin && w.free < w.end {
+		w.finished++
+	}
+	w.log.Add(intended, sent, done, own, -1, failed == "")
+	if !counts {
+		return
+	}
+	w.intended++
+	w.sent++
+	if own >= 0 { // in closed loop nothing is late
+		record(w.lag, sent-intended)
+		record(w.own, own)
+	}
+	if failed != "" {
+		if ctx.Err() == nil { // else the drain has ended, and it is unfinished
+			w.errors[failed]++
+		}
+		return
+	}
+	w.done++
+	if done >= w.end {
+		w.late++
+	}
+	record(w.latency, done-intended)
+	record(w.service, done-sent)
+	record(w.slices[(intended-w.begin)*load.Slices/(w.end-w.begin)], done-intended)
+}
+
+// Ready is the data of the ready message.
+type Ready struct {
+	AtOnce int `json:"at_once"`
+	role.Wants
+}
+
+// Run sends reviews by the schedule. Those count that are intended in the window, whenever they end.
+func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	l.begin = s.Begin + s.Warmup
+	l.end = l.begin + s.Duration
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	timer := time.AfterFunc(time.Duration(l.end-pace.Now())+l.o.Drain, stop)
+	defer timer.Stop()
+	var next atomic.Int64
+	due := make(chan due, l.o.AtOnce)
+	var wait sync.WaitGroup
+	for range l.o.AtOnce {
+		w := l.worker(s)
+		wait.Go(func() { w.work(working, s.Begin, l.o.Rate > 0, due, &next) })
+	}
+	pacing := make(chan error, 1)
+	go func() {
+		defer close(due)
+		pacing <- l.pace(working, s, due)
+	}()
+	cpu, err := pace.ProcessCPU(ctx, l.begin, l.end)
+	err = errors.Join(err, <-pacing)
+	wait.Wait()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l.result(s, cpu)
+}
+
+// due is a review that is to start.
+type due struct {
+	number int
+	at     int64
+}
+
+func (l *Load) worker(s role.Schedule) *worker {
+	w := &worker{l: l, begin: l.begin, end: l.end, errors: map[string]int64{}, latency: newHistogram(),
+		service: newHistogram(), lag: newHistogram(), own: newHistogram(), certificate: newHistogram()}
+	for i := range w.slices {
+		w.slices[i] = hdrhistogram.New(1, longest, 2)
+	}
+	if s.Stalls {
+		w.log = running.NewLog(l.logged(s))
+	}
+	l.workers = append(l.workers, w)
+	return w
+}
+
+// logged is how many reviews a worker may have to keep one by one: as many as the schedule holds, for any worker may
+// have them all, or what would be fast in closed loop.
+func (l *Load) logged(s role.Schedule) int {
+	seconds := float64(s.Warmup+s.Duration)/1e9 + l.o.Drain.Seconds()
+	if l.o.Rate > 0 {
+		return int(min(l.o.Rate*seconds*4/3+1000, running.MostRequests))
+	}
+	return int(min(10_000*seconds, running.MostRequests/float64(l.o.AtOnce)))
+}
+
+// pace hands out what is due; nothing in closed loop.
+func (l *Load) pace(ctx context.Context, s role.Schedule, to chan<- due) error {
+	if l.o.Rate == 0 {
+		return nil
+	}
+	thread, err := pace.LockThread(pace.DefaultSpin)
+	if err != nil {
+		return err
+	}
+	defer thread.Close()
+	schedule := pace.NewSchedule(s.Begin, l.o.Rate, l.o.Arrivals, l.o.Seed, 0, 1)
+	for i := 3; schedule.Peek() < l.end; i++ { // the first were sent by Prepare
+		at := schedule.Peek()
+		schedule.Advance()
+		_, late := thread.Until(ctx, at)
+		if late == nil {
+			select {
+			case to <- due{i, at}:
+				continue
+			case <-ctx.Done():
+			}
+		}
+		l.unsent(at) // the drain has ended: what is left of the schedule is never sent
+	}
+	return nil
+}
+
+// unsent counts a review that is due and never starts.
+func (l *Load) unsent(at int64) {
+	if at >= l.begin && at < l.end {
+		l.never++
+	}
+}
+
+// work makes reviews until there are no more.
+func (w *worker) work(ctx context.Context, from int64, open bool, due <-chan due, next *atomic.Int64) {
+	w.free = pace.Now()
+	if open {
+		for d := range due {
+			if ctx.Err() == nil {
+				w.do(ctx, d.number, d.at)
+			} else if d.at >= w.begin && d.at < w.end {
+				w.intended++
+			}
+		}
+		return
+	}
+	if pace.SleepUntil(ctx, from) != nil {
+		return
+	}
+	for ctx.Err() == nil && pace.Now() < w.end {
+		w.do(ctx, int(next.Add(1))+2, -1)
+	}
+}
+
+func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
+	x := &load.Result{Generator: Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,
+		Connections: 1, MaxConnections: 1, Streams: l.o.AtOnce, Errors: map[string]int64{}, CPUSeconds: cpu,
+		CPUs: float64(pace.CPUs())}
+	if l.o.Rate > 0 {
+		x.Mode, x.Arrivals = load.Open, string(l.o.Arrivals)
+	}
+	sum := map[string]*hdrhistogram.Histogram{load.Latency: newHistogram(), load.Service: newHistogram(), load.Lag: newHistogram(),
+		load.OwnLag: newHistogram(), histogramCertificate: newHistogram()}
+	x.Intended = l.never
+	finished := int64(0)
+	var parts [load.Slices]*hdrhistogram.Histogram
+	for i := range parts {
+		parts[i] = hdrhistogram.New(1, longest, 2)
+	}
+	for _, w := range l.workers {
+		x.Intended += w.intended
+		x.Sent += w.sent
+		x.Done += w.done
+		x.Late += w.late
+		finished += w.finished
+		for kind, n := range w.errors {
+			x.Errors[kind] += n
+		}
+		sum[load.Latency].Merge(w.latency)
+		sum[load.Service].Merge(w.service)
+		sum[load.Lag].Merge(w.lag)
+		sum[load.OwnLag].Merge(w.own)
+		sum[histogramCertificate].Merge(w.certificate)
+		for i, h := range w.slices {
+			parts[i].Merge(h)
+		}
+	}
+	x.Unfinished = x.Sent - x.Done
+	for _, n := range x.Errors {
+		x.Unfinished -= n
+	}
+	x.Rate = float64(x.Done) / x.Seconds
+	for _, h := range parts {
+		x.Slices = append(x.Slices, load.Slice{Done: h.TotalCount(), P50: float64(h.ValueAtQuantile(50)) / 1e9})
+	}
+	x.Counts = map[string]float64{countFinished: float64(finished)}
+	if l.to.Certificates != "" {
+		x.Counts[countCertificates] = float64(sum[histogramCertificate].TotalCount())
+	}
+	for name, h := range sum {
+		if h.TotalCount() == 0 {
+			continue
+		}
+		if err := x.SetHistogram(name, h); err != nil {
+			return nil, fmt.Errorf("times of reviews: %w", err)
+		}
+	}
+	return x, nil
+}
+
+// tellApart adds to a result what stalls of the machine did not touch.
+func (l *Load) tellApart(x *load.Result, stalls *role.Stalls) error {
+	var logs []*running.Log
+	for _, w := range l.workers {
+		if w.log == nil {
+			return nil
+		}
+		logs = append(logs, w.log)
+	}
+	return running.Classify(x, logs, stalls, l.begin, l.end)
+}
+
+// Run plays the load's part in the role protocol: prepares, says ready, works, and sends the result.
+func Run(ctx context.Context, o Options, to Webhook, conn *role.Conn) (err error) {
+	l, err := Prepare(ctx, o, to)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	return role.WorkThenStalls(ctx, conn, Ready{o.AtOnce, role.Wants{Stalls: true}}, l.Run, l.tellApart)
+}

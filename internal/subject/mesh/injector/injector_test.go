@@ -1,0 +1,75 @@
+package injector
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"tare/internal/load"
+	"tare/internal/load/admission"
+	"tare/internal/pace"
+	"tare/internal/role"
+)
+
+// start is the subject until the test ends.
+func start(t *testing.T, certificates bool) admission.Webhook {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	ready, ended := make(chan admission.Webhook, 1), make(chan error, 1)
+	go func() {
+		ended <- serve(ctx, certificates, func(w admission.Webhook) error {
+			ready <- w
+			return nil
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case w := <-ready:
+		return w
+	case err := <-ended:
+		ended <- nil
+		t.Fatal(err)
+	}
+	return admission.Webhook{}
+}
+
+func TestReviews(t *testing.T) {
+	for name, c := range map[string]struct {
+		rate         float64
+		certificates bool
+	}{"open": {rate: 200}, "closed": {}, "certificates": {rate: 50, certificates: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := start(t, c.certificates)
+			l, err := admission.Prepare(t.Context(), admission.Options{Rate: c.rate, Arrivals: pace.Constant, AtOnce: 4,
+				Timeout: 30 * time.Second, Drain: 30 * time.Second}, w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			r, err := l.Run(t.Context(), role.Schedule{Begin: pace.Now() + int64(10*time.Millisecond),
+				Warmup: int64(100 * time.Millisecond), Duration: int64(500 * time.Millisecond)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Done == 0 || r.Done != r.Intended || len(r.Errors) > 0 || r.Unfinished != 0 {
+				t.Errorf("%+v", r)
+			}
+			if want := int64(c.rate / 2); c.rate > 0 && r.Intended != want {
+				t.Errorf("%d reviews were intended, not %d", r.Intended, want)
+			}
+			h, err := r.Histogram(load.Latency)
+			if err != nil || h.TotalCount() != r.Done {
+				t.Errorf("%v, times of %d of %d reviews", err, h.TotalCount(), r.Done)
+			}
+			if n := r.Counts["certificates"]; c.certificates && int64(n) != r.Done {
+				t.Errorf("%g certificates for %d pods", n, r.Done)
+			}
+		})
+	}
+}
