@@ -38,7 +38,7 @@ func (o options) istiod(ctx context.Context) (served, error) {
 	}
 	if o.Calls > 0 {
 		for i, s := range all {
-			objects = append(objects, istiod.Scope(s.Namespace, append(calls[i], s)...))
+			objects = append(objects, istiod.Scope(s.Namespace, calls[i]...))
 		}
 	}
 	var err error

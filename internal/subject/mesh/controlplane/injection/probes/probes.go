@@ -102,8 +102,11 @@ func New(t Table, host string) *Server {
 		},
 		// As the kubelet: to another host nothing is followed, and that is success (k8s.io/kubernetes/pkg/probe/http).
 		CheckRedirect: func(r *http.Request, via []*http.Request) error {
-			if r.URL.Hostname() != via[0].URL.Hostname() || len(via) >= 10 {
+			switch {
+			case r.URL.Hostname() != via[0].URL.Hostname():
 				return http.ErrUseLastResponse
+			case len(via) >= 10:
+				return errors.New("stopped after 10 redirects")
 			}
 			return nil
 		},

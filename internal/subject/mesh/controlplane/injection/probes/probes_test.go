@@ -59,6 +59,8 @@ func TestHTTP(t *testing.T) {
 			http.Redirect(w, r, "http://example.invalid/", http.StatusFound)
 		case r.URL.Path == "/further":
 			http.Redirect(w, r, "/sick", http.StatusFound)
+		case r.URL.Path == "/round":
+			http.Redirect(w, r, "/round", http.StatusFound)
 		case r.URL.Path == "/%zz":
 		case r.URL.Path == "/sick":
 			w.WriteHeader(http.StatusTeapot)
@@ -76,7 +78,7 @@ func TestHTTP(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for path, want := range map[string]int{"/well?a=b": 200, "well?a=b": 200, "/sick": 418, "/moved": 302, "/further": 418, "/%zz": 200, "/slow": 503} {
+		for path, want := range map[string]int{"/well?a=b": 200, "well?a=b": 200, "/sick": 418, "/moved": 302, "/further": 418, "/round": 503, "/%zz": 200, "/slow": 503} {
 			h := &probes.HTTP{Path: path, Port: portOf(t, u.Host), TLS: s == secure, Headers: headers}
 			if got := ask(t, probes.Ask{HTTP: h}); got != want {
 				t.Errorf("%s%s: %d, want %d", s.URL, path, got, want)
