@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -168,9 +169,9 @@ func TestWindowEndsInTime(t *testing.T) {
 		}
 	}
 	// Beside other work this process may be held up at any of the edges. So lateness is a part of what the same window
-	// took to prepare and to read, and the least counts.
-	var shares []float64
-	for range 8 {
+	// took to prepare and to read, and the least counts, of as many windows as it takes for one that was left alone.
+	least := math.Inf(1)
+	for until := time.Now().Add(time.Minute); least > 0.5 && time.Now().Before(until); {
 		w, err := m.Open()
 		if err != nil {
 			t.Fatal(err)
@@ -183,9 +184,9 @@ func TestWindowEndsInTime(t *testing.T) {
 		took := time.Duration(l.Window.EdgeSeconds * 1e9)
 		late := l.Window.End.Add(took).Sub(w.first.wall.Add(time.Duration(end - w.first.at)))
 		t.Logf("%v late; to prepare and to read took %v", late, m.preparing+took)
-		shares = append(shares, late.Seconds()/(m.preparing+took).Seconds())
+		least = min(least, late.Seconds()/(m.preparing+took).Seconds())
 	}
-	if least := slices.Min(shares); least > 0.5 {
+	if least > 0.5 {
 		t.Errorf("all windows end later than %.0f %% of what it takes to prepare and to read", 100*least)
 	}
 }
