@@ -175,3 +175,29 @@ func TestAgentOfPod(t *testing.T) {
 		t.Error("a certificate of another account")
 	}
 }
+
+// FuzzAccountToken: nothing but a token that the cluster has signed is somebody's.
+func FuzzAccountToken(f *testing.F) {
+	key := signingKey(f, "a")
+	s, err := NewServiceAccounts(keysOf(f, key.Public()), "https://cluster", "tare")
+	if err != nil {
+		f.Fatal(err)
+	}
+	c := usualClaims()
+	c.Expiry = jwt.NewNumericDate(time.Now().Add(24 * time.Hour))
+	good := accountToken(f, jose.ES256, key, c)
+	head, rest, _ := strings.Cut(string(good), ".")
+	claims, _, _ := strings.Cut(rest, ".")
+	f.Add(string(good))
+	f.Add(head + "." + claims + ".")
+	f.Add("eyJhbGciOiJub25lIn0." + claims + ".")
+	f.Add(`{"payload":"` + claims + `","signatures":[]}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		if _, _, err := s.identity(DefaultTrustDomain, Token(text)); err == nil {
+			// Only what says the same: the base64 of a signature can have other last bits.
+			if h, r, _ := strings.Cut(text, "."); h != head || !strings.HasPrefix(r, claims+".") {
+				t.Errorf("taken: %s", text)
+			}
+		}
+	})
+}
