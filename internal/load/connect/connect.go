@@ -293,13 +293,7 @@ func (t *tally) result(judged bool) (*load.Result, error) {
 	}
 	r.Done = t.n - failed
 	r.Opened, r.Rate = r.Done, float64(r.Done)/r.Seconds
-	for _, h := range t.slices {
-		s := load.Slice{Done: h.TotalCount()}
-		if s.Done > 0 {
-			s.P50 = float64(h.ValueAtQuantile(50)) / 1e9
-		}
-		r.Slices = append(r.Slices, s)
-	}
+	r.SetSlices(t.slices[:])
 	if judged {
 		r.Counts = map[string]float64{
 			generation.Judged: float64(t.n), generation.FailedCount: float64(failed), generation.BackwardCount: float64(t.backward),
@@ -310,15 +304,7 @@ func (t *tally) result(judged bool) (*load.Result, error) {
 			t.oldAge = 0
 		}
 	}
-	for name, h := range map[string]*hdrhistogram.Histogram{load.Connect: t.times, generation.OldEndpoint: t.old} {
-		if h.TotalCount() == 0 {
-			continue
-		}
-		if err := r.SetHistogram(name, h); err != nil {
-			return nil, err
-		}
-	}
-	return r, nil
+	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{load.Connect: t.times, generation.OldEndpoint: t.old})
 }
 
 // errorName is the kind of a failed connect, as load http calls it where it has a name for it.

@@ -428,27 +428,10 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 		}
 	}
 	r.Counts = map[string]float64{CountMade: float64(made), CountFailed: float64(failed), CountWorkers: float64(len(l.workers))}
-	r.Unfinished = r.Sent - r.Done
-	for _, n := range r.Errors {
-		r.Unfinished -= n
-	}
+	r.SetUnfinished()
 	r.Rate = float64(r.Done) / r.Seconds
-	for _, h := range slices {
-		part := load.Slice{Done: h.TotalCount()}
-		if part.Done > 0 {
-			part.P50 = float64(h.ValueAtQuantile(50)) / 1e9
-		}
-		r.Slices = append(r.Slices, part)
-	}
-	for name, h := range histograms {
-		if h.TotalCount() == 0 {
-			continue
-		}
-		if err := r.SetHistogram(name, h); err != nil {
-			return nil, err
-		}
-	}
-	return r, nil
+	r.SetSlices(slices[:])
+	return r, r.SetHistograms(histograms)
 }
 
 // merge adds a worker's counts, which are laid out as those of h, and sees that they are n in all.

@@ -666,25 +666,12 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 			sum.slices[i].Merge(h)
 		}
 	}
-	for _, h := range sum.slices {
-		r.Slices = append(r.Slices, load.Slice{Done: h.TotalCount(), P50: float64(h.ValueAtQuantile(50)) / 1e9})
-	}
-	r.Unfinished = r.Sent - r.Done
-	for _, n := range r.Errors {
-		r.Unfinished -= n
-	}
+	r.SetSlices(sum.slices[:])
+	r.SetUnfinished()
 	r.Rate = float64(r.Done) / r.Seconds
-	for name, h := range map[string]*hdrhistogram.Histogram{
+	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{
 		load.Latency: sum.latency, load.Service: sum.service, load.Lag: sum.lag, load.OwnLag: sum.ownLag, load.Connect: sum.connect,
-	} {
-		if h.TotalCount() == 0 {
-			continue
-		}
-		if err := r.SetHistogram(name, h); err != nil {
-			return nil, err
-		}
-	}
-	return r, nil
+	})
 }
 
 // Run plays the load's part in the role protocol on conn: prepares, says ready, waits for the start, runs, sends the

@@ -260,20 +260,10 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	}
 	r.Rate = float64(r.Done) / r.Seconds
 	r.Counts[CountBytes] = float64(r.Done) * float64(l.o.Size)
-	for _, h := range sum.slices {
-		r.Slices = append(r.Slices, load.Slice{Done: h.TotalCount(), P50: float64(h.ValueAtQuantile(50)) / 1e9})
-	}
-	for name, h := range map[string]*hdrhistogram.Histogram{
+	r.SetSlices(sum.slices[:])
+	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{
 		load.Latency: sum.latency, load.Service: sum.service, load.Lag: sum.lag, load.OwnLag: sum.ownLag,
-	} {
-		if h.TotalCount() == 0 {
-			continue
-		}
-		if err := r.SetHistogram(name, h); err != nil {
-			return nil, err
-		}
-	}
-	return r, nil
+	})
 }
 
 // Run plays a load's part in the role protocol on conn: makes the directory, says ready, waits for the start, writes,

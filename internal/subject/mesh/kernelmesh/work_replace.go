@@ -174,12 +174,6 @@ func (t *replaced) result() (*load.Result, error) {
 		Counts: map[string]float64{generation.Replacements: float64(n), generation.ReplacementSeconds: float64(t.spent) / 1e9},
 	}
 	r.Rate = float64(n) / r.Seconds
-	for _, h := range t.slices {
-		s := load.Slice{Done: h.TotalCount()}
-		if s.Done > 0 {
-			s.P50 = float64(h.ValueAtQuantile(50)) / 1e9
-		}
-		r.Slices = append(r.Slices, s)
-	}
+	r.SetSlices(t.slices[:])
 	return r, r.SetHistogram(generation.ReplacementTime, t.times)
 }

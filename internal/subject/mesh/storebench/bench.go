@@ -294,13 +294,7 @@ func (w *window) result(b *Bench, cpu float64) (*load.Result, error) {
 		Counts: map[string]float64{OpenSeconds: b.open.Seconds(), FillSeconds: b.fill.Seconds()},
 	}
 	r.Rate = float64(w.n) / r.Seconds
-	for _, h := range w.slices {
-		s := load.Slice{Done: h.TotalCount()}
-		if s.Done > 0 {
-			s.P50 = float64(h.ValueAtQuantile(50)) / 1e9
-		}
-		r.Slices = append(r.Slices, s)
-	}
+	r.SetSlices(w.slices[:])
 	if w.n == 0 {
 		return r, nil
 	}
