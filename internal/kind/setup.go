@@ -144,6 +144,26 @@ func (s *Setup) Subjects() []*Part {
 	return all
 }
 
+// CheckSubjects has a function look at what each arm weighs, but for variants, which run the baseline's subject; for
+// SetupCheckers of loads that go to the subject. Its error is of the first that is refused.
+func (s *Setup) CheckSubjects(check func(*Part) error) error {
+	for _, sec := range s.Sections() {
+		if !sec.Weighs() {
+			continue
+		}
+		for _, arm := range slices.Sorted(maps.Keys(sec.Parts)) {
+			part := sec.Parts[arm]
+			if part.Varies() {
+				continue
+			}
+			if err := check(part); err != nil {
+				return &ElsewhereError{Path: sec.Path(arm), Err: err}
+			}
+		}
+	}
+	return nil
+}
+
 // SubjectVersions are the versions of what the arms weigh, by name: own is that of subjects which are roles of this
 // binary.
 func (s *Setup) SubjectVersions(ctx context.Context, own string) map[string]string {

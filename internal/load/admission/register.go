@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 
 	"tare/internal/kind"
 	"tare/internal/load"
@@ -60,19 +58,12 @@ func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", g.About().Name,
 			kind.BaselineKey)
 	}
-	for _, sec := range s.Sections() {
-		if !sec.Weighs() {
-			continue
+	return s.CheckSubjects(func(part *kind.Part) error {
+		if _, is := part.Kind.(Admitting); !is {
+			return fmt.Errorf("%s needs a subject that has a webhook, and %s has none", path, part.Name())
 		}
-		for _, arm := range slices.Sorted(maps.Keys(sec.Parts)) {
-			part := sec.Parts[arm]
-			if _, admits := part.Kind.(Admitting); !admits && !part.Varies() {
-				return &kind.ElsewhereError{Path: sec.Path(arm),
-					Err: fmt.Errorf("%s needs a subject that has a webhook, and %s has none", path, part.Name())}
-			}
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // Play is kind.Player's: prepares, says ready, works, and sends the result.

@@ -3,8 +3,6 @@ package connect
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 
 	"tare/internal/kind"
@@ -69,22 +67,12 @@ func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 		return fmt.Errorf("a load of kind %s goes to what the subject serves by itself, and the baseline has no subject: "+
 			"give the spec a %q", g.About().Name, kind.BaselineKey)
 	}
-	for _, sec := range s.Sections() {
-		if !sec.Weighs() {
-			continue
+	return s.CheckSubjects(func(part *kind.Part) error {
+		if err := serves(s, part); err != nil {
+			return fmt.Errorf("%s needs a subject that serves something by itself: %w", path, err)
 		}
-		for _, arm := range slices.Sorted(maps.Keys(sec.Parts)) {
-			if part := sec.Parts[arm]; part.Varies() {
-				continue // it runs the baseline's subject
-			} else if err := serves(s, part); err != nil {
-				return &kind.ElsewhereError{
-					Path: sec.Path(arm),
-					Err:  fmt.Errorf("%s needs a subject that serves something by itself: %w", path, err),
-				}
-			}
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func serves(s *kind.Setup, part *kind.Part) error {

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"tare/internal/kind"
 	"tare/internal/measured"
@@ -61,19 +59,12 @@ func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", g.About().Name,
 			kind.BaselineKey)
 	}
-	for _, sec := range s.Sections() {
-		if !sec.Weighs() {
-			continue
+	return s.CheckSubjects(func(part *kind.Part) error {
+		if _, is := part.Kind.(ControlPlane); !is {
+			return fmt.Errorf("%s needs a subject that is a control plane, and %s is none", path, part.Name())
 		}
-		for _, arm := range slices.Sorted(maps.Keys(sec.Parts)) {
-			part := sec.Parts[arm]
-			if _, serves := part.Kind.(ControlPlane); !serves && !part.Varies() {
-				return &kind.ElsewhereError{Path: sec.Path(arm),
-					Err: fmt.Errorf("%s needs a subject that is a control plane, and %s is none", path, part.Name())}
-			}
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // Play is kind.Player's: prepares, says ready, works, and sends the result.
