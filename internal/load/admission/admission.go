@@ -75,9 +75,11 @@ type Load struct {
 	http    *http.Client
 	signer  jose.Signer // of pods' tokens; nil where there are none
 
-	workers    []*worker
 	begin, end int64 // of the window
-	never      int64 // reviews of the schedule that nobody was handed
+
+	mu sync.Mutex // guards what is below
+	tally
+	log *running.Log
 }
 
 // Prepare connects to a webhook, and has it review a pod.
@@ -109,7 +111,7 @@ func Prepare(ctx context.Context, o Options, to Webhook) (*Load, error) {
 	l.http = &http.Client{Transport: transport, Timeout: o.Timeout}
 	// The first reviews of a process are slow, and must not be those that are timed.
 	for i := range 3 {
-		if failed, err := l.ask(ctx, i); err != nil {
+		if failed, _, err := l.ask(ctx, i); err != nil {
 			return nil, fault.Wrap(err, fault.Machine, to.URL, "", "the webhook does not answer")
 		} else if failed != "" {
 			return nil, fault.New(fault.Machine, to.URL, "", "a review came to nothing: %s", failed)
@@ -131,9 +133,6 @@ type answered struct {
 		Allowed   bool   `json:"allowed"`
 		PatchType string `json:"patchType"`
 		Patch     []byte `json:"patch"`
-		Status    struct {
-			Message string `json:"message"`
-		} `json:"status"`
 	} `json:"response"`
 }
 
@@ -178,13 +177,14 @@ func kindOf(err error) string {
 	return failedConnection
 }
 
-// ask is a review, and where there are certificates the pod's.
-func (l *Load) ask(ctx context.Context, i int) (failed string, err error) {
+// ask is a review, and where there are certificates the pod's; answered is when the review was.
+func (l *Load) ask(ctx context.Context, i int) (failed string, answered int64, err error) {
 	failed, err = l.review(ctx, i)
-	if err != nil || failed != "" || l.to.Certificates == "" {
-		return failed, err
+	answered = pace.Now()
+	if err == nil && failed == "" && l.to.Certificates != "" {
+		failed, err = l.certify(ctx, i)
 	}
-	return l.certify(ctx, i)
+	return failed, answered, err
 }
 
 // certify gets the certificate of a pod by the token of its service account.
@@ -215,13 +215,8 @@ func (l *Load) token(i int) (authority.Token, error) {
 	return authority.Token(text), nil
 }
 
-// worker has one review under way at a time.
-type worker struct {
-	l          *Load
-	begin, end int64 // of the window
-	free       int64 // since when
-	log        *running.Log
-
+// tally is what a run counts.
+type tally struct {
 	intended, sent, done, late int64
 	finished                   int64 // that ended in the window, with their certificates
 	errors                     map[string]int64
@@ -230,55 +225,64 @@ type worker struct {
 	slices                     [load.Slices]*hdrhistogram.Histogram
 }
 
-func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, 3) }
+func newTally() tally {
+	h := func(digits int) *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, digits) }
+	t := tally{errors: map[string]int64{}, latency: h(3), service: h(3), lag: h(3), own: h(3), certificate: h(3)}
+	for i := range t.slices {
+		t.slices[i] = h(2)
+	}
+	return t
+}
 
 func record(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) } // within its bounds
 
-// do makes the i-th review, which was intended for a time; negative: for now (closed loop).
-func (w *worker) do(ctx context.Context, i int, intended int64) {
+// in says whether a review counts that was intended for a time.
+func (l *Load) in(intended int64) bool { return intended >= l.begin && intended < l.end }
+
+// do makes the i-th review, which was intended for a time; negative: for now (closed loop). Whoever makes it was free
+// since another time, and is again at the one that it returns.
+func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 	sent := pace.Now()
 	own := int64(-1)
 	if intended < 0 {
 		intended = sent
 	} else {
-		own = sent - max(intended, w.free)
+		own = sent - max(intended, free)
 	}
-	counts := intended >= w.begin && intended < w.end
-	failed, _ := w.l.review(ctx, i)
-	done := pace.Now()
-	if failed == "" && w.l.to.Certificates != "" {
-		failed, _ = w.l.certify(ctx, i)
-		if counts && failed == "" {
-			record(w.certificate, pace.Now()-done)
-		}
+	failed, done, _ := l.ask(ctx, i)
+	ended := pace.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if failed == "" && l.in(ended) {
+		l.finished++
 	}
-	w.free = pace.Now()
-	if failed == "" && w.free >= w.begin && w.free < w.end {
-		w.finished++
+	l.log.Add(intended, sent, done, own, -1, failed == "")
+	if !l.in(intended) {
+		return ended
 	}
-	w.log.Add(intended, sent, done, own, -1, failed == "")
-	if !counts {
-		return
-	}
-	w.intended++
-	w.sent++
+	l.intended++
+	l.sent++
 	if own >= 0 { // in closed loop nothing is late
-		record(w.lag, sent-intended)
-		record(w.own, own)
+		record(l.lag, sent-intended)
+		record(l.own, own)
 	}
 	if failed != "" {
 		if ctx.Err() == nil { // else the drain has ended, and it is unfinished
-			w.errors[failed]++
+			l.errors[failed]++
 		}
-		return
+		return ended
 	}
-	w.done++
-	if done >= w.end {
-		w.late++
+	l.done++
+	if done >= l.end {
+		l.late++
 	}
-	record(w.latency, done-intended)
-	record(w.service, done-sent)
-	record(w.slices[(intended-w.begin)*load.Slices/(w.end-w.begin)], done-intended)
+	record(l.latency, done-intended)
+	record(l.service, done-sent)
+	record(l.slices[(intended-l.begin)*load.Slices/(l.end-l.begin)], done-intended)
+	if l.to.Certificates != "" {
+		record(l.certificate, ended-done)
+	}
+	return ended
 }
 
 // Ready is the data of the ready message.
@@ -294,6 +298,10 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	}
 	l.begin = s.Begin + s.Warmup
 	l.end = l.begin + s.Duration
+	l.tally = newTally()
+	if s.Stalls {
+		l.log = running.NewLog(l.logged(s))
+	}
 	working, stop := context.WithCancel(ctx)
 	defer stop()
 	timer := time.AfterFunc(time.Duration(l.end-pace.Now())+l.o.Drain, stop)
@@ -302,8 +310,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	due := make(chan due, l.o.AtOnce)
 	var wait sync.WaitGroup
 	for range l.o.AtOnce {
-		w := l.worker(s)
-		wait.Go(func() { w.work(working, s.Begin, l.o.Rate > 0, due, &next) })
+		wait.Go(func() { l.work(working, s.Begin, due, &next) })
 	}
 	pacing := make(chan error, 1)
 	go func() {
@@ -328,27 +335,13 @@ type due struct {
 	at     int64
 }
 
-func (l *Load) worker(s role.Schedule) *worker {
-	w := &worker{l: l, begin: l.begin, end: l.end, errors: map[string]int64{}, latency: newHistogram(),
-		service: newHistogram(), lag: newHistogram(), own: newHistogram(), certificate: newHistogram()}
-	for i := range w.slices {
-		w.slices[i] = hdrhistogram.New(1, longest, 2)
-	}
-	if s.Stalls {
-		w.log = running.NewLog(l.logged(s))
-	}
-	l.workers = append(l.workers, w)
-	return w
-}
-
-// logged is how many reviews a worker may have to keep one by one: as many as the schedule holds, for any worker may
-// have them all, or what would be fast in closed loop.
+// logged is how many reviews to keep one by one: as many as the schedule holds, or what would be fast in closed loop.
 func (l *Load) logged(s role.Schedule) int {
-	seconds := float64(s.Warmup+s.Duration)/1e9 + l.o.Drain.Seconds()
-	if l.o.Rate > 0 {
-		return int(min(l.o.Rate*seconds*4/3+1000, running.MostRequests))
+	rate := l.o.Rate
+	if rate == 0 {
+		rate = 100_000
 	}
-	return int(min(10_000*seconds, running.MostRequests/float64(l.o.AtOnce)))
+	return int(min(rate*(float64(s.Warmup+s.Duration)/1e9+l.o.Drain.Seconds())*4/3+1000, running.MostRequests))
 }
 
 // pace hands out what is due; nothing in closed loop.
@@ -380,20 +373,22 @@ func (l *Load) pace(ctx context.Context, s role.Schedule, to chan<- due) error {
 
 // unsent counts a review that is due and never starts.
 func (l *Load) unsent(at int64) {
-	if at >= l.begin && at < l.end {
-		l.never++
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.in(at) {
+		l.intended++
 	}
 }
 
-// work makes reviews until there are no more.
-func (w *worker) work(ctx context.Context, from int64, open bool, due <-chan due, next *atomic.Int64) {
-	w.free = pace.Now()
-	if open {
+// work makes reviews, one after the other, until there are no more.
+func (l *Load) work(ctx context.Context, from int64, due <-chan due, next *atomic.Int64) {
+	free := pace.Now()
+	if l.o.Rate > 0 {
 		for d := range due {
 			if ctx.Err() == nil {
-				w.do(ctx, d.number, d.at)
-			} else if d.at >= w.begin && d.at < w.end {
-				w.intended++
+				free = l.do(ctx, d.number, d.at, free)
+			} else {
+				l.unsent(d.at)
 			}
 		}
 		return
@@ -401,77 +396,36 @@ func (w *worker) work(ctx context.Context, from int64, open bool, due <-chan due
 	if pace.SleepUntil(ctx, from) != nil {
 		return
 	}
-	for ctx.Err() == nil && pace.Now() < w.end {
-		w.do(ctx, int(next.Add(1))+2, -1)
+	for ctx.Err() == nil && free < l.end {
+		free = l.do(ctx, int(next.Add(1))+2, -1, free)
 	}
 }
 
 func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	x := &load.Result{Generator: Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,
-		Connections: 1, MaxConnections: 1, Streams: l.o.AtOnce, Errors: map[string]int64{}, CPUSeconds: cpu,
+		Connections: 1, MaxConnections: 1, Streams: l.o.AtOnce, CPUSeconds: cpu,
 		CPUs: float64(pace.CPUs())}
 	if l.o.Rate > 0 {
 		x.Mode, x.Arrivals = load.Open, string(l.o.Arrivals)
 	}
-	sum := map[string]*hdrhistogram.Histogram{load.Latency: newHistogram(), load.Service: newHistogram(), load.Lag: newHistogram(),
-		load.OwnLag: newHistogram(), histogramCertificate: newHistogram()}
-	x.Intended = l.never
-	finished := int64(0)
-	var parts [load.Slices]*hdrhistogram.Histogram
-	for i := range parts {
-		parts[i] = hdrhistogram.New(1, longest, 2)
-	}
-	for _, w := range l.workers {
-		x.Intended += w.intended
-		x.Sent += w.sent
-		x.Done += w.done
-		x.Late += w.late
-		finished += w.finished
-		for kind, n := range w.errors {
-			x.Errors[kind] += n
-		}
-		sum[load.Latency].Merge(w.latency)
-		sum[load.Service].Merge(w.service)
-		sum[load.Lag].Merge(w.lag)
-		sum[load.OwnLag].Merge(w.own)
-		sum[histogramCertificate].Merge(w.certificate)
-		for i, h := range w.slices {
-			parts[i].Merge(h)
-		}
-	}
-	x.Unfinished = x.Sent - x.Done
-	for _, n := range x.Errors {
-		x.Unfinished -= n
-	}
+	x.Intended, x.Sent, x.Done, x.Late, x.Errors = l.intended, l.sent, l.done, l.late, l.errors
+	x.SetUnfinished()
 	x.Rate = float64(x.Done) / x.Seconds
-	for _, h := range parts {
-		x.Slices = append(x.Slices, load.Slice{Done: h.TotalCount(), P50: float64(h.ValueAtQuantile(50)) / 1e9})
-	}
-	x.Counts = map[string]float64{countFinished: float64(finished)}
+	x.SetSlices(l.slices[:])
+	x.Counts = map[string]float64{countFinished: float64(l.finished)}
 	if l.to.Certificates != "" {
-		x.Counts[countCertificates] = float64(sum[histogramCertificate].TotalCount())
+		x.Counts[countCertificates] = float64(l.certificate.TotalCount())
 	}
-	for name, h := range sum {
-		if h.TotalCount() == 0 {
-			continue
-		}
-		if err := x.SetHistogram(name, h); err != nil {
-			return nil, fmt.Errorf("times of reviews: %w", err)
-		}
-	}
-	return x, nil
+	return x, x.SetHistograms(map[string]*hdrhistogram.Histogram{load.Latency: l.latency, load.Service: l.service,
+		load.Lag: l.lag, load.OwnLag: l.own, histogramCertificate: l.certificate})
 }
 
 // tellApart adds to a result what stalls of the machine did not touch.
 func (l *Load) tellApart(x *load.Result, stalls *role.Stalls) error {
-	var logs []*running.Log
-	for _, w := range l.workers {
-		if w.log == nil {
-			return nil
-		}
-		logs = append(logs, w.log)
+	if l.log == nil {
+		return nil
 	}
-	return running.Classify(x, logs, stalls, l.begin, l.end)
+	return running.Classify(x, []*running.Log{l.log}, stalls, l.begin, l.end)
 }
 
 // Run plays the load's part in the role protocol: prepares, says ready, works, and sends the result.
