@@ -16,13 +16,14 @@ import (
 	"tare/internal/role"
 	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/controlplane/authority"
+	"tare/internal/subject/mesh/controlplane/injection"
 )
 
 func init() { register(newControlplane) }
 
 func newControlplane() *cobra.Command {
 	var o controlplane.Settings
-	var accounts serviceAccounts
+	var pods ofPods
 	var human bool
 	c := &cobra.Command{
 		Use:   "controlplane --config FILE|DIR",
@@ -58,7 +59,7 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 					f.Close()
 				}
 			}
-			if err := webhookOf(cmd, &o, accounts); err != nil {
+			if err := pods.complete(cmd, &o); err != nil {
 				return err
 			}
 			if people {
@@ -78,13 +79,13 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 	f.DurationVar(&o.Life, "life", 0, "life of certificates, from 1s on; 1h when left out")
 	f.StringVar(&o.Admin, "admin", "", "address at which to serve /metrics for Prometheus, and /changes, the last changes as JSON")
 	f.StringVar(&o.Webhook.Listen, "webhook", "", "address at which API servers have new pods reviewed (AdmissionReview), by TLS")
-	f.StringVar(&o.Webhook.Config, "injection", "", "YAML file of what pods get")
+	f.StringVar(&pods.injection, "injection", "", "YAML file of what pods get")
 	f.StringSliceVar(&o.Webhook.Names, "webhook-name", []string{"controlplane.tare-system.svc"},
 		"DNS names by which API servers know the webhook: SERVICE.NAMESPACE.svc")
-	f.StringVar(&accounts.keys, "service-account-keys", "", "file of a cluster's public keys (/openid/v1/jwks): the tokens of its "+
+	f.StringVar(&pods.keys, "service-account-keys", "", "file of a cluster's public keys (/openid/v1/jwks): the tokens of its "+
 		"service accounts give certificates")
-	f.StringVar(&accounts.issuer, "service-account-issuer", "https://kubernetes.default.svc.cluster.local", "issuer of these tokens")
-	f.StringVar(&accounts.audience, "service-account-audience", "tare", "audience that they must be for")
+	f.StringVar(&pods.issuer, "service-account-issuer", "https://kubernetes.default.svc.cluster.local", "issuer of these tokens")
+	f.StringVar(&pods.audience, "service-account-audience", "tare", "audience that they must be for")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
 }
@@ -92,24 +93,43 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 // dnsName is a name of RFC 1123 in lower case.
 var dnsName = pattern.Lazy(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
 
-// serviceAccounts are the flags of authority.ServiceAccounts.
-type serviceAccounts struct{ keys, issuer, audience string }
+// ofPods are the flags about the pods of a cluster that name files, and what goes with these.
+type ofPods struct{ injection, keys, issuer, audience string }
 
-// webhookOf completes what the flags say of pods.
-func webhookOf(cmd *cobra.Command, o *controlplane.Settings, s serviceAccounts) (err error) {
-	if o.Webhook.Config != "" && o.Webhook.Listen == "" {
-		return wrongUse(cmd, fault.New(fault.Usage, "--injection", "give --webhook as well", "only a webhook injects anything"))
+// complete puts what the files have into the settings.
+func (f ofPods) complete(cmd *cobra.Command, o *controlplane.Settings) error {
+	if f.injection != "" {
+		if o.Webhook.Listen == "" {
+			return wrongUse(cmd, fault.New(fault.Usage, "--injection", "give --webhook as well", "only a webhook injects anything"))
+		}
+		text, err := readFile(f.injection, "what is injected", seePods)
+		if err != nil {
+			return err
+		}
+		if o.Webhook.Config, err = injection.ParseConfig(text); err != nil {
+			return fault.Wrap(err, fault.Usage, f.injection, seePods, "what is injected is wrong")
+		}
 	}
 	for _, name := range o.Webhook.Names {
 		if !dnsName().MatchString(name) || len(name) > 253 {
 			return wrongUse(cmd, fault.New(fault.Usage, "--webhook-name", "give SERVICE.NAMESPACE.svc", "%q is no DNS name", name))
 		}
 	}
-	if s.keys != "" {
-		o.Accounts, err = authority.ReadServiceAccounts(s.keys, s.issuer, s.audience)
+	if f.keys != "" {
+		const mend = "take what 'kubectl get --raw /openid/v1/jwks' prints"
+		text, err := readFile(f.keys, "the keys of service accounts", mend)
+		if err != nil {
+			return err
+		}
+		if o.Accounts, err = authority.NewServiceAccounts(text, f.issuer, f.audience); err != nil {
+			return fault.Wrap(err, fault.Usage, f.keys, mend, "these are no keys of service accounts")
+		}
 	}
-	return err
+	return nil
 }
+
+// seePods is where to read about files of --injection.
+const seePods = "see docs/injection.md"
 
 func printControlplane(w io.Writer, m role.Message) (err error) {
 	switch m.Event {

@@ -53,9 +53,9 @@ type Settings struct {
 
 // Webhook is how the control plane has pods reviewed (package injection).
 type Webhook struct {
-	Listen string   // host:port; empty: nowhere
-	Config string   // file of an injection.Config
-	Names  []string // DNS names by which API servers know it
+	Listen string            // host:port; empty: nowhere
+	Config *injection.Config // what pods get
+	Names  []string          // DNS names by which API servers know it
 }
 
 // The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the
@@ -250,20 +250,17 @@ func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
 		return nil, fault.New(fault.Usage, "--webhook", "give the mesh certificates: \"mtls: strict\" or \"mtls: permissive\"",
 			"API servers ask a webhook by TLS alone, and the mesh has no authority that could sign a certificate for it")
 	}
-	if w.Config == "" {
+	if w.Config == nil {
 		return nil, fault.New(fault.Usage, "--injection", "see docs/injection.md", "the webhook is not told what pods get")
-	}
-	c, err := injection.ReadConfig(w.Config)
-	if err != nil {
-		return nil, err
 	}
 	o := injection.Options{Authority: p.Authority()}
 	if admin != nil {
+		var err error
 		if o.Metrics, err = injection.NewMetrics(admin.registry); err != nil {
 			return nil, fmt.Errorf("counting reviews: %w", err)
 		}
 	}
-	return injection.New(c, o)
+	return injection.New(w.Config, o)
 }
 
 // messagesOf hands on what the parent says until it has nothing more to say.

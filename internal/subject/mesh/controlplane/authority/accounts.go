@@ -4,13 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
-
-	"tare/internal/fault"
 )
 
 // ServiceAccounts are those of a Kubernetes cluster. A pod proves which one it has by a token that the kubelet gives
@@ -21,38 +18,14 @@ type ServiceAccounts struct {
 	keys             jose.JSONWebKeySet
 }
 
-// maxKeys and maxAccountToken bound the file of keys and a token, in bytes.
-const (
-	maxKeys         = 1 << 20
-	maxAccountToken = 8 << 10
-)
+// maxAccountToken bounds a token, in bytes.
+const maxAccountToken = 8 << 10
 
 // signatures are those that API servers make (kube-apiserver, --service-account-signing-key-file).
 var signatures = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.ES384, jose.ES512}
 
-// ReadServiceAccounts reads the public keys of a cluster from a file, as its API server shows them (/openid/v1/jwks).
-// Tokens must be of the issuer and for the audience.
-func ReadServiceAccounts(file, issuer, audience string) (*ServiceAccounts, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, file, "", "the keys of service accounts cannot be read")
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxKeys {
-		return nil, fault.New(fault.Usage, file, "", "not a file of at most %d bytes", maxKeys)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, file, "", "the keys of service accounts cannot be read")
-	}
-	s, err := NewServiceAccounts(text, issuer, audience)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, file, "take what 'kubectl get --raw /openid/v1/jwks' prints",
-			"these are no keys of service accounts")
-	}
-	return s, nil
-}
-
-// NewServiceAccounts is ReadServiceAccounts with the text of the file.
+// NewServiceAccounts takes the public keys of a cluster, as its API server shows them (/openid/v1/jwks). Tokens must be
+// of the issuer and for the audience.
 func NewServiceAccounts(jwks []byte, issuer, audience string) (*ServiceAccounts, error) {
 	s := &ServiceAccounts{issuer: issuer, audience: audience}
 	if err := json.Unmarshal(jwks, &s.keys); err != nil {

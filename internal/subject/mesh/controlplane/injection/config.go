@@ -5,14 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
 
-	"tare/internal/fault"
 	"tare/internal/subject/mesh/controlplane/authority"
 )
 
@@ -81,29 +79,6 @@ var Variables = map[string]string{
 	"probePort":       "where it answers them",
 	"excludeInbound":  "ports whose connections are not redirected, separated by commas",
 	"excludeOutbound": "the same of connections that the pod opens",
-}
-
-// maxConfig is the largest file of a Config.
-const maxConfig = 1 << 20
-
-// ReadConfig reads a Config from a YAML file, and checks it.
-func ReadConfig(file string) (*Config, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, file, "", "what is injected cannot be read")
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxConfig {
-		return nil, fault.New(fault.Usage, file, "give a YAML file", "not a file of at most %d bytes", maxConfig)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, file, "", "what is injected cannot be read")
-	}
-	c, err := ParseConfig(text)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, file, "see docs/injection.md", "what is injected is wrong")
-	}
-	return c, nil
 }
 
 // ParseConfig reads a Config from YAML, and checks it.
@@ -269,9 +244,4 @@ func appendString(b []byte, s string) []byte {
 		panic(err) // of a string there is none
 	}
 	return append(b, quoted...)
-}
-
-// identity is that of a service account in a trust domain.
-func identity(trustDomain, namespace, account string) (string, error) {
-	return authority.Identity(trustDomain, namespace+"/"+account)
 }

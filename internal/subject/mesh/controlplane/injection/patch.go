@@ -60,7 +60,7 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 	if account == "" {
 		account = "default"
 	}
-	id, err := identity(by.TrustDomain(), namespace, account)
+	id, err := authority.Identity(by.TrustDomain(), namespace+"/"+account)
 	if err != nil {
 		return nil, refuse("the service account %q of the namespace %q cannot be an identity: %s", account, namespace, err)
 	}
