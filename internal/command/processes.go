@@ -203,10 +203,23 @@ func ResidentOf(f proc.FS, pids []int) (now, peak uint64, err error) {
 
 // FreePort is a TCP port of the loopback address that nobody in this network namespace uses at this moment.
 func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	all, err := FreeAddresses(1)
 	if err != nil {
-		return 0, fmt.Errorf("looking for a free port: %w", err)
+		return 0, err
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	at, err := netip.ParseAddrPort(all[0])
+	return int(at.Port()), err
+}
+
+// FreeAddresses are n addresses with such ports, host:port, which differ.
+func FreeAddresses(n int) (all []string, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("looking for a free port: %w", err)
+		}
+		defer l.Close()
+		all = append(all, l.Addr().String())
+	}
+	return all, nil
 }

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/command"
 	envoytest "tare/test/envoy"
 )
 
@@ -79,7 +80,7 @@ func startEnvoy(t *testing.T, xds, variant string, of sidecar) *envoy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ports, err := free(1)
+	ports, err := command.FreeAddresses(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +255,7 @@ func TestIstiodEnvoy(t *testing.T) {
 
 func testEnvoy(t *testing.T, i *Istiod, variant string) {
 	port := func() uint16 {
-		ports, err := free(1)
+		ports, err := command.FreeAddresses(1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/command"
 	"tare/internal/fault"
 	"tare/internal/scratch"
 )
@@ -123,7 +124,7 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("writing istiod's files: %w", err)
 	}
-	ports, err := free(2)
+	ports, err := command.FreeAddresses(2)
 	if err != nil {
 		return nil, err
 	}
@@ -257,19 +258,6 @@ func (i *Istiod) Close() (err error) {
 		err = errors.Join(err, i.scratch.Close())
 	})
 	return err
-}
-
-// free are addresses of the loopback interface that nobody has at this moment.
-func free(n int) (all []string, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("looking for a free port: %w", err)
-		}
-		defer l.Close()
-		all = append(all, l.Addr().String())
-	}
-	return all, nil
 }
 
 // tail keeps the last lines that a process has printed.

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"tare/internal/command"
 	"tare/internal/subject/mesh/controlplane/authority"
 )
 
@@ -115,7 +116,7 @@ func TestIstiodTLS(t *testing.T) {
 	}
 	defer a.Close()
 	application := named(t, "a", false)
-	ports, err := free(2)
+	ports, err := command.FreeAddresses(2)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -147,7 +147,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.sleep(ctx, s.Begin); err != nil {
+	if err := pace.SleepUntil(ctx, s.Begin); err != nil {
 		return nil, err
 	}
 	for counting := false; ; {
@@ -183,7 +183,7 @@ func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 		if to == nil {
 			edge = w.begin
 		}
-		return l.sleep(ctx, min(pace.Now()+int64(100*time.Millisecond), edge))
+		return pace.SleepUntil(ctx, min(pace.Now()+int64(100*time.Millisecond), edge))
 	case Rollout:
 		l.fleet.Disconnect(0, l.fleet.Len())
 		if err = l.pause(ctx); err == nil {
@@ -208,21 +208,7 @@ const effectEvery = 4
 
 // pause waits for half to one and a half times as long as is asked for.
 func (l *Load) pause(ctx context.Context) error {
-	return l.sleep(ctx, pace.Now()+int64((0.5+l.random.Float64())*float64(l.o.Pause)))
-}
-
-func (l *Load) sleep(ctx context.Context, until int64) error {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
-	}
-	t := time.NewTimer(time.Duration(until - pace.Now()))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return pace.SleepUntil(ctx, pace.Now()+int64((0.5+l.random.Float64())*float64(l.o.Pause)))
 }
 
 // rollout connects all proxies, and waits until they have everything. to is where that counts; nil: nowhere.

@@ -51,7 +51,6 @@ type guest struct{}
 // What the guest has that the engine looks for.
 var (
 	_ kind.Player         = guest{}
-	_ kind.Joiner         = guest{}
 	_ admission.Admitting = guest{}
 )
 
@@ -69,34 +68,6 @@ func (guest) AdmitsPods() {}
 
 // StandsInPath is measured.InPath's: each review is a request to it.
 func (guest) StandsInPath() {}
-
-// joined is the webhook in a trial.
-type joined struct {
-	trial kind.Trial
-	part  *kind.Part
-}
-
-// Join is kind.Joiner's.
-func (guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) { return &joined{t, part}, nil }
-
-// Start starts the process, and returns when it listens.
-func (j *joined) Start(ctx context.Context) error {
-	argv, err := kind.Command(kind.Subject, guest{}, kind.Site{})
-	if err != nil {
-		return err
-	}
-	argv = append(append([]string{j.trial.Self()}, argv...), j.part.Options.Args(settings)...)
-	p, err := j.trial.StartSubject(ctx, "", j.part.Limits, argv)
-	if err != nil {
-		return err
-	}
-	raw, err := p.Ready(ctx)
-	if err != nil {
-		return err
-	}
-	j.trial.SetSubject(kind.Objects{}, raw)
-	return nil
-}
 
 // Play is the process: a webhook until the parent closes its end.
 func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {

@@ -9,34 +9,8 @@ import (
 	"tare/internal/load/admission"
 	"tare/internal/pace"
 	"tare/internal/role"
+	"tare/test/serving"
 )
-
-// start is the subject until the test ends.
-func start(t *testing.T, certificates bool) admission.Webhook {
-	t.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	ready, ended := make(chan admission.Webhook, 1), make(chan error, 1)
-	go func() {
-		ended <- serve(ctx, certificates, func(w admission.Webhook) error {
-			ready <- w
-			return nil
-		})
-	}()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	select {
-	case w := <-ready:
-		return w
-	case err := <-ended:
-		ended <- nil
-		t.Fatal(err)
-	}
-	return admission.Webhook{}
-}
 
 func TestReviews(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -45,7 +19,9 @@ func TestReviews(t *testing.T) {
 	}{"open": {rate: 200}, "closed": {}, "certificates": {rate: 50, certificates: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := start(t, c.certificates)
+			w := serving.Start(t, func(ctx context.Context, ready func(admission.Webhook) error) error {
+				return serve(ctx, c.certificates, ready)
+			})
 			l, err := admission.Prepare(t.Context(), admission.Options{Rate: c.rate, Arrivals: pace.Constant, AtOnce: 4,
 				Timeout: 30 * time.Second, Drain: 30 * time.Second}, w)
 			if err != nil {

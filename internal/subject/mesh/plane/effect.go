@@ -3,7 +3,6 @@ package plane
 import (
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -14,7 +13,6 @@ import (
 
 	"tare/internal/kind"
 	"tare/internal/load/fleet"
-	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/controlplane/authority"
 	"tare/internal/subject/mesh/controlplane/bootstrap"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
@@ -96,21 +94,8 @@ func (o options) shown(changes int) []proxyconfig.Endpoint {
 	return []proxyconfig.Endpoint{{Address: o.effect[changes%2].address}}
 }
 
-// free are addresses of the loopback interface at which nobody listens now.
-func free(n int) (all []string, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("looking for a free port: %w", err)
-		}
-		defer l.Close()
-		all = append(all, l.Addr().String())
-	}
-	return all, nil
-}
-
 // bootstraps writes what Envoys are started with.
-func (o options) bootstraps(address string, p *controlplane.Plane) (*fleet.Effect, error) {
+func (o options) bootstraps(address string, by *authority.Authority) (*fleet.Effect, error) {
 	if len(o.listen) == 0 {
 		return nil, nil
 	}
@@ -126,16 +111,16 @@ func (o options) bootstraps(address string, p *controlplane.Plane) (*fleet.Effec
 		}
 		b := bootstrap.Envoy{Node: envoyID(i), Cluster: envoyName, ControlPlane: address}
 		if o.mtls {
-			id, err := authority.Identity(p.Authority().TrustDomain(), envoyName)
+			id, err := authority.Identity(by.TrustDomain(), envoyName)
 			if err != nil {
 				return nil, err
 			}
-			c, err := p.Authority().Credentials(id)
+			c, err := by.Credentials(id)
 			if err == nil {
 				err = c.WriteEnvoy(dir)
 			}
 			if err == nil {
-				b.Transport, err = authority.EnvoyTransport(dir, p.Authority().TrustDomain())
+				b.Transport, err = authority.EnvoyTransport(dir, by.TrustDomain())
 			}
 			if err != nil {
 				return nil, err

@@ -19,6 +19,7 @@ import (
 
 	"tare/internal/app/istiod"
 	"tare/internal/app/mesh"
+	"tare/internal/command"
 	"tare/internal/fault"
 	"tare/internal/kind"
 	"tare/internal/load/fleet"
@@ -26,6 +27,7 @@ import (
 	"tare/internal/param"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/controlplane"
+	"tare/internal/subject/mesh/controlplane/authority"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
 	"tare/internal/subject/mesh/plane/snapshot"
 )
@@ -243,13 +245,19 @@ type served interface {
 	close() error
 }
 
-// own is Tare's control plane.
-type own struct {
-	*controlplane.Plane
-	l net.Listener
+// within is a control plane in this process.
+type within struct {
+	plane interface {
+		Serve(net.Listener) error
+		Close()
+		SetEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) (int64, error)
+	}
+	l    net.Listener
+	work func(context.Context) error // beside serving
 }
 
-func (o options) own(ctx context.Context) (served, error) {
+// tare is this project's.
+func (o options) tare(ctx context.Context) (served, error) {
 	m, err := o.meshOf().Compile()
 	if err != nil {
 		return nil, err
@@ -264,36 +272,10 @@ func (o options) own(ctx context.Context) (served, error) {
 			return nil, err
 		}
 	}
-	l, err := listen()
-	if err != nil {
-		p.Close()
-		return nil, err
-	}
-	return &own{p, l}, nil
-}
-
-func (p *own) ready() fleet.Ready { return fleet.Ready{Address: p.l.Addr().String()} }
-
-func (p *own) setEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) error {
-	_, err := p.SetEndpoints(ctx, of)
-	return err
-}
-
-func (p *own) run(ctx context.Context) error {
-	return both(ctx, p.Close, func(context.Context) error { return p.Serve(p.l) }, p.Run)
-}
-
-func (p *own) close() error {
-	p.Close()
-	return nil
+	return listening(&within{plane: p, work: p.Run})
 }
 
 // cached is go-control-plane's.
-type cached struct {
-	*snapshot.Plane
-	l net.Listener
-}
-
 func (o options) cached(ctx context.Context) (served, error) {
 	m, err := o.meshOf().Compile()
 	if err != nil {
@@ -303,39 +285,36 @@ func (o options) cached(ctx context.Context) (served, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := listen()
-	if err != nil {
-		p.Close()
-		return nil, err
-	}
-	return &cached{p, l}, nil
+	return listening(&within{plane: p, work: func(ctx context.Context) error {
+		<-ctx.Done()
+		return nil
+	}})
 }
 
-func (p *cached) ready() fleet.Ready { return fleet.Ready{Address: p.l.Addr().String()} }
+// listening has a control plane listen. Where it cannot, it is closed.
+func listening(p *within) (served, error) {
+	var err error
+	if p.l, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		p.plane.Close()
+		return nil, fmt.Errorf("listening for proxies: %w", err)
+	}
+	return p, nil
+}
 
-func (p *cached) setEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) error {
-	_, err := p.SetEndpoints(ctx, of)
+func (p *within) ready() fleet.Ready { return fleet.Ready{Address: p.l.Addr().String()} }
+
+func (p *within) setEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) error {
+	_, err := p.plane.SetEndpoints(ctx, of)
 	return err
 }
 
-func (p *cached) run(ctx context.Context) error {
-	return both(ctx, p.Close, func(context.Context) error { return p.Serve(p.l) }, func(ctx context.Context) error {
-		<-ctx.Done()
-		return nil
-	})
+func (p *within) run(ctx context.Context) error {
+	return both(ctx, p.plane.Close, func(context.Context) error { return p.plane.Serve(p.l) }, p.work)
 }
 
-func (p *cached) close() error {
-	p.Close()
+func (p *within) close() error {
+	p.plane.Close()
 	return nil
-}
-
-func listen() (net.Listener, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("listening for proxies: %w", err)
-	}
-	return l, nil
 }
 
 // both serves and works until ctx ends or one of them does, and ends the other.
@@ -400,11 +379,11 @@ func endpoints(service, change int) []proxyconfig.Endpoint {
 // serve listens, calls ready, and serves until ctx ends.
 func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err error) {
 	if o.envoys > 0 {
-		if o.listen, err = free(o.envoys); err != nil {
+		if o.listen, err = command.FreeAddresses(o.envoys); err != nil {
 			return err
 		}
 	}
-	of := map[string]func(context.Context) (served, error){programTare: o.own, programSnapshot: o.cached, programIstiod: o.istiod}
+	of := map[string]func(context.Context) (served, error){programTare: o.tare, programSnapshot: o.cached, programIstiod: o.istiod}
 	p, err := of[cmp.Or(o.program, programTare)](ctx)
 	if err != nil {
 		return err
@@ -421,14 +400,16 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 		defer mu.Unlock()
 		number = number%fleet.Changes + 1
 		of := map[string][]proxyconfig.Endpoint{}
-		if service == o.Services {
+		switch service {
+		case o.Services:
 			effects++
 			of[effectService] = o.shown(effects)
-		}
-		for i := range o.Services {
-			if i == service || service == mesh.All {
+		case mesh.All:
+			for i := range o.Services {
 				of[fleet.ServiceName(i)] = endpoints(i, number)
 			}
+		default:
+			of[fleet.ServiceName(service)] = endpoints(service, number)
 		}
 		c := mesh.Change{Number: number, Set: pace.Now()}
 		return c, p.setEndpoints(ctx, of)
@@ -438,12 +419,13 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 		services++
 	}
 	r := p.ready()
-	own, _ := p.(*own)
-	var plane *controlplane.Plane
-	if own != nil {
-		plane = own.Plane
+	var signs *authority.Authority // of Tare's alone
+	if w, is := p.(*within); is {
+		if plane, is := w.plane.(*controlplane.Plane); is {
+			signs = plane.Authority()
+		}
 	}
-	if r.Effect, err = o.bootstraps(r.Address, plane); err != nil {
+	if r.Effect, err = o.bootstraps(r.Address, signs); err != nil {
 		return errors.Join(err, control.Close())
 	}
 	r.Shape, r.Control = o.Shape, control.Addr().String()

@@ -15,33 +15,13 @@ import (
 	"tare/internal/param"
 	"tare/internal/role"
 	envoytest "tare/test/envoy"
+	"tare/test/serving"
 )
 
 // started is a control plane at work, which the test ends.
 func started(t *testing.T, o options) fleet.Ready {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	ready, ended := make(chan fleet.Ready, 1), make(chan error, 1)
-	go func() {
-		ended <- serve(ctx, o, func(r fleet.Ready) error {
-			ready <- r
-			return nil
-		})
-	}()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	select {
-	case r := <-ready:
-		return r
-	case err := <-ended:
-		ended <- nil
-		t.Fatal(err)
-		return fleet.Ready{}
-	}
+	return serving.Start(t, func(ctx context.Context, ready func(fleet.Ready) error) error { return serve(ctx, o, ready) })
 }
 
 // atPlane is the work of a fleet at a control plane.
@@ -83,10 +63,7 @@ func TestFleetAtIstiod(t *testing.T) {
 }
 
 func (tt atPlane) test(t *testing.T) {
-	v := param.Values{}
-	for _, s := range fleet.Settings {
-		v[s.Name] = s.Default
-	}
+	v := param.Defaults(fleet.Settings)
 	v["proxies"], v["pause"] = "23", "1ms"
 	for key, value := range tt.settings {
 		v[key] = value
@@ -135,10 +112,7 @@ func TestEffect(t *testing.T) {
 	}
 	for _, mtls := range []bool{false, true} {
 		t.Run(fmt.Sprint("mtls ", mtls), func(t *testing.T) {
-			v := param.Values{}
-			for _, s := range fleet.Settings {
-				v[s.Name] = s.Default
-			}
+			v := param.Defaults(fleet.Settings)
 			v["proxies"], v["pause"] = "5", "1ms"
 			o, err := fleet.OptionsOf(v)
 			if err != nil {
