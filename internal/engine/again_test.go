@@ -289,9 +289,26 @@ func TestFailedTrialsAgain(t *testing.T) {
 			t.Errorf("by %q: %d attempts, want %d: %v", cause, len(trials), want, err)
 		}
 	}
-	m := newMade(t, s, 4, func(record.Trial) record.Validity { return record.Validity{Failed: "it died"} })
-	if trials, err := m.Run(t.Context()); err == nil || len(trials) != hopeless {
-		t.Errorf("%d trials: %v", len(trials), err)
+	for _, c := range []struct {
+		disturbed int // trials, the first
+		works     int // the first trial that does
+		want      int // trials
+		givenUp   bool
+	}{
+		{0, 100, 3, true}, {2, 100, 5, true}, {100, 100, 12, true}, {3, 4, 12 + 3, false},
+	} {
+		n := 0
+		m := newMade(t, s, 4, func(record.Trial) record.Validity {
+			if n++; n >= c.works {
+				return record.Validity{Valid: true}
+			} else if n <= c.disturbed {
+				return record.Validity{Failed: "it died", Cause: ledger.Hypervisor}
+			}
+			return record.Validity{Failed: "it died"}
+		})
+		if trials, err := m.Run(t.Context()); (err != nil) != c.givenUp || len(trials) != c.want {
+			t.Errorf("%+v: %d trials: %v", c, len(trials), err)
+		}
 	}
 }
 

@@ -71,8 +71,12 @@ type Runner struct {
 // MostAttempts is how often a trial is run at most: once, and twice again where it was spoiled.
 const MostAttempts = 3
 
-// hopeless is how many trials must fail, with none before them that did not, for the run to be given up.
-const hopeless = 3
+// hopeless is how many trials must fail, with none before them that did not, for the run to be given up. Where others
+// disturbed the machine meanwhile it may be their doing, and hopelessAmongOthers must.
+const (
+	hopeless            = 3
+	hopelessAmongOthers = 12
+)
 
 // Run runs the trials of the plan, one after the other, and appends each to the record as it ends. It returns those
 // that were recorded.
@@ -256,13 +260,26 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	worked := func(t record.Trial) bool { return t.Validity.Failed == "" }
-	if failure != nil && r.ended == hopeless && !slices.ContainsFunc(r.trials, worked) {
+	if failure != nil && r.hopeless() {
 		mend := cmp.Or(fault.MendOf(failure), "see the trials in "+r.Writer.Dir())
 		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mend,
-			"the first %d trials failed, so the run was given up", hopeless)
+			"the first %d trials failed, so the run was given up", len(r.trials))
 	}
 	return &t, nil
+}
+
+// hopeless says whether no trial works, and it is not for others to mend.
+func (r *Runner) hopeless() bool {
+	undisturbed := 0
+	for i := range r.trials {
+		switch v := r.trials[i].Validity; {
+		case v.Failed == "":
+			return false
+		case v.Cause == "":
+			undisturbed++
+		}
+	}
+	return undisturbed == hopeless || len(r.trials) == hopelessAmongOthers
 }
 
 // onMachine runs a trial where trials run: here, or on nodes.
