@@ -177,6 +177,16 @@ func (f *Fleet) Disconnect(from, to int) {
 	}
 }
 
+// Connected is how many proxies have been told to connect, and not yet to disconnect.
+func (f *Fleet) Connected() (n int) {
+	for _, cancel := range f.cancels {
+		if cancel != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // Close closes all connections.
 func (f *Fleet) Close() {
 	f.Disconnect(0, len(f.proxies))

@@ -24,7 +24,7 @@ import (
 const Generator = "fleet"
 
 // The names of the histograms: of changes one value for each, from when the control plane was told of it; of rollouts
-// from when the first proxy was told to connect.
+// and churn from when the first proxy was told to connect.
 const (
 	histogramFirst    = "fleet_first"    // until the first proxy concerned had the response
 	histogramMedian   = "fleet_median"   // until half of them had it
@@ -33,15 +33,16 @@ const (
 	histogramEffect   = "fleet_effect"   // until a request through a real Envoy was answered by the new endpoint
 	histogramHalf     = "fleet_rollout_median"
 	histogramRollout  = "fleet_rollout" // until all proxies had everything
+	histogramChurn    = "fleet_churn"   // until those that came back had
 )
 
 // The names of the counts.
 const (
-	countProxies   = "proxies"
+	countProxies   = "proxies"   // connected, at the end
 	countConcerned = "concerned" // proxies that changes were told to, of all changes together
 	countBytes     = "bytes"     // of resources that came in the window
 	countResponses = "responses"
-	// countPieces are the changes or rollouts of the window, of those at its edges the part of their time that is in
+	// countPieces are the changes, rollouts or tenths of the window, of those at its edges the part of their time that is in
 	// it: what they cost is counted from edge to edge.
 	countPieces = "pieces"
 	countEnds   = "ends" // connections that ended in the window though nobody closed them here
@@ -66,6 +67,7 @@ type Load struct {
 	envoys     []*envoy
 	effects    int // changes of the service that shows them
 	pieces     int
+	left       bool
 }
 
 // Prepare connects all proxies to a control plane, and waits until each has everything.
@@ -155,7 +157,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 		if began >= w.begin && !counting {
 			counting, w.before = true, l.fleet.Counts()
 		}
-		if began >= w.end && (w.n > 0 || l.o.Work == Idle) {
+		if began >= w.end && (w.n > 0 || l.o.Work == Idle || l.o.Work == Leave) {
 			break
 		}
 		var to *window
@@ -175,19 +177,33 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return l.result(w, (after-before)*float64(s.Duration)/float64(s.Warmup+s.Duration))
 }
 
-// piece is one change, one rollout, or a while of nothing.
+// piece is one change, one rollout, one tenth, or a while of nothing.
 func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
-	switch l.o.Work {
-	case Idle:
+	switch n := l.fleet.Len(); l.o.Work {
+	case Idle, Leave:
+		if l.o.Work == Leave && to != nil && !l.left {
+			l.left = true
+			l.fleet.Disconnect(tenth(n), n)
+		}
 		edge := w.end
 		if to == nil {
 			edge = w.begin
 		}
 		return pace.SleepUntil(ctx, min(pace.Now()+int64(100*time.Millisecond), edge))
 	case Rollout:
-		l.fleet.Disconnect(0, l.fleet.Len())
+		l.fleet.Disconnect(0, n)
 		if err = l.pause(ctx); err == nil {
 			err = l.rollout(ctx, to)
+		}
+	case Churn:
+		from := l.random.IntN(n - tenth(n) + 1)
+		l.fleet.Disconnect(from, from+tenth(n))
+		if err = l.pause(ctx); err == nil {
+			err = l.connect(ctx, from, from+tenth(n), func(began int64, at []int64) {
+				if to != nil {
+					to.add(began, map[string]int64{histogramChurn: at[len(at)-1] - began})
+				}
+			})
 		}
 	default:
 		l.pieces++
@@ -211,12 +227,25 @@ func (l *Load) pause(ctx context.Context) error {
 	return pace.SleepUntil(ctx, pace.Now()+int64((0.5+l.random.Float64())*float64(l.o.Pause)))
 }
 
+// tenth is a tenth of n proxies, and one at least.
+func tenth(n int) int { return max(1, n/10) }
+
 // rollout connects all proxies, and waits until they have everything. to is where that counts; nil: nowhere.
 func (l *Load) rollout(ctx context.Context, to *window) error {
+	return l.connect(ctx, 0, l.fleet.Len(), func(began int64, at []int64) {
+		if to != nil {
+			to.add(began, map[string]int64{histogramRollout: at[len(at)-1] - began, histogramHalf: at[(len(at)-1)/2] - began})
+		}
+	})
+}
+
+// connect connects some proxies, and waits until all there are have everything. Then it tells when that began, and when
+// each had it, in order, those that were connected all along included.
+func (l *Load) connect(ctx context.Context, from, to int, tell func(began int64, at []int64)) error {
 	waiting, stop := context.WithTimeout(ctx, patience)
 	defer stop()
 	began := pace.Now()
-	if err := l.fleet.Connect(ctx, 0, l.fleet.Len()); err != nil {
+	if err := l.fleet.Connect(ctx, from, to); err != nil {
 		return err
 	}
 	at, err := l.fleet.Complete(waiting)
@@ -224,8 +253,8 @@ func (l *Load) rollout(ctx context.Context, to *window) error {
 		return fault.Wrap(err, fault.Machine, l.ready.Address, "see what the control plane says",
 			"the proxies do not get what they ask for")
 	}
-	if to != nil && len(at) > 0 {
-		to.add(began, map[string]int64{histogramRollout: at[len(at)-1] - began, histogramHalf: at[(len(at)-1)/2] - began})
+	if len(at) > 0 {
+		tell(began, at)
 	}
 	return nil
 }
@@ -310,7 +339,7 @@ func (l *Load) result(w *window, cpu float64) (*load.Result, error) {
 		Generator: Generator, Mode: load.Closed, Seconds: float64(w.end-w.begin) / 1e9, Intended: w.n, Sent: w.n, Done: w.n,
 		CPUSeconds: cpu, CPUs: float64(runtime.NumCPU()), Errors: map[string]int64{},
 		Counts: map[string]float64{
-			countPieces: w.pieces, countProxies: float64(l.o.Proxies), countConcerned: float64(w.concerned), countBytes: float64(now.Bytes - w.before.Bytes),
+			countPieces: w.pieces, countProxies: float64(l.fleet.Connected()), countConcerned: float64(w.concerned), countBytes: float64(now.Bytes - w.before.Bytes),
 			countResponses: float64(now.Responses - w.before.Responses), countEnds: float64(now.Ends - w.before.Ends),
 		},
 	}

@@ -35,13 +35,15 @@ var metrics = slices.Concat(
 	timed(histogramHalf, "", "Time from when the first of all proxies is told to connect until half of them have all that "+
 		"they ask for."),
 	timed(histogramRollout, "has told all proxies everything after {}", "The same until all of them do."),
+	timed(histogramChurn, "has told a tenth of the proxies everything after {}", "Time from when the first of the proxies "+
+		"that come back is told to connect until all of them have all that they ask for."),
 	[]measured.Metric{
 		{
 			Definition: metric.Definition{
 				Name: "fleet_cpu_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 				Better: metric.Lower, Needs: measured.NeedCost, Headline: true, Family: "fleet",
 				Clause: "uses {} of CPU time for it",
-				How: "CPU time of the subject, the control plane, for a change, or for a rollout: all that it used in the window, " +
+				How: "CPU time of the subject, the control plane, for a change, a rollout, or a tenth that comes back: all that it used in the window, " +
 					"over their number.",
 			},
 			Value: measured.Per(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Subject) }, pieceRate),
@@ -50,7 +52,7 @@ var metrics = slices.Concat(
 			Definition: metric.Definition{
 				Name: "fleet_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 				Better: metric.Lower, Needs: measured.NeedWorkCount, Family: "fleet", Clause: "sends {} of resources",
-				How: "Bytes of resources that all proxies together were told for a change, or for a rollout: names, types and " +
+				How: "Bytes of resources that all proxies together were told for a change, a rollout, or a tenth that comes back: names, types and " +
 					"contents, without the protocol around them and without encryption.",
 			},
 			Value: func(m *measured.Measured) (float64, bool) {
@@ -61,7 +63,7 @@ var metrics = slices.Concat(
 	},
 )
 
-// pieces is how many changes or rollouts there were.
+// pieces is how many changes, rollouts or tenths there were.
 func pieces(m *measured.Measured) (n float64, ok bool) {
 	n = m.Sum(func(r load.Result) float64 {
 		if r.Generator != Generator {

@@ -11,11 +11,13 @@ import (
 const (
 	OneChange = "change"  // one service after the other gets other endpoints
 	Rollout   = "rollout" // all proxies connect at once, again and again
+	Churn     = "churn"   // a tenth of them does
+	Leave     = "leave"   // nine tenths of them leave as the window begins, and stay away
 	Idle      = "idle"    // all are connected, and nothing changes
 )
 
 // Works are the words of the setting work.
-var Works = []string{OneChange, Rollout, Idle}
+var Works = []string{OneChange, Rollout, Churn, Leave, Idle}
 
 // The protocols.
 const (
@@ -41,13 +43,16 @@ var Settings = []param.Setting{
 		Doc:    "light proxies, each with a connection of its own"},
 	{Name: workKey, Type: param.TypeWord, Default: OneChange, Words: Works,
 		Phrase: map[string]string{OneChange: "while one service after the other changes",
-			Rollout: "while all proxies connect at once, again and again", Idle: "while nothing changes"},
-		Doc: "change: endpoints of one service after the other; rollout: all proxies connect at once, again and again; idle"},
+			Rollout: "while all proxies connect at once, again and again",
+			Churn:   "while one tenth of the proxies after the other leaves and comes back",
+			Leave:   "after nine tenths of the proxies have left", Idle: "while nothing changes"},
+		Doc: "change: endpoints of one service after the other; rollout: all proxies connect at once, again and again; " +
+			"churn: a tenth of them, by chance, does; leave: nine tenths of them leave as the window begins; idle"},
 	{Name: protocolKey, Type: param.TypeWord, Default: protocolDelta, Words: []string{protocolDelta, protocolWorld},
 		Phrase: map[string]string{protocolWorld: "by state of the world"},
 		Doc:    "variant of xDS: deltas, or the state of the world"},
 	{Name: pauseKey, Type: param.TypeDuration, Default: "10ms", Max: 60,
-		Doc: "time from one change, or rollout, to the next, half to one and a half times as long by chance"},
+		Doc: "time from one change, rollout or tenth to the next, half to one and a half times as long by chance"},
 	{Name: slowKey, Type: param.TypePart, Default: "0%",
 		Doc: "part of the proxies that take a second to read each response"},
 	{Name: refusingKey, Type: param.TypePart, Default: "0%",

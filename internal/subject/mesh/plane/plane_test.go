@@ -42,6 +42,9 @@ func TestFleetAtPlane(t *testing.T) {
 			[]string{"fleet_first", "fleet_last"}, programTare},
 		{true, 0, param.Values{"work": fleet.Rollout}, []string{"fleet_rollout", "fleet_rollout_median"}, programTare},
 		{false, 3, param.Values{"work": fleet.Idle}, nil, programTare},
+		{true, 3, param.Values{"work": fleet.Churn}, []string{"fleet_churn"}, programTare},
+		{true, 3, param.Values{"work": fleet.Leave}, nil, programTare},
+		{false, 0, param.Values{"work": fleet.Churn}, []string{"fleet_churn"}, programSnapshot},
 		{false, 3, param.Values{"work": fleet.OneChange}, []string{"fleet_first", "fleet_last"}, programSnapshot},
 		{false, 0, param.Values{"work": fleet.Rollout, "protocol": "world"}, []string{"fleet_rollout"}, programSnapshot},
 	} {
@@ -89,7 +92,14 @@ func (tt atPlane) test(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if idle := tt.settings["work"] == fleet.Idle; (r.Done == 0) != idle || r.Counts["ends"] != 0 {
+	idle, connected := false, 23.0
+	switch tt.settings["work"] {
+	case fleet.Idle:
+		idle = true
+	case fleet.Leave:
+		idle, connected = true, 2
+	}
+	if (r.Done == 0) != idle || r.Counts["ends"] != 0 || r.Counts["proxies"] != connected {
 		t.Errorf("%d done, counts %v", r.Done, r.Counts)
 	}
 	for _, name := range tt.times {
