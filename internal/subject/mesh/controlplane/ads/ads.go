@@ -8,9 +8,7 @@ package ads
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +17,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"tare/internal/pace"
 )
@@ -95,17 +92,17 @@ func (v *view) table(url string) *Table {
 // entry is a key: what it is told, and whom that is.
 type entry struct {
 	view    atomic.Pointer[view]
-	gone    chan struct{}        // closed by Delete
+	gone    atomic.Bool          // Delete has been called
 	streams map[*stream]struct{} // guarded by Server.mu
 }
 
 // Server is an aggregated discovery service. Make it with New.
 type Server struct {
-	o         Options
-	receivers sync.WaitGroup
-	sets      nameSets
-	mu        sync.Mutex
-	entries   map[string]*entry
+	o       Options
+	atWork  sync.WaitGroup
+	sets    nameSets
+	mu      sync.Mutex
+	entries map[string]*entry
 }
 
 // New makes a server. A data plane is answered once its key has a view.
@@ -123,7 +120,7 @@ func New(o Options) *Server {
 func (s *Server) at(key string) *entry {
 	e := s.entries[key]
 	if e == nil {
-		e = &entry{gone: make(chan struct{}), streams: map[*stream]struct{}{}}
+		e = &entry{streams: map[*stream]struct{}{}}
 		s.entries[key] = e
 	}
 	return e
@@ -152,7 +149,10 @@ func (s *Server) Delete(key string) {
 	defer s.mu.Unlock()
 	if e := s.entries[key]; e != nil {
 		delete(s.entries, key)
-		close(e.gone)
+		e.gone.Store(true)
+		for stream := range e.streams {
+			stream.wakeUp()
+		}
 	}
 }
 
@@ -167,7 +167,7 @@ func (s *Server) Streams() (n int) {
 }
 
 // Wait waits until nothing of any stream is at work. The gRPC server must have been stopped.
-func (s *Server) Wait() { s.receivers.Wait() }
+func (s *Server) Wait() { s.atWork.Wait() }
 
 // Register adds the service to a gRPC server, which must have been made with ServerOptions.
 func (s *Server) Register(to grpc.ServiceRegistrar) {
@@ -183,7 +183,7 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// readBuffer is what a connection keeps to read into, in bytes, enough for what data planes say but at the beginning;
+// readBuffer is what a connection may keep to read into, in bytes, enough for what data planes say but at the beginning;
 // the 32 KiB of gRPC would be half of what an idle data plane costs.
 const readBuffer = 1 << 10
 
@@ -197,42 +197,18 @@ const (
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(MaxRequest),
 		grpc.MaxConcurrentStreams(1000), grpc.MaxHeaderListSize(64 << 10), grpc.ConnectionTimeout(10 * time.Second),
+		grpc.HeaderTableSize(0), // a data plane sends headers once, at the beginning of its stream
 		grpc.ReadBufferSize(readBuffer), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow)}
 }
 
-// handle serves a stream of either variant.
+// handle serves a stream of either variant. It only waits: the stack of gRPC's goroutine is deep by then, and would stay
+// twice as large for as long as the stream is there if anything were done upon it.
 func (s *Server) handle(g grpc.ServerStream, delta bool) error {
-	first := &request{delta: delta}
-	if err := g.RecvMsg(first); errors.Is(err, io.EOF) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	if first.err != nil {
-		return first.err
-	}
-	var node corev3.Node
-	if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(first.node, &node); err != nil {
-		return status.Error(codes.InvalidArgument, "the node is malformed")
-	}
-	if len(node.GetId()) > maxID {
-		return tooMuch("bytes of a node's id", maxID)
-	}
-	key, err := s.key(g.Context(), &node)
-	if err != nil {
-		return err
-	}
-	stream := &stream{o: &s.o, sets: &s.sets, delta: delta, node: node.GetId(), wake: make(chan struct{}, 1)}
-	s.join(key, stream)
-	defer s.leave(key, stream)
-	// A key that was deleted before the stream joined it would have left the stream without an end.
-	if now, err := s.key(g.Context(), &node); err != nil {
-		return err
-	} else if now != key {
-		return status.Error(codes.Unavailable, "what the data plane is told has just changed: connect again")
-	}
-	first.node = nil
-	return stream.serve(g, first, &s.receivers)
+	stream := &stream{server: s, g: g, delta: delta, requests: make(chan *request, 1), ended: make(chan error, 1)}
+	s.atWork.Go(stream.receive)
+	err := <-stream.ended
+	s.leave(stream)
+	return err
 }
 
 // key is the key of a data plane. The error is a status of gRPC's.
@@ -250,16 +226,19 @@ func (s *Server) key(ctx context.Context, node *corev3.Node) (string, error) {
 func (s *Server) join(key string, stream *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	stream.entry = s.at(key)
+	stream.key, stream.entry = key, s.at(key)
 	stream.entry.streams[stream] = struct{}{}
 }
 
-func (s *Server) leave(key string, stream *stream) {
+func (s *Server) leave(stream *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := stream.entry
+	if e == nil { // it never joined
+		return
+	}
 	delete(e.streams, stream)
-	if len(e.streams) == 0 && e.view.Load() == nil && s.entries[key] == e { // nobody ever set it
-		delete(s.entries, key)
+	if len(e.streams) == 0 && e.view.Load() == nil && s.entries[stream.key] == e { // nobody ever set it
+		delete(s.entries, stream.key)
 	}
 }

@@ -1,109 +1,144 @@
 package ads
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"tare/internal/pace"
 )
 
-// stream is one data plane's. All of it belongs to the goroutine that serves it.
+// stream is one data plane's. While nothing happens two goroutines wait for it, that of gRPC and one that receives, and
+// neither does anything else, so that their stacks stay small. What there is to do is done by a third, which ends when
+// there is no more.
 type stream struct {
-	o     *Options
-	sets  *nameSets
-	delta bool
-	node  string
-	entry *entry
-	wake  chan struct{} // holds one: its view may be another
+	server   *Server
+	g        grpc.ServerStream
+	delta    bool
+	requests chan *request // received, and yet to be taken
+	ended    chan error    // gets one, the last thing that work does
 
+	mu      sync.Mutex
+	woken   bool // there may be something to do
+	working bool // work runs
+	over    bool // it will not run again
+	closed  bool // nothing more will be received
+	lost    error
+
+	// What follows belongs to work.
+	node  string
+	key   string
+	entry *entry          // nil before the first request
 	subs  []*subscription // by stage and rank
 	count int             // of responses
 	held  [stages]int64   // since when a stage waits for those before it, ns by pace.Now; 0: it does not
-	due   int64           // when to look again, whatever comes; 0: no need to
+	due   int64           // when to look again, whatever comes, ns by pace.Now; 0: no need to
+	alarm *time.Timer     // for due; nil: it is not set, so that an idle stream has none
 }
 
-// wakeUp has the stream look at its view. It never waits.
+// wakeUp has the stream look at what there is to do. It never waits.
 func (s *stream) wakeUp() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.woken = true
+	if !s.working && !s.over {
+		s.working = true
+		s.server.atWork.Go(s.work)
 	}
 }
 
-// serve is the life of a stream after its first request.
-func (s *stream) serve(g grpc.ServerStream, first *request, receivers interface{ Go(func()) }) error {
-	requests, received := make(chan *request), make(chan error, 1)
-	ctx := g.Context()
-	receivers.Go(func() { received <- receive(ctx, g, s.delta, requests) })
-	var clock alarm
-	defer clock.stop()
-	if err := s.take(first); err != nil {
-		return err
-	}
-	for first = nil; ; {
-		for r := s.next(pace.Now()); r != nil; r = s.next(pace.Now()) {
-			if err := s.send(g, r); err != nil {
-				return err
-			}
+// work does what there is to do.
+func (s *stream) work() {
+	for {
+		s.mu.Lock()
+		s.working, s.woken = s.woken, false
+		working, closed, err := s.working, s.closed, s.lost
+		s.mu.Unlock()
+		if !working {
+			return
 		}
-		if s.due > 0 {
-			clock.set(time.Duration(s.due - pace.Now()))
-		} else {
-			clock.stop()
+		if now := s.turn(); now != nil {
+			closed, err = true, now
+		}
+		if closed {
+			s.setAlarm(0)
+			s.mu.Lock()
+			s.over = true
+			s.mu.Unlock()
+			s.ended <- err
+			return
+		}
+	}
+}
+
+// turn takes what was received, and says what there then is to say.
+func (s *stream) turn() error {
+	for taken := true; taken; {
+		if s.entry != nil && s.entry.gone.Load() {
+			return status.Error(codes.NotFound, "there is no such data plane any more")
 		}
 		select {
-		case r := <-requests:
+		case r := <-s.requests:
 			if err := s.take(r); err != nil {
 				return err
 			}
-		case <-s.wake:
-		case <-clock.c:
-		case err := <-received:
-			return err
-		case <-s.entry.gone:
-			return status.Error(codes.NotFound, "there is no such data plane any more")
+		default:
+			taken = false
+		}
+		if s.entry == nil {
+			return nil
+		}
+		for r := s.next(pace.Now()); r != nil; r = s.next(pace.Now()) {
+			if err := s.send(r); err != nil {
+				return err
+			}
 		}
 	}
+	s.setAlarm(s.due)
+	return nil
 }
 
-// alarm is a timer that is there only while it is set: an idle stream has none.
-type alarm struct {
-	timer *time.Timer
-	c     <-chan time.Time // nil: it is not set
-}
-
-func (a *alarm) set(in time.Duration) {
-	if a.timer == nil {
-		a.timer = time.NewTimer(in)
-	} else {
-		a.timer.Reset(in)
+// setAlarm has the stream look again at a time (ns by pace.Now); 0: not of itself.
+func (s *stream) setAlarm(at int64) {
+	switch in := time.Duration(at - pace.Now()); {
+	case at == 0 && s.alarm != nil:
+		s.alarm.Stop()
+		s.alarm = nil
+	case at == 0:
+	case s.alarm == nil:
+		s.alarm = time.AfterFunc(in, s.wakeUp)
+	default:
+		s.alarm.Reset(in)
 	}
-	a.c = a.timer.C
 }
 
-func (a *alarm) stop() {
-	if a.timer != nil {
-		a.timer.Stop()
-	}
-	*a = alarm{}
+// receive hands requests on until the stream ends.
+func (s *stream) receive() {
+	err := s.receiveAll()
+	s.mu.Lock()
+	s.closed, s.lost = true, err
+	s.mu.Unlock()
+	s.wakeUp()
 }
 
-// receive hands requests on until the stream ends. It reads no faster than the quota lets it: the rest waits in the
-// data plane, by the flow control of the connection.
-func receive(ctx context.Context, g grpc.ServerStream, delta bool, to chan<- *request) error {
+// receiveAll reads no faster than the quota lets it: the rest waits in the data plane, by the flow control of the
+// connection. The end of what it has to say is no error.
+func (s *stream) receiveAll() error {
+	ctx := s.g.Context()
 	q := quota{left: quotaAtOnce, at: pace.Now()}
 	for {
-		r := &request{delta: delta}
-		if err := g.RecvMsg(r); errors.Is(err, io.EOF) {
+		r := &request{delta: s.delta}
+		if err := s.g.RecvMsg(r); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
@@ -116,11 +151,36 @@ func receive(ctx context.Context, g grpc.ServerStream, delta bool, to chan<- *re
 			}
 		}
 		select {
-		case to <- r:
+		case s.requests <- r:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		s.wakeUp()
 	}
+}
+
+// open is what the first request leads to: it says whose stream this is.
+func (s *stream) open(first *request) error {
+	var node corev3.Node
+	if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(first.node, &node); err != nil {
+		return status.Error(codes.InvalidArgument, "the node is malformed")
+	}
+	if len(node.GetId()) > maxID {
+		return tooMuch("bytes of a node's id", maxID)
+	}
+	s.node = node.GetId()
+	key, err := s.server.key(s.g.Context(), &node)
+	if err != nil {
+		return err
+	}
+	s.server.join(key, s)
+	// A key that was deleted before the stream joined it would have left the stream without an end.
+	if now, err := s.server.key(s.g.Context(), &node); err != nil {
+		return err
+	} else if now != key {
+		return status.Error(codes.Unavailable, "what the data plane is told has just changed: connect again")
+	}
+	return nil
 }
 
 // What a stream may ask for: so many requests at once, and so many per second for long. One counts as more by its size.
@@ -167,6 +227,11 @@ func (s *stream) take(r *request) error {
 	if r.err != nil {
 		return r.err
 	}
+	if s.entry == nil {
+		if err := s.open(r); err != nil {
+			return err
+		}
+	}
 	if r.url == "" {
 		return status.Error(codes.InvalidArgument, "the request has no type")
 	}
@@ -178,20 +243,20 @@ func (s *stream) take(r *request) error {
 		}
 		sub = s.subscribe(r.url)
 	}
-	if sub.answer(r) && s.o.OnAnswer != nil {
+	if sub.answer(r) && s.server.o.OnAnswer != nil {
 		a := Answer{Node: s.node, TypeURL: r.url, Nonce: r.nonce, Version: r.version, Time: pace.Now(),
 			Since: sub.since, Asked: sub.asked}
 		if a.Refused = r.wrong; r.refused && r.wrong == "" {
 			a.Refused = "no reason is given"
 		}
-		s.o.OnAnswer(a)
+		s.server.o.OnAnswer(a)
 	}
 	now := s.entry.view.Load().table(r.url)
 	switch {
 	case s.delta:
-		sub.change(r, first, now, s.sets)
+		sub.change(r, first, now, &s.server.sets)
 	case sub.nonce == "" || r.nonce == sub.nonce: // an older one: the answer to the last response says more
-		sub.replace(r.names, now, s.sets)
+		sub.replace(r.names, now, &s.server.sets)
 	}
 	if len(sub.names.list) > maxNames {
 		return status.Errorf(codes.ResourceExhausted, "more than %d names of %s are asked for", maxNames, r.url)
@@ -222,8 +287,8 @@ func (s *stream) next(now int64) *response {
 				waits = true
 				continue
 			}
-			if sub.blocked(now, s.o.Patience) {
-				s.lookAt(sub.at + int64(s.o.Patience))
+			if sub.blocked(now, s.server.o.Patience) {
+				s.lookAt(sub.at + int64(s.server.o.Patience))
 				continue
 			}
 			if n := sub.tell(at, table, s.delta); n != nil {
@@ -246,8 +311,8 @@ func (s *stream) turning() int {
 // under is until when a stage has to wait for what came before it, ns by pace.Now; 0: it does not.
 func (s *stream) under(at stage, now int64) (until int64) {
 	for _, sub := range s.subs {
-		if sub.kind.stage < at && sub.blocked(now, s.o.Patience) {
-			until = max(until, sub.at+int64(s.o.Patience))
+		if sub.kind.stage < at && sub.blocked(now, s.server.o.Patience) {
+			until = max(until, sub.at+int64(s.server.o.Patience))
 		}
 	}
 	return until
@@ -258,7 +323,7 @@ func (s *stream) impatient(at stage, now int64) bool {
 	if s.held[at] == 0 {
 		s.held[at] = now
 	}
-	end := s.held[at] + int64(s.o.Patience)
+	end := s.held[at] + int64(s.server.o.Patience)
 	s.lookAt(end)
 	return now >= end
 }
@@ -285,7 +350,7 @@ func (s *stream) response(sub *subscription, n *news, view *view) *response {
 	r := &response{sub: sub, version: n.version, nonce: strconv.Itoa(s.count)}
 	version := n.version
 	sub.at = pace.Now()
-	if s.delta && s.o.Stamped {
+	if s.delta && s.server.o.Stamped {
 		version = fmt.Sprintf(stampFormat, n.version, view.since, sub.at)
 	}
 	r.encode(s.delta, version, n.resources, n.removed)
@@ -294,10 +359,10 @@ func (s *stream) response(sub *subscription, n *news, view *view) *response {
 	return r
 }
 
-func (s *stream) send(g grpc.ServerStream, r *response) error {
-	if s.o.OnSent != nil {
-		s.o.OnSent(Sent{TypeURL: r.sub.url, Nonce: r.nonce, Resources: r.resources, Removed: r.removed, Time: r.sub.at,
+func (s *stream) send(r *response) error {
+	if s.server.o.OnSent != nil {
+		s.server.o.OnSent(Sent{TypeURL: r.sub.url, Nonce: r.nonce, Resources: r.resources, Removed: r.removed, Time: r.sub.at,
 			Node: s.node, Since: r.sub.since, Asked: r.sub.asked})
 	}
-	return g.SendMsg(r)
+	return s.g.SendMsg(r)
 }
