@@ -18,7 +18,6 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"tare/internal/fault"
@@ -112,7 +111,8 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 			return nil, err
 		}
 		options.Server = []grpc.ServerOption{
-			grpc.Creds(credentials.NewTLS(p.authority.ServerTLS())), grpc.StreamInterceptor(p.authority.RequireIdentity()),
+			grpc.Creds(p.authority.ServerCredentials()), grpc.StreamInterceptor(p.authority.RequireIdentity()),
+			grpc.ReadBufferSize(0), // crypto/tls has one of its own
 		}
 	}
 	if o.Admin != nil {

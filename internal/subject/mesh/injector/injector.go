@@ -18,7 +18,6 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	"tare/internal/kind"
 	"tare/internal/load/admission"
@@ -115,7 +114,7 @@ func serve(ctx context.Context, certificates bool, ready func(admission.Webhook)
 		if err != nil {
 			return errors.Join(fmt.Errorf("listening for pods: %w", err), hook.Close())
 		}
-		s := grpc.NewServer(grpc.Creds(credentials.NewTLS(a.ServerTLS())))
+		s := grpc.NewServer(grpc.Creds(a.ServerCredentials()))
 		authority.NewService(a, nil, authority.ServiceOptions{Accounts: accounts}).Register(s)
 		context.AfterFunc(ctx, s.Stop)
 		serving++

@@ -119,6 +119,7 @@ type Authority struct {
 	signed  signed          // what agents have
 	own     entry           // the control plane's certificate
 	served  atomic.Pointer[serving]
+	judging atomic.Pointer[judging]
 	running atomic.Bool
 	told    *limits // refusals that are logged, by host
 }

@@ -37,7 +37,6 @@ import (
 	deltav3 "github.com/envoyproxy/go-control-plane/pkg/server/delta/v3"
 	sotwv3 "github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -84,7 +83,7 @@ func (m *meshServer) start(address string, tokens *Tokens) {
 	}
 	m.address = l.Addr().String()
 	ctx, cancel := context.WithCancel(m.t.Context())
-	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(m.a.ServerTLS())), grpc.StreamInterceptor(m.a.RequireIdentity()))
+	s := grpc.NewServer(grpc.Creds(m.a.ServerCredentials()), grpc.StreamInterceptor(m.a.RequireIdentity()))
 	NewService(m.a, tokens, ServiceOptions{Rate: 10}).Register(s)
 	quiet := log.LoggerFuncs{}
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, &discovery{
@@ -106,7 +105,7 @@ func (m *meshServer) opened(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.streams++
-	m.serial[id] = p.AuthInfo.(credentials.TLSInfo).State.PeerCertificates[0].SerialNumber.String()
+	m.serial[id] = p.AuthInfo.(peerInfo).proof.serial.String()
 	return nil
 }
 

@@ -48,7 +48,7 @@ func serve(t testing.TB, a *Authority, tokens *Tokens, o ServiceOptions, more ..
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(a.ServerTLS())), grpc.StreamInterceptor(a.RequireIdentity()))
+	s := grpc.NewServer(grpc.Creds(a.ServerCredentials()), grpc.StreamInterceptor(a.RequireIdentity()))
 	NewService(a, tokens, o).Register(s)
 	for _, register := range more {
 		register(s)

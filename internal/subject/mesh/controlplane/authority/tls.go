@@ -11,29 +11,44 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
 // ServerTLS is for the control plane's listener: TLS 1.3, with a certificate of the identity ControlPlane that renews
 // itself, and certificates of clients checked against the roots of the moment where there are any. Who must have one,
-// Identity and RequireIdentity decide. For gRPC wrap it by credentials.NewTLS.
+// Identity and RequireIdentity decide. A gRPC server takes ServerCredentials.
 func (a *Authority) ServerTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			own, err := a.server()
-			if err != nil {
-				return nil, err
-			}
-			return &tls.Config{
-				MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{*own},
-				ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: a.trust.Load().pool, VerifyConnection: a.verifyClient,
-				SessionTicketsDisabled: true, // each connection is judged by the roots and the time of its own
-			}, nil
-		},
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return a.serverTLS() },
 	}
+}
+
+// judging is ServerTLS for as long as roots and certificate stay.
+type judging struct {
+	trust  *trust
+	own    *tls.Certificate
+	config *tls.Config
+}
+
+// serverTLS is one for all connections of the moment: idle ones keep theirs.
+func (a *Authority) serverTLS() (*tls.Config, error) {
+	own, err := a.server()
+	if err != nil {
+		return nil, err
+	}
+	t := a.trust.Load()
+	if j := a.judging.Load(); j != nil && j.trust == t && j.own == own {
+		return j.config, nil
+	}
+	c := &tls.Config{
+		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{*own},
+		ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: t.pool, VerifyConnection: a.verifyClient,
+		SessionTicketsDisabled: true, // each connection is judged by the roots and the time of its own
+	}
+	a.judging.Store(&judging{t, own, c})
+	return c, nil
 }
 
 // WebTLS is for a listener of the control plane that peers know by one of Options.OwnNames, such as API servers, which
@@ -46,11 +61,11 @@ func (a *Authority) WebTLS() *tls.Config {
 }
 
 func (a *Authority) verifyClient(state tls.ConnectionState) error {
-	if len(state.PeerCertificates) == 0 {
-		return nil
+	p, err := a.proofOf(state)
+	if err != nil || p == nil {
+		return err
 	}
-	_, err := a.identityOf(state)
-	return err
+	return p.check(time.Now(), a.trust.Load().roots)
 }
 
 // serving is the control plane's certificate as crypto/tls wants it.
@@ -76,8 +91,9 @@ func (a *Authority) server() (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.served.Store(&serving{e.by, e.due, pair})
-	return &pair, nil
+	s := &serving{e.by, e.due, pair}
+	a.served.Store(s)
+	return &s.pair, nil
 }
 
 // ErrNoCertificate is that a peer has shown no certificate.
@@ -90,32 +106,14 @@ func (a *Authority) Identity(ctx context.Context) (string, error) {
 	if !ok {
 		return "", ErrNoCertificate
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok {
+	info, ok := p.AuthInfo.(peerInfo)
+	if !ok || info.proof == nil {
 		return "", ErrNoCertificate
 	}
-	return a.identityOf(info.State)
-}
-
-func (a *Authority) identityOf(state tls.ConnectionState) (string, error) {
-	if len(state.VerifiedChains) == 0 {
-		return "", ErrNoCertificate
+	if err := info.proof.check(time.Now(), a.trust.Load().roots); err != nil {
+		return "", err
 	}
-	leaf := state.VerifiedChains[0][0]
-	if now := time.Now(); now.After(leaf.NotAfter) {
-		return "", fmt.Errorf("the peer's certificate ended %s ago", now.Sub(leaf.NotAfter).Round(time.Second))
-	}
-	trusted := a.trust.Load().roots
-	if !slices.ContainsFunc(state.VerifiedChains, func(chain []*x509.Certificate) bool {
-		return slices.ContainsFunc(trusted, func(r *root) bool { return r.certificate.Equal(chain[len(chain)-1]) })
-	}) {
-		return "", errors.New("the root of the peer's certificate is trusted no more")
-	}
-	id, err := idOf(leaf)
-	if err == nil {
-		err = CheckIdentity(a.o.TrustDomain, id)
-	}
-	return id, err
+	return info.proof.id, nil
 }
 
 // Authorize is an error of gRPC (Unauthenticated or PermissionDenied) unless the peer is of an identity, and logs the

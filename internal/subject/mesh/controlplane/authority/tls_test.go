@@ -31,8 +31,8 @@ func handshake(t *testing.T, a *Authority, c Credentials, maximum uint16) (conte
 	}
 	defer func() { _ = l.Close() }()
 	type accepted struct {
-		state tls.ConnectionState
-		err   error
+		info credentials.AuthInfo
+		err  error
 	}
 	done := make(chan accepted, 1)
 	go func() {
@@ -41,12 +41,11 @@ func handshake(t *testing.T, a *Authority, c Credentials, maximum uint16) (conte
 			done <- accepted{err: err}
 			return
 		}
-		server := tls.Server(conn, a.ServerTLS())
-		err = server.HandshakeContext(t.Context())
+		server, info, err := a.ServerCredentials().ServerHandshake(conn)
 		if err == nil {
 			_, err = server.Write([]byte("x"))
 		}
-		done <- accepted{server.ConnectionState(), err}
+		done <- accepted{info, err}
 		if err != nil {
 			_ = conn.Close()
 			return
@@ -59,7 +58,7 @@ func handshake(t *testing.T, a *Authority, c Credentials, maximum uint16) (conte
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	config := ClientTLS(func() (Credentials, error) { return c, nil }, ControlPlane(DefaultTrustDomain))
-	config.MaxVersion = maximum
+	config.MaxVersion, config.NextProtos = maximum, []string{"h2"}
 	if maximum != 0 {
 		config.MinVersion = maximum
 	}
@@ -74,9 +73,7 @@ func handshake(t *testing.T, a *Authority, c Credentials, maximum uint16) (conte
 	if err == nil {
 		err = server.err
 	}
-	return peer.NewContext(t.Context(), &peer.Peer{
-		Addr: conn.LocalAddr(), AuthInfo: credentials.TLSInfo{State: server.state},
-	}), err
+	return peer.NewContext(t.Context(), &peer.Peer{Addr: conn.LocalAddr(), AuthInfo: server.info}), err
 }
 
 func TestServerTLS(t *testing.T) {
