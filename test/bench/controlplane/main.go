@@ -11,7 +11,9 @@
 //
 // With -tls, of the project's own alone, proxies connect by mutual TLS and have secrets by discovery.
 //
-// It prints a line of JSON: times in seconds, memory in bytes. What it measures is one run, without an interval.
+// It prints a line of JSON: times in seconds, memory in bytes. Both collect garbage as the project's does. Memory is what
+// is resident: without proxies after a collection, and otherwise once the process has settled of itself. What it
+// measures is one run, without an interval.
 package main
 
 import (
@@ -104,6 +106,7 @@ type setter func(service, change int) error
 // serve is the control plane's process: it prints its address, then for each line "SERVICE CHANGE" the time at which it
 // began, ns by pace.Now. "0 0" collects garbage first.
 func (o options) serve(options) error {
+	defer controlplane.BoundGarbage()()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -261,13 +264,32 @@ func (p *plane) tell(service, change int) (from, to int64, err error) {
 	return from, to, err
 }
 
-// memory is the resident memory of the process, after it has collected garbage, in bytes.
+// memory is the resident memory of the process after garbage has been collected, in bytes.
 func (p *plane) memory() (float64, error) {
 	if _, _, err := p.tell(0, 0); err != nil {
 		return 0, err
 	}
+	return p.resident()
+}
+
+func (p *plane) resident() (float64, error) {
 	now, _, err := proc.FS{}.Resident(p.cmd.Process.Pid)
 	return float64(now), err
+}
+
+// settled is the resident memory of the process once it has fallen no more for some seconds, of itself.
+func (p *plane) settled() (least float64, err error) {
+	for n := 0; n < 10; n++ {
+		now, err := p.resident()
+		if err != nil {
+			return 0, err
+		}
+		if least == 0 || now < 0.99*least {
+			least, n = now, 0
+		}
+		time.Sleep(time.Second)
+	}
+	return least, nil
 }
 
 // cpu is the CPU time of the process, in seconds.
@@ -323,7 +345,7 @@ func weigh(o options) (err error) {
 	}
 	put("rollout_cpu_seconds", after-cpu)
 	put("rollout_bytes", float64(f.Counts().Bytes))
-	full, err := p.memory()
+	full, err := p.settled()
 	if err != nil {
 		return err
 	}
@@ -335,8 +357,7 @@ func weigh(o options) (err error) {
 		return err
 	}
 	f.Close()
-	time.Sleep(time.Second)
-	left, err := p.memory()
+	left, err := p.settled()
 	if err != nil {
 		return err
 	}
@@ -375,7 +396,7 @@ func (o options) storm(ctx context.Context, p *plane, f *fleet.Fleet, result map
 		// The slow ones, a hundredth, are the last.
 		took[n%2 == 1] = append(took[n%2 == 1], float64(at[len(at)-1-o.proxies/100]-began)/1e9)
 		if n%2 == 1 {
-			memory, err := p.memory()
+			memory, err := p.settled()
 			if err != nil {
 				return err
 			}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -71,16 +70,11 @@ type Done struct {
 	Time int64 `json:"time_ns"` // see Server.Set
 }
 
-// GCPercent is how much garbage the process of a control plane lets gather before it is collected, in per cent of what
-// lives. Collecting takes every CPU that is idle, for milliseconds: on a small machine that would show as a slow data
-// plane.
-const GCPercent = 400
-
 // Run is a control plane as a process: it listens, says ready, follows its source, and ends with ctx or with conn's
 // input. A source that is wrong is logged and changes nothing, but for the first time, when it is an error. What data
 // planes refuse is logged, and so is whom it refuses.
 func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
-	debug.SetGCPercent(GCPercent)
+	defer BoundGarbage()()
 	m, err := (&Config{}).Compile()
 	if err != nil {
 		return err

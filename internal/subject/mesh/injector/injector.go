@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"runtime/debug"
 	"strings"
 
 	"github.com/go-jose/go-jose/v4"
@@ -70,7 +69,7 @@ func (guest) StandsInPath() {}
 
 // Play is the process: a webhook until the parent closes its end.
 func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
-	debug.SetGCPercent(controlplane.GCPercent)
+	defer controlplane.BoundGarbage()()
 	return role.Play(ctx, conn, func(ctx context.Context) error {
 		return serve(ctx, v.On(certificatesKey), func(w admission.Webhook) error { return conn.Send(role.Ready, w) })
 	})

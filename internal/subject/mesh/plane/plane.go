@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -210,7 +209,6 @@ func (j *joined) Close() error {
 
 // Play is the process: a control plane until the parent closes its end.
 func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
-	debug.SetGCPercent(controlplane.GCPercent)
 	o := options{Shape: fleet.Shape{Proxies: v.Int(proxiesKey), Services: v.Int(servicesKey), Calls: v.Int(callsKey)},
 		mtls: v.On(mtlsKey), credentials: v[credentialsKey], program: v[programKey],
 		debounce: v.Duration(debounceKey), envoys: v.Int(envoysKey), envoy: v[envoyKey]}
@@ -272,7 +270,10 @@ func (o options) tare(ctx context.Context) (served, error) {
 			return nil, err
 		}
 	}
-	return listening(&within{plane: p, work: p.Run})
+	return listening(&within{plane: p, work: func(ctx context.Context) error {
+		defer controlplane.BoundGarbage()()
+		return p.Run(ctx)
+	}})
 }
 
 // cached is go-control-plane's.

@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"testing"
@@ -62,7 +61,7 @@ func benchmarkPlane() error {
 	if err != nil {
 		return err
 	}
-	debug.SetGCPercent(controlplane.GCPercent)
+	defer controlplane.BoundGarbage()()
 	sent := make(chan int64, 1<<16)
 	s := controlplane.New(controlplane.Options{OnSent: func(x controlplane.Sent) {
 		if x.TypeURL == Endpoints.TypeURL() {
