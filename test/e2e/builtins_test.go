@@ -216,6 +216,10 @@ var smallests = map[string]smallest{
 			}
 		},
 	},
+	"controlplane-memory": {
+		arms: []string{"mtls", "snapshot"}, levels: map[string][]any{"fleet.proxies": {20}, "*.services": {20}},
+		tells: []string{"memory_hard_bytes"}, ofSubject: []string{"memory_hard_bytes"},
+	},
 	"controlplane-scale": {
 		arms: []string{"permissive", "mtls", "snapshot"}, levels: map[string][]any{"fleet.proxies": {20}},
 		tells:     []string{"fleet_first_seconds", "fleet_last_seconds", "fleet_answered_seconds", "fleet_bytes"},

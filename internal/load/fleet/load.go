@@ -42,8 +42,8 @@ const (
 	countConcerned = "concerned" // proxies that changes were told to, of all changes together
 	countBytes     = "bytes"     // of resources that came in the window
 	countResponses = "responses"
-	// countPieces are the changes, rollouts or tenths of the window, of those at its edges the part of their time that is in
-	// it: what they cost is counted from edge to edge.
+	// countPieces are the changes, rollouts or tenths of the window, of those at its edges the part of their time that is
+	// in it: what they cost is counted from edge to edge.
 	countPieces = "pieces"
 	countEnds   = "ends" // connections that ended in the window though nobody closed them here
 )

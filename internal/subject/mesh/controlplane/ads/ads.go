@@ -183,8 +183,8 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// readBuffer is what a connection may keep to read into, in bytes, enough for what data planes say but at the beginning;
-// the 32 KiB of gRPC would be half of what an idle data plane costs.
+// readBuffer is what a connection may keep to read into, in bytes, enough for what data planes say but at the
+// beginning; the 32 KiB of gRPC would be half of what an idle data plane costs.
 const readBuffer = 1 << 10
 
 // What a peer can have under way, in bytes: on a stream and on a connection. gRPC would let it grow to 16 MiB.
@@ -201,8 +201,8 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.ReadBufferSize(readBuffer), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow)}
 }
 
-// handle serves a stream of either variant. It only waits: the stack of gRPC's goroutine is deep by then, and would stay
-// twice as large for as long as the stream is there if anything were done upon it.
+// handle serves a stream of either variant. It only waits: the stack of gRPC's goroutine is deep by then, and would
+// stay twice as large for as long as the stream is there if anything were done upon it.
 func (s *Server) handle(g grpc.ServerStream, delta bool) error {
 	stream := &stream{server: s, g: g, delta: delta, requests: make(chan *request, 1), ended: make(chan error, 1)}
 	s.atWork.Go(stream.receive)

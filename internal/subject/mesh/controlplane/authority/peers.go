@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// ServerCredentials are for the control plane's gRPC server: ServerTLS, by which Identity knows the peers. Of what a peer
-// has shown a connection keeps what Identity needs and no more, because most connections are idle and a parsed
+// ServerCredentials are for the control plane's gRPC server: ServerTLS, by which Identity knows the peers. Of what a
+// peer has shown a connection keeps what Identity needs and no more, because most connections are idle and a parsed
 // certificate is a good part of what one of these costs.
 func (a *Authority) ServerCredentials() credentials.TransportCredentials {
 	return &serverCredentials{credentials.NewTLS(a.ServerTLS()), a}

@@ -20,8 +20,8 @@ func shaken(t *testing.T, a *Authority, client *tls.Config) (*tls.Conn, error) {
 	return conn.(*tls.Conn), nil
 }
 
-// TestLeanConnections: connections share what is the same for all of them, and keep no certificate that they were shown;
-// the authority's own stay as they are.
+// TestLeanConnections: connections share what is the same for all of them, and keep no certificate that they were
+// shown; the authority's own stay as they are.
 func TestLeanConnections(t *testing.T) {
 	a := newAuthority(t, Options{})
 	web := credentialsOf(t, a, webID)
