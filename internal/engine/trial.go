@@ -448,7 +448,11 @@ func (x *trial) startPart(
 	if err != nil {
 		return nil, nil, err
 	}
-	raw, err := p.ReadyWithin(ctx, x.patience())
+	within := x.patience()
+	if preparing, ok := part.Kind.(kind.Preparing); ok {
+		within = max(within, preparing.ReadyWithin(part.Options))
+	}
+	raw, err := p.ReadyWithin(ctx, within)
 	return p, raw, err
 }
 

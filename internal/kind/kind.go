@@ -212,6 +212,11 @@ type Tailed interface {
 	Tail(param.Values) time.Duration
 }
 
+// Preparing is an application or a load that may take longer than usual until it is ready, at most so long.
+type Preparing interface {
+	ReadyWithin(param.Values) time.Duration
+}
+
 // Slow is a subject that says beforehand how long it takes at least until it is ready. It is for estimates of how long
 // a run will be.
 type Slow interface {

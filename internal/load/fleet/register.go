@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"tare/internal/kind"
 	"tare/internal/measured"
@@ -43,6 +44,9 @@ func (guest) Check(v param.Values) error {
 	}
 	return err
 }
+
+// ReadyWithin is kind.Preparing's: control planes let in as many proxies at a time as they think right.
+func (guest) ReadyWithin(param.Values) time.Duration { return patience + role.ReadyTimeout }
 
 // DoesPieces is kind.Pieceworker's: changes and rollouts are no requests.
 func (guest) DoesPieces() {}
@@ -90,11 +94,11 @@ func (guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, v param.Va
 	}{o.Proxies}, l.Run)
 }
 
-// Judge: where nothing changes there is no work that could be missing.
+// Judge: where nothing is asked for there is no work that could be missing.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	p := m.Setup.Loads[name]
-	if p == nil || p.Options[workKey] != Idle {
+	if p == nil || p.Options[workKey] != Idle && p.Options[workKey] != Leave {
 		j.Usual()
 	}
 	if n := j.Result.Counts[countEnds]; n > 0 {

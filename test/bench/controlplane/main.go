@@ -11,8 +11,8 @@
 //
 // With -tls, of the project's own alone, proxies connect by mutual TLS and have secrets by discovery.
 //
-// It prints a line of JSON: times in seconds, memory in bytes. Both collect garbage as the project's does. Memory is what
-// is resident: without proxies after a collection, and otherwise once the process has settled of itself. What it
+// It prints a line of JSON: times in seconds, memory in bytes. Both collect garbage as the project's does. Memory is
+// what is resident: without proxies after a collection, and otherwise once the process has settled of itself. What it
 // measures is one run, without an interval.
 package main
 

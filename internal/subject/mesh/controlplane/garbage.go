@@ -112,6 +112,9 @@ func (t *tidier) whileIdle() {
 		}
 		now := allocated()
 		if now-last < idleBytes && now-given > worthIt {
+			for range 2 { // each collection makes stacks smaller by half at most, and FreeOSMemory has one more
+				runtime.GC()
+			}
 			debug.FreeOSMemory()
 			given = now
 		}

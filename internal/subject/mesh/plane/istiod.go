@@ -42,7 +42,8 @@ func (o options) istiod(ctx context.Context) (served, error) {
 		}
 	}
 	var err error
-	p.Istiod, err = istiod.Start(ctx, istiod.Options{Objects: objects, Environment: istiod.Debounced(o.debounce)})
+	environment := append(istiod.Debounced(o.debounce), fmt.Sprintf("PILOT_MAX_REQUESTS_PER_SECOND=%d", o.admits))
+	p.Istiod, err = istiod.Start(ctx, istiod.Options{Objects: objects, Environment: environment})
 	return p, err
 }
 

@@ -42,6 +42,7 @@ const (
 	credentialsKey = "credentials"
 	programKey     = "program"
 	debounceKey    = "debounce"
+	admitsKey      = "admits"
 	optionalKey    = "optional"
 	envoysKey      = "envoys"
 	envoyKey       = "envoy-program"
@@ -71,6 +72,9 @@ var settings = []param.Setting{
 			"Istio's, with a ServiceEntry for each service and a Sidecar for those of one. Only Tare's has certificates here"},
 	{Name: debounceKey, Type: param.TypeDuration, Default: "100ms", Max: 60,
 		Doc: "of istiod: time for which it waits for more changes before it pushes one (PILOT_DEBOUNCE_AFTER)"},
+	{Name: admitsKey, Type: param.TypeCount, Default: "1000", Max: 1_000_000,
+		Doc: "of istiod: connections that it lets in per second (PILOT_MAX_REQUESTS_PER_SECOND); 0: as many as it does by " +
+			"default, 25 with two CPUs"},
 	{Name: optionalKey, Type: param.TypeSwitch, Default: "false",
 		Doc: "true: where istiod or Envoy is needed and not installed, the run goes on without the arm and says so"},
 	{Name: proxiesKey, Type: param.TypeCount, Default: "0", Max: fleet.MaxProxies,
@@ -211,7 +215,7 @@ func (j *joined) Close() error {
 func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
 	o := options{Shape: fleet.Shape{Proxies: v.Int(proxiesKey), Services: v.Int(servicesKey), Calls: v.Int(callsKey)},
 		mtls: v.On(mtlsKey), credentials: v[credentialsKey], program: v[programKey],
-		debounce: v.Duration(debounceKey), envoys: v.Int(envoysKey), envoy: v[envoyKey]}
+		debounce: v.Duration(debounceKey), admits: v.Int(admitsKey), envoys: v.Int(envoysKey), envoy: v[envoyKey]}
 	var err error
 	if o.effect, err = effectOf(v[effectKey]); err != nil {
 		return err
@@ -227,6 +231,7 @@ type options struct {
 	credentials string
 	program     string
 	debounce    time.Duration
+	admits      int
 	envoys      int
 	envoy       string     // their program
 	effect      []endpoint // two, where there are Envoys
