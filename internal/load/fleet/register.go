@@ -45,8 +45,9 @@ func (guest) Check(v param.Values) error {
 	return err
 }
 
-// ReadyWithin is kind.Preparing's: control planes let in as many proxies at a time as they think right.
-func (guest) ReadyWithin(param.Values) time.Duration { return patience + role.ReadyTimeout }
+// ReadyWithin is kind.Preparing's: control planes let in as many proxies at a time as they think right, and Envoys come
+// after them.
+func (guest) ReadyWithin(param.Values) time.Duration { return 2*patience + role.ReadyTimeout }
 
 // DoesPieces is kind.Pieceworker's: changes and rollouts are no requests.
 func (guest) DoesPieces() {}

@@ -279,7 +279,7 @@ func (p *plane) resident() (float64, error) {
 
 // settled is the resident memory of the process once it has fallen no more for some seconds, of itself.
 func (p *plane) settled() (least float64, err error) {
-	for n := 0; n < 10; n++ {
+	for n := 0; n < 25; n++ {
 		now, err := p.resident()
 		if err != nil {
 			return 0, err

@@ -19,16 +19,24 @@ const (
 	garbageChanged = 10  // per cent of the setting: less is not worth stopping the process for
 )
 
-// What is idle, by what the process allocates, and how much of it is worth giving back to the machine.
+// What is idle, and what is worth collecting then.
 const (
-	idleEvery = 2 * time.Second
-	idleBytes = 256 << 10 // in that time
-	worthIt   = 16 << 20  // bytes allocated since the last time
+	idleEvery    = 2 * time.Second
+	idleBytes    = 256 << 10 // allocated in that time
+	idlePart     = 256       // or such a part of what lives, if that is more
+	worthIt      = 4 << 20   // bytes that nothing needs
+	worthPart    = 10        // or such a part of what lives; or of the goroutines, if so many have ended
+	worthNew     = 16 << 20  // bytes allocated since the last time
+	worthNewPart = 2         // or such a part of what lives
+	restTimes    = 20        // how many times as long as it took the next one waits
 )
 
 // BoundGarbage has the process, which must be that of a control plane, keep little garbage, and give memory back while
 // nothing happens, until stop is called. It leaves alone what the environment says by GOGC.
 func BoundGarbage() (stop func()) {
+	if os.Getenv("GOGC") == "off" {
+		return func() {}
+	}
 	t := &tidier{done: make(chan struct{})}
 	if os.Getenv("GOGC") == "" {
 		t.percent = mostGarbage
@@ -87,7 +95,8 @@ func (t *tidier) set() bool {
 	if t.percent == 0 {
 		return false
 	}
-	if d := next - t.percent; max(d, -d)*100 > t.percent*garbageChanged {
+	d := next - t.percent
+	if bound := next == leastGarbage || next == mostGarbage; bound && d != 0 || max(d, -d)*100 > t.percent*garbageChanged {
 		debug.SetGCPercent(next)
 		t.percent = next
 	}
@@ -98,26 +107,59 @@ func (t *tidier) set() bool {
 func (t *tidier) whileIdle() {
 	ticks := time.NewTicker(idleEvery)
 	defer ticks.Stop()
-	allocated := func() uint64 {
-		s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
-		metrics.Read(s)
-		return s[0].Value.Uint64()
-	}
-	last, given := allocated(), uint64(0)
-	for {
+	last, kept := readUse(), use{}
+	for rest := time.Now(); ; {
 		select {
 		case <-t.done:
 			return
 		case <-ticks.C:
 		}
-		now := allocated()
-		if now-last < idleBytes && now-given > worthIt {
+		now := readUse()
+		if began := time.Now(); began.After(rest) && now.idleSince(last) && now.worthCollecting(kept) {
 			for range 2 { // each collection makes stacks smaller by half at most, and FreeOSMemory has one more
 				runtime.GC()
 			}
 			debug.FreeOSMemory()
-			given = now
+			rest = time.Now().Add(restTimes * time.Since(began))
+			now = readUse()
+			kept = now
 		}
+		kept.goroutines = max(kept.goroutines, now.goroutines)
 		last = now
 	}
+}
+
+// use is what the process uses, in bytes.
+type use struct {
+	allocated  uint64 // in all
+	live       uint64 // at the last collection
+	free       uint64 // dead by what is known, or free, and not given back
+	goroutines uint64
+}
+
+func readUse() use {
+	s := []metrics.Sample{
+		{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"}, {Name: "/sched/goroutines:goroutines"},
+	}
+	metrics.Read(s)
+	u := use{allocated: s[0].Value.Uint64(), live: s[1].Value.Uint64(), free: s[3].Value.Uint64(), goroutines: s[4].Value.Uint64()}
+	if objects := s[2].Value.Uint64(); objects > u.live {
+		u.free += objects - u.live
+	}
+	return u
+}
+
+// idleSince says whether little has been allocated since a while ago.
+func (u use) idleSince(before use) bool {
+	return u.allocated-before.allocated < max(idleBytes, u.live/idlePart)
+}
+
+// worthCollecting says whether there is enough to give back: by what is known of it; by the goroutines that have ended
+// since the last time, with what was theirs; or by what has been allocated since, in the place of which something else
+// may have died.
+func (u use) worthCollecting(kept use) bool {
+	return u.free > max(worthIt, u.live/worthPart) ||
+		u.goroutines < kept.goroutines-kept.goroutines/worthPart ||
+		u.allocated-kept.allocated > max(worthNew, u.live/worthNewPart)
 }

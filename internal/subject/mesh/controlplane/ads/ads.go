@@ -197,7 +197,8 @@ const (
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(MaxRequest),
 		grpc.MaxConcurrentStreams(1000), grpc.MaxHeaderListSize(64 << 10), grpc.ConnectionTimeout(10 * time.Second),
-		grpc.HeaderTableSize(0), // a data plane sends headers once, at the beginning of its stream
+		grpc.WaitForHandlers(true), // so that Wait waits for all
+		grpc.HeaderTableSize(0),    // a data plane sends headers once, at the beginning of its stream
 		grpc.ReadBufferSize(readBuffer), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow)}
 }
 

@@ -76,7 +76,7 @@ type proof struct {
 	id     string
 	serial *big.Int
 	ends   time.Time
-	roots  []*root // by which it holds
+	roots  []*x509.Certificate // by which it holds
 }
 
 // proofOf is nil for a peer that has shown no certificate.
@@ -97,7 +97,7 @@ func (a *Authority) proofOf(state tls.ConnectionState) (*proof, error) {
 		if slices.ContainsFunc(state.VerifiedChains, func(chain []*x509.Certificate) bool {
 			return r.certificate.Equal(chain[len(chain)-1])
 		}) {
-			p.roots = append(p.roots, r)
+			p.roots = append(p.roots, r.certificate)
 		}
 	}
 	return p, nil
@@ -109,7 +109,7 @@ func (p *proof) check(now time.Time, trusted []*root) error {
 		return fmt.Errorf("the peer's certificate, %x, ended %s ago", p.serial, now.Sub(p.ends).Round(time.Second))
 	}
 	for _, r := range p.roots {
-		if slices.ContainsFunc(trusted, func(t *root) bool { return t.certificate.Equal(r.certificate) }) {
+		if slices.ContainsFunc(trusted, func(t *root) bool { return t.certificate.Equal(r) }) {
 			return nil
 		}
 	}

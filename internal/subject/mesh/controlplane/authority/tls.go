@@ -27,7 +27,7 @@ func (a *Authority) ServerTLS() *tls.Config {
 
 // judging is ServerTLS for as long as roots and certificate stay.
 type judging struct {
-	trust  *trust
+	roots  *x509.CertPool
 	own    *tls.Certificate
 	config *tls.Config
 }
@@ -38,16 +38,16 @@ func (a *Authority) serverTLS() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := a.trust.Load()
-	if j := a.judging.Load(); j != nil && j.trust == t && j.own == own {
+	roots := a.trust.Load().pool
+	if j := a.judging.Load(); j != nil && j.roots == roots && j.own == own {
 		return j.config, nil
 	}
 	c := &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{*own},
-		ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: t.pool, VerifyConnection: a.verifyClient,
+		ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: roots, VerifyConnection: a.verifyClient,
 		SessionTicketsDisabled: true, // each connection is judged by the roots and the time of its own
 	}
-	a.judging.Store(&judging{t, own, c})
+	a.judging.Store(&judging{roots, own, c})
 	return c, nil
 }
 
