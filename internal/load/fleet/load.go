@@ -100,7 +100,7 @@ func Prepare(ctx context.Context, o LoadOptions, r Ready) (l *Load, err error) {
 		return nil, errors.Join(fault.New(fault.Usage, proxiesKey, "give the mesh more services, or more proxies",
 			"no change would concern a proxy that answers"), l.Close())
 	}
-	if err := l.rollout(ctx, nil); err != nil {
+	if err := l.connect(ctx, 0, l.fleet.Len(), nil); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	if r.Effect != nil {
@@ -157,7 +157,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 		if began >= w.begin && !counting {
 			counting, w.before = true, l.fleet.Counts()
 		}
-		if began >= w.end && (w.n > 0 || l.o.Work == Idle || l.o.Work == Leave) {
+		if began >= w.end && (w.n > 0 || still(l.o.Work)) {
 			break
 		}
 		var to *window
@@ -190,20 +190,15 @@ func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 			edge = w.begin
 		}
 		return pace.SleepUntil(ctx, min(pace.Now()+int64(100*time.Millisecond), edge))
-	case Rollout:
-		l.fleet.Disconnect(0, n)
-		if err = l.pause(ctx); err == nil {
-			err = l.rollout(ctx, to)
+	case Rollout, Churn:
+		from, until := 0, n
+		if l.o.Work == Churn {
+			from = l.random.IntN(n - tenth(n) + 1)
+			until = from + tenth(n)
 		}
-	case Churn:
-		from := l.random.IntN(n - tenth(n) + 1)
-		l.fleet.Disconnect(from, from+tenth(n))
+		l.fleet.Disconnect(from, until)
 		if err = l.pause(ctx); err == nil {
-			err = l.connect(ctx, from, from+tenth(n), func(began int64, at []int64) {
-				if to != nil {
-					to.add(began, map[string]int64{histogramChurn: at[len(at)-1] - began})
-				}
-			})
+			err = l.connect(ctx, from, until, to)
 		}
 	default:
 		l.pieces++
@@ -230,22 +225,13 @@ func (l *Load) pause(ctx context.Context) error {
 // tenth is a tenth of n proxies, and one at least.
 func tenth(n int) int { return max(1, n/10) }
 
-// rollout connects all proxies, and waits until they have everything. to is where that counts; nil: nowhere.
-func (l *Load) rollout(ctx context.Context, to *window) error {
-	return l.connect(ctx, 0, l.fleet.Len(), func(began int64, at []int64) {
-		if to != nil {
-			to.add(began, map[string]int64{histogramRollout: at[len(at)-1] - began, histogramHalf: at[(len(at)-1)/2] - began})
-		}
-	})
-}
-
-// connect connects some proxies, and waits until all there are have everything. Then it tells when that began, and when
-// each had it, in order, those that were connected all along included.
-func (l *Load) connect(ctx context.Context, from, to int, tell func(began int64, at []int64)) error {
+// connect connects some proxies, and waits until all that there are have everything. w is where that counts; nil:
+// nowhere.
+func (l *Load) connect(ctx context.Context, from, until int, w *window) error {
 	waiting, stop := context.WithTimeout(ctx, patience)
 	defer stop()
 	began := pace.Now()
-	if err := l.fleet.Connect(ctx, from, to); err != nil {
+	if err := l.fleet.Connect(ctx, from, until); err != nil {
 		return err
 	}
 	at, err := l.fleet.Complete(waiting)
@@ -253,8 +239,12 @@ func (l *Load) connect(ctx context.Context, from, to int, tell func(began int64,
 		return fault.Wrap(err, fault.Machine, l.ready.Address, "see what the control plane says",
 			"the proxies do not get what they ask for")
 	}
-	if len(at) > 0 {
-		tell(began, at)
+	switch {
+	case w == nil || len(at) == 0:
+	case l.o.Work == Churn: // the others have had everything all along
+		w.add(began, map[string]int64{histogramChurn: at[len(at)-1] - began})
+	default:
+		w.add(began, map[string]int64{histogramRollout: at[len(at)-1] - began, histogramHalf: at[(len(at)-1)/2] - began})
 	}
 	return nil
 }

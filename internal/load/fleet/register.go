@@ -99,7 +99,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, v param.Va
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	p := m.Setup.Loads[name]
-	if p == nil || p.Options[workKey] != Idle && p.Options[workKey] != Leave {
+	if p == nil || !still(p.Options[workKey]) {
 		j.Usual()
 	}
 	if n := j.Result.Counts[countEnds]; n > 0 {

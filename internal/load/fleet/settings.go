@@ -16,6 +16,9 @@ const (
 	Idle      = "idle"    // all are connected, and nothing changes
 )
 
+// still says whether a work asks for nothing in the window.
+func still(work string) bool { return work == Idle || work == Leave }
+
 // Works are the words of the setting work.
 var Works = []string{OneChange, Rollout, Churn, Leave, Idle}
 

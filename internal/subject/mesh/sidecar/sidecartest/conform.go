@@ -35,6 +35,7 @@ import (
 	"tare/internal/kind"
 	"tare/internal/param"
 	"tare/internal/subject/mesh/sidecar"
+	"tare/test/serving"
 )
 
 // Options are what is different between kinds.
@@ -264,29 +265,11 @@ func over2() *http.Client {
 }
 
 // echo runs an application of experiments until the test ends.
-func echo(t *testing.T, over apphttp.Protocol) (address string) {
+func echo(t *testing.T, over apphttp.Protocol) string {
 	t.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	ready, served := make(chan string, 1), make(chan error, 1)
-	go func() {
-		served <- apphttp.Serve(ctx, apphttp.Options{Listen: "127.0.0.1:0", Protocol: over}, func(r apphttp.Ready) error {
-			ready <- r.Address
-			return nil
-		})
-	}()
-	t.Cleanup(func() {
-		stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	select {
-	case address = <-ready:
-	case err := <-served:
-		served <- err
-		t.Fatal(err)
-	}
-	return address
+	return serving.Start(t, func(ctx context.Context, ready func(apphttp.Ready) error) error {
+		return apphttp.Serve(ctx, apphttp.Options{Listen: "127.0.0.1:0", Protocol: over}, ready)
+	}).Address
 }
 
 // post makes a request with a body and gives that of the answer.
