@@ -200,7 +200,7 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 		default:
 		}
 		holds, err := c.holds(ctx)
-		if holds && !r.hasExited() {
+		if holds && !r.Exited() {
 			return nil
 		}
 		// The last attempt runs into the deadline, which says less than those before.
@@ -221,15 +221,6 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 		case <-r.ended:
 		case <-tick.C: // what it left behind does not count: it is about to end
 		}
-	}
-}
-
-func (r *Running) hasExited() bool {
-	select {
-	case <-r.exited:
-		return true
-	default:
-		return false
 	}
 }
 

@@ -55,7 +55,6 @@ type Running struct {
 
 	told    chan struct{} // closed when it was told to end
 	tell    sync.Once
-	exited  chan struct{} // closed when the process that was started has exited
 	ended   chan struct{} // closed when all its processes have ended, what they wrote is read, and the next two are set
 	why     error         // nil: it ended with status 0 and left nobody behind
 	endedAt time.Time
@@ -96,7 +95,7 @@ func Start(c Command, begin func(*exec.Cmd) error, onEnd func(error)) (*Running,
 	// A session of its own has no terminal: a program that asks for one is refused, instead of being stopped for good.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	r := &Running{command: c, cmd: cmd, buf: make([]byte, readBytes), told: make(chan struct{}),
-		exited: make(chan struct{}), ended: make(chan struct{})}
+		ended: make(chan struct{})}
 	writers, err := r.openPipes()
 	defer func() {
 		for _, w := range writers {
@@ -237,7 +236,6 @@ func (r *Running) wait(onEnd func(error)) {
 			break
 		}
 	}
-	close(r.exited)
 	left, endErr := r.settle()
 	r.endMu.Lock()
 	exit := r.cmd.Wait() // at once
@@ -329,7 +327,7 @@ func (r *Running) others() []proc.Process {
 
 // remember notes the processes of a command that is about to end.
 func (r *Running) remember() {
-	if r.hasExited() {
+	if r.Exited() {
 		return
 	}
 	ps := r.processes()
@@ -377,6 +375,23 @@ func (r *Running) Processes() []int {
 
 // Ended is closed when the command and all its processes have ended, and what they wrote is read.
 func (r *Running) Ended() <-chan struct{} { return r.ended }
+
+// Exited says whether the process that was started has exited, by what the kernel says now: Ended and the function
+// given to Start follow once the processes that it left behind are gone too.
+func (r *Running) Exited() bool {
+	r.endMu.Lock()
+	defer r.endMu.Unlock()
+	if r.reaped {
+		return true
+	}
+	var info unix.Siginfo
+	for {
+		err := unix.Waitid(unix.P_PID, r.PID(), &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && info.Signo != 0 // of a process that runs, nothing is filled in
+		}
+	}
+}
 
 // Err is why the command ended, after it has: nil where it ended with status 0 and left no process behind, or was told
 // to end and did so with status 0. An *exec.ExitError in it has the status.

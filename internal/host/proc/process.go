@@ -21,8 +21,9 @@ type Process struct {
 	PPID  int
 	// Start is when it started, in ticks of USER_HZ since the machine did. With the PID it names a process for good,
 	// unless the PID comes round again within one tick.
-	Start  uint64
-	Kernel bool // a kernel thread
+	Start   uint64
+	Threads int  // of the process that are left, its first one too while nobody has waited for it
+	Kernel  bool // a kernel thread
 }
 
 // Age is how long ago a process started, to a tick of USER_HZ.
@@ -41,18 +42,29 @@ func (f FS) Age(pid int) (time.Duration, error) {
 // pfKthread is the flag PF_KTHREAD of include/linux/sched.h.
 const pfKthread = 0x00200000
 
-// Alive says whether the process can still run.
-func (p Process) Alive() bool { return p.State != 'Z' && p.State != 'X' && p.State != 'x' }
+// Alive says whether the process can still run. The state is that of its first thread, which may have ended before
+// others: one that calls execve kills all of them and waits until the first is dead (de_thread in fs/exec.c), which to
+// a reader of /proc is a zombie until its place is taken.
+func (p Process) Alive() bool { return !p.firstDead() || p.Threads > 1 }
+
+func (p Process) firstDead() bool { return p.State == 'Z' || p.State == 'X' || p.State == 'x' }
 
 // Process reads /proc/<pid>/stat.
-func (f FS) Process(pid int) (Process, error) {
-	b, err := f.read(pid, "stat")
-	if err != nil {
-		return Process{}, err
-	}
-	p, err := parseProcess(b)
-	if err != nil {
-		return Process{}, about(pid, "stat", err)
+func (f FS) Process(pid int) (p Process, err error) {
+	const most = 16 // looks; two were never seen
+	for range most {
+		var b []byte
+		if b, err = f.read(pid, "stat"); err != nil {
+			return Process{}, err
+		}
+		if p, err = parseProcess(b); err != nil {
+			return Process{}, about(pid, "stat", err)
+		}
+		// The kernel counts no threads where the one it found has been waited for meanwhile (do_task_stat in
+		// fs/proc/array.c). The process is gone then, or another thread has taken its place.
+		if p.Threads > 0 {
+			break
+		}
 	}
 	return p, nil
 }
@@ -70,11 +82,12 @@ func parseProcess(b []byte) (Process, error) {
 	}
 	p.State = rest[0][0]
 	var flags uint64
-	var errs [4]error
+	var errs [5]error
 	p.PID, errs[0] = strconv.Atoi(string(bytes.TrimSpace(b[:open])))
 	p.PPID, errs[1] = strconv.Atoi(rest[1])
 	flags, errs[2] = strconv.ParseUint(rest[6], 10, 64)
 	p.Start, errs[3] = strconv.ParseUint(rest[19], 10, 64)
+	p.Threads, errs[4] = strconv.Atoi(rest[17])
 	p.Kernel = flags&pfKthread != 0
 	return p, errors.Join(errs[:]...)
 }

@@ -334,13 +334,8 @@ func (j *joined) Explain(err error) error {
 		if p.running == nil {
 			continue
 		}
-		select {
-		case <-p.running.Ended():
-		default:
-			if now, err := (proc.FS{}).Process(p.running.PID()); err == nil && now.Alive() {
-				continue
-			}
-			<-p.running.Ended() // which somebody is about to notice
+		if !p.running.Exited() {
+			continue
 		}
 		return fmt.Errorf("%w; then %w", p.ended(p.running.Failure("during the trial")), err)
 	}
