@@ -150,32 +150,38 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 			t.Errorf("the witness is somebody else's: %+v", p)
 		}
 	}
-	if l.Self.WitnessSeconds == nil { // an emulated processor is not looked at as often as a calibration needs; it is unknown then, and said
-		if !testing.Short() || !slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == "witness-cost" }) {
-			t.Fatalf("it is not known what the witness costs: %+v", l.Warnings)
+	if l.Self.WitnessSeconds == nil { // unknown, where the machine is too restless for a calibration, and that is said
+		if !slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == "witness-cost" }) {
+			t.Fatalf("it is not known what the witness costs, and nothing is said of it: %+v", l.Warnings)
 		}
-		return
+		if testing.Short() {
+			return
+		}
+	} else if *l.Self.WitnessSeconds <= 0 {
+		t.Errorf("the witness costs %v s", *l.Self.WitnessSeconds)
 	}
-	if *l.Self.WitnessSeconds <= 0 && !testing.Short() { // what a look adds to an interrupt of an emulated processor is lost among its length
-		t.Error("the witness costs nothing")
+	// The lowest of a few calibrations: noise makes most of them too high. The promise, 0.2 % of a CPU for two, is for a
+	// machine that nobody else uses; elsewhere caches are shared, and twice as much is allowed.
+	lowest := math.Inf(1)
+	if m.lookCost != nil {
+		lowest = *m.lookCost
 	}
-	// Noise can only make a calibration too high, so the lowest of a few counts. The promise, 0.2 % of a CPU for two, is
-	// one for a machine that nobody else uses; elsewhere caches are shared, and twice as much is allowed.
-	lowest := *l.Self.WitnessSeconds / l.Window.Seconds
 	limit := 0.002 * float64(max(l.Host.CPUs, 2)) / 2
 	if os.Getenv("TARE_QUIET") == "" {
 		limit *= 2
 	}
-	for try := 0; try < 4 && lowest > limit && !testing.Short(); try++ {
+	part := func() float64 { return lowest * float64(l.Host.CPUs) / l.Noise.PeriodSeconds } // of one CPU
+	for try := 0; try < 8 && part() > limit && !testing.Short(); try++ {
 		cost, err := m.witness.MeasureCost()
 		if err != nil {
-			t.Fatal(err)
+			t.Log(err)
+			continue
 		}
-		lowest = min(lowest, *l.Self.WitnessSeconds / *m.lookCost * cost.Seconds() / l.Window.Seconds)
+		lowest = min(lowest, cost.Seconds())
 	}
-	t.Logf("the witness cost %.3f %% of one CPU", 100*lowest)
-	if lowest > limit && !testing.Short() {
-		t.Errorf("the witness cost %.3f %% of one CPU on %d CPUs", 100*lowest, l.Host.CPUs)
+	t.Logf("the witness cost %.3f %% of one CPU", 100*part())
+	if part() > limit && !testing.Short() {
+		t.Errorf("the witness cost %.3f %% of one CPU on %d CPUs", 100*part(), l.Host.CPUs)
 	}
 }
 

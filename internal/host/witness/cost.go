@@ -14,13 +14,16 @@ import (
 const (
 	costPeriod = 20 * time.Microsecond // between looks while their cost is measured
 	costSpin   = 200 * time.Microsecond
-	costGoes   = 24 // the fastest counts: what slows a go down is not the witness
+	costGoes   = 24 // at least; the fastest counts: what slows a go down is not the witness
+	costMost   = 240
 )
 
 // MeasureCost measures what one look costs a busy CPU: a fixed amount of work is done many times without and with a
 // witness that looks at this thread 50,000 times a second. Of a witness that has joined a sampler it is what a look
 // adds to an interrupt that comes anyway, of one that stands alone the interrupt is part of it. It takes about 20 ms of
-// CPU. Call it while no look is taken; Reset forgets what it did.
+// CPU, ten times that where the machine is so restless that the fastest go with the witness is no slower than the
+// fastest without; where it still is not, the cost is unknown, which is an error. Call it while no look is taken; Reset
+// forgets what it did.
 func (w *Witness) MeasureCost() (time.Duration, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -37,7 +40,7 @@ func (w *Witness) MeasureCost() (time.Duration, error) {
 		steps *= 2
 	}
 	without, with, looks := time.Duration(1<<62), time.Duration(1<<62), uint64(0)
-	for range costGoes {
+	for goes := 0; goes < costGoes || with <= without && goes < costMost; goes++ {
 		took, err := spinUnder(leader, steps)
 		if err != nil {
 			return 0, err
@@ -63,7 +66,11 @@ func (w *Witness) MeasureCost() (time.Duration, error) {
 	if looks == 0 {
 		return 0, errors.New("the witness did not look at a busy thread")
 	}
-	return max(with-without, 0) / time.Duration(looks), nil
+	cost := (with - without) / time.Duration(looks)
+	if cost <= 0 {
+		return 0, fmt.Errorf("work took %v at best under %d looks, and %v without", with, looks, without)
+	}
+	return cost, nil
 }
 
 func (w *Witness) hasJoined() bool {
