@@ -165,8 +165,8 @@ proxies:
 	if flow.keptFailed.Load()+flow.freshFailed.Load() > 0 {
 		t.Errorf("requests failed: %v", *flow.why.Load())
 	}
-	if n := flow.dialled.Load(); int(n) != l.connections {
-		t.Errorf("the client opened %d connections to keep, not %d", n, l.connections)
+	if n := flow.ended.Load(); n > 0 {
+		t.Errorf("the client's proxy ended %d of %d kept connections", n, flow.dialled.Load())
 	}
 	if lost > 0 {
 		t.Errorf("%d kept connections between the proxies ended", lost)
@@ -499,9 +499,9 @@ func (k *link) pass(from net.Conn, to string) {
 
 // flow is requests at a steady rate, on an absolute schedule.
 type flow struct {
-	kept, keptFailed, fresh, freshFailed, dialled atomic.Int64
-	why                                           atomic.Pointer[error]
-	stop                                          func()
+	kept, keptFailed, fresh, freshFailed, dialled, ended atomic.Int64
+	why                                                  atomic.Pointer[error]
+	stop                                                 func()
 }
 
 func newFlow(l load, kept, fresh string) *flow {
@@ -515,7 +515,8 @@ func newFlow(l load, kept, fresh string) *flow {
 			client := &http.Client{Transport: &http.Transport{
 				DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 					f.dialled.Add(1)
-					return dialer.DialContext(ctx, network, address)
+					conn, err := dialer.DialContext(ctx, network, address)
+					return &keptConn{Conn: conn, ended: &f.ended}, err
 				},
 			}}
 			defer client.CloseIdleConnections()
@@ -534,6 +535,28 @@ func newFlow(l load, kept, fresh string) *flow {
 		})
 	}
 	return f
+}
+
+// keptConn counts connections that the other side ends. The client may end some itself: http.Transport uses one no more
+// whose request was not known to be written within 50 ms, as where the machine stood still.
+type keptConn struct {
+	net.Conn
+	ended   *atomic.Int64
+	closing atomic.Bool
+	once    sync.Once
+}
+
+func (c *keptConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil && !c.closing.Load() {
+		c.once.Do(func() { c.ended.Add(1) })
+	}
+	return n, err
+}
+
+func (c *keptConn) Close() error {
+	c.closing.Store(true)
+	return c.Conn.Close()
 }
 
 // pace does one thing at a time, each when it is due, or as soon as the one before is done.
