@@ -232,15 +232,16 @@ func TestNodeFailures(t *testing.T) {
 				if held { // by what else this machine does
 					t.Logf("trial %d: %s", tr.Index, tr.Validity.Failed)
 				}
+				harmed := tr.Index == 0 && tr.Attempt == 0 // where others held the trial up as well, it is run again
 				for i, n := range tr.Nodes {
-					if busy := strings.Contains(n.Failed, "is too busy"); n.Failed != "" && !busy && (tr.Index != 0 || i != 1) {
+					if busy := strings.Contains(n.Failed, "is too busy"); n.Failed != "" && !busy && (!harmed || i != 1) {
 						t.Errorf("trial %d failed at %s too: %s", tr.Index, n.Name, n.Failed)
 					}
 				}
 				_, sum := tr.Metrics["events_generated"]
 				// Where this test was held up, the node is gone after the window, when clocks are compared once more.
 				silent := c.want == silence && strings.Contains(tr.Nodes[1].Failed, "its clock could not be read within")
-				if tr.Index == 0 && (!strings.Contains(tr.Nodes[1].Failed, c.want) && !silent || sum || tr.Metrics["nodes_failed"] < 1 && !held) {
+				if harmed && (!strings.Contains(tr.Nodes[1].Failed, c.want) && !silent || sum || tr.Metrics["nodes_failed"] < 1 && !held) {
 					t.Errorf("trial 0 at n02: %q, want %q; a sum over the nodes: %v", tr.Nodes[1].Failed, c.want, sum)
 				}
 			}
