@@ -94,6 +94,18 @@ func (d Dependence) Difference(pairs []Pair, seed uint64) Estimate {
 	return d.Widen(Difference(pairs, seed), Differences(pairs))
 }
 
+// At is the estimate of values in the order of blocks with an interval of a confidence, widened; lost further values at
+// minus and plus infinity widen it to WorstLo and WorstHi, which are infinite where there is no bound.
+func (d Dependence) At(xs []float64, lost int, confidence float64, seed uint64) (e Estimate, worstLo, worstHi float64) {
+	e = d.Widen(PseudoMedianAt(xs, confidence, seed), xs)
+	if !e.HasInterval {
+		return e, math.Inf(-1), math.Inf(1)
+	}
+	inflation := d.inflation(xs)
+	lo, hi, _ := WorstCaseAt(xs, lost, confidence, seed)
+	return e, widen(e.Value, lo, inflation), widen(e.Value, hi, inflation)
+}
+
 // WorstCase is WorstCase with its interval widened. Pairs are in the order of blocks.
 func (d Dependence) WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
 	value, inflation := Difference(pairs, seed).Value, d.inflation(Differences(pairs))
@@ -103,7 +115,7 @@ func (d Dependence) WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float
 
 // Ratio is Ratio with its interval widened, on the logarithms. Pairs are in the order of blocks.
 func (d Dependence) Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
-	logs, ok := logRatios(pairs)
+	logs, ok := LogRatios(pairs)
 	if !ok {
 		return Estimate{}, false
 	}

@@ -43,14 +43,16 @@ func Differences(pairs []Pair) []float64 {
 // Ratio estimates arm over baseline: Difference on the logarithms. It is false when a value is not above 0, since there
 // is no ratio then.
 func Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
-	logs, ok := logRatios(pairs)
+	logs, ok := LogRatios(pairs)
 	if !ok {
 		return Estimate{}, false
 	}
 	return exponentiated(PseudoMedian(logs, seed)), true
 }
 
-func logRatios(pairs []Pair) ([]float64, bool) {
+// LogRatios are the logarithms of arm over baseline of each pair. It is false where a value is not above 0, or there is
+// no pair.
+func LogRatios(pairs []Pair) ([]float64, bool) {
 	logs := make([]float64, len(pairs))
 	for i, p := range pairs {
 		if p.Base <= 0 || p.Arm <= 0 {
@@ -73,50 +75,56 @@ func exponentiated(e Estimate) Estimate {
 // included. Its interval is the exact signed-rank one up to 50 values and a seeded bootstrap above, to 300. The
 // signed-rank interval is closed and read off the sorted averages, so tied values and zeros need no correction: they
 // can only make it cover more than it says.
-func PseudoMedian(xs []float64, seed uint64) Estimate {
+func PseudoMedian(xs []float64, seed uint64) Estimate { return PseudoMedianAt(xs, Confidence, seed) }
+
+// PseudoMedianAt is PseudoMedian with an interval of another confidence. There is none below MinBlocksAt blocks.
+func PseudoMedianAt(xs []float64, confidence float64, seed uint64) Estimate {
 	e := Estimate{N: len(xs), Method: None}
 	if len(xs) == 0 || len(xs) > maxBootstrap {
-		return Median(xs)
+		return MedianAt(xs, confidence)
 	}
 	walsh := walshAverages(xs)
 	e.Value = middle(walsh, func(w walshAverage) float64 { return w.value })
 	switch {
-	case len(xs) < MinBlocks:
+	case len(xs) < MinBlocksAt(confidence):
 	case len(xs) <= maxExact:
-		k, confidence := signedRankDepth(len(xs))
+		k, reached := signedRankDepth(len(xs), confidence)
 		e.Lo, e.Hi = walsh[k].value, walsh[len(walsh)-1-k].value
-		e.HasInterval, e.Confidence, e.Method = true, confidence, SignedRank
+		e.HasInterval, e.Confidence, e.Method = true, reached, SignedRank
 	default:
-		e.Lo, e.Hi = bootstrap(walsh, len(xs), seed)
-		e.HasInterval, e.Confidence, e.Method = true, Confidence, Bootstrap
+		e.Lo, e.Hi = bootstrap(walsh, len(xs), confidence, seed)
+		e.HasInterval, e.Confidence, e.Method = true, confidence, Bootstrap
 	}
 	return e
 }
 
 // Median is the middle value, with the exact interval between two order statistics (the sign test). It asks nothing of
 // the shape of the values, so it suits the values of one arm, which are seldom symmetric.
-func Median(xs []float64) Estimate {
+func Median(xs []float64) Estimate { return MedianAt(xs, Confidence) }
+
+// MedianAt is Median with an interval of another confidence. There is none below MinBlocksAt blocks.
+func MedianAt(xs []float64, confidence float64) Estimate {
 	e := Estimate{N: len(xs), Method: None}
 	if len(xs) == 0 {
 		return e
 	}
 	sorted := slices.Sorted(slices.Values(xs))
 	e.Value = middle(sorted, func(x float64) float64 { return x })
-	if len(xs) < MinBlocks {
+	if len(xs) < MinBlocksAt(confidence) {
 		return e
 	}
 	n := len(xs)
 	signs := distuv.Binomial{N: float64(n), P: 0.5}
-	k, confidence := 0, 1-2*signs.CDF(0)
+	k, reached := 0, 1-2*signs.CDF(0)
 	for 2*(k+1) < n {
 		next := 1 - 2*signs.CDF(float64(k+1))
-		if next < Confidence {
+		if next < confidence {
 			break
 		}
-		k, confidence = k+1, next
+		k, reached = k+1, next
 	}
 	e.Lo, e.Hi = sorted[k], sorted[n-1-k]
-	e.HasInterval, e.Confidence, e.Method = true, confidence, OrderStatistics
+	e.HasInterval, e.Confidence, e.Method = true, reached, OrderStatistics
 	return e
 }
 
@@ -125,8 +133,12 @@ func Median(xs []float64) Estimate {
 // lies within: losses that depend on the value cannot make it miss. An end without a bound is infinite. There is no
 // interval where Difference has none.
 func WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
-	ds := Differences(pairs)
-	least := PseudoMedian(ds, seed)
+	return WorstCaseAt(Differences(pairs), lost, Confidence, seed)
+}
+
+// WorstCaseAt is WorstCase of differences, with an interval of another confidence.
+func WorstCaseAt(ds []float64, lost int, confidence float64, seed uint64) (lo, hi float64, ok bool) {
+	least := PseudoMedianAt(ds, confidence, seed)
 	if !least.HasInterval || lost <= 0 {
 		return least.Lo, least.Hi, least.HasInterval
 	}
@@ -135,7 +147,7 @@ func WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
 		for range lost {
 			all = append(all, v)
 		}
-		return PseudoMedian(all, seed)
+		return PseudoMedianAt(all, confidence, seed)
 	}
 	return with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, true
 }
@@ -187,10 +199,10 @@ func walshAverages(xs []float64) []walshAverage {
 	return ws
 }
 
-// signedRankDepth is how many averages to cut from each end so that the rest still covers at Confidence, and what it
-// covers: 1 - 2 P(W <= depth), with W the signed-rank statistic of n >= MinBlocks values, whose distribution is counted
-// out.
-func signedRankDepth(n int) (depth int, confidence float64) {
+// signedRankDepth is how many averages to cut from each end so that the rest still covers at a confidence, and what it
+// covers: 1 - 2 P(W <= depth), with W the signed-rank statistic of n >= MinBlocksAt values, whose distribution is
+// counted out.
+func signedRankDepth(n int, confidence float64) (depth int, reached float64) {
 	// p[w] is P(W = w): each rank r goes to W or not, with equal chance.
 	p := make([]float64, n*(n+1)/2+1)
 	p[0] = 1
@@ -203,16 +215,16 @@ func signedRankDepth(n int) (depth int, confidence float64) {
 		}
 	}
 	tail := p[0]
-	for tail+p[depth+1] <= (1-Confidence)/2 {
+	for tail+p[depth+1] <= (1-confidence)/2 {
 		depth++
 		tail += p[depth]
 	}
 	return depth, 1 - 2*tail
 }
 
-// bootstrap resamples blocks and gives the middle 95 % of the pseudo-medians. A resample only changes how often each
-// block, and so each pair of blocks, counts: the sorted averages serve all of them.
-func bootstrap(walsh []walshAverage, n int, seed uint64) (lo, hi float64) {
+// bootstrap resamples blocks and gives the middle of the pseudo-medians, the part that the confidence says. A resample
+// only changes how often each block, and so each pair of blocks, counts: the sorted averages serve all of them.
+func bootstrap(walsh []walshAverage, n int, confidence float64, seed uint64) (lo, hi float64) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	counts := make([]int, n)
 	centres := make([]float64, resamples)
@@ -236,7 +248,7 @@ func bootstrap(walsh []walshAverage, n int, seed uint64) (lo, hi float64) {
 		}
 	}
 	slices.Sort(centres)
-	cut := int((1 - Confidence) / 2 * resamples)
+	cut := int((1 - confidence) / 2 * resamples)
 	return centres[cut], centres[resamples-1-cut]
 }
 

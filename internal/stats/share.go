@@ -32,6 +32,11 @@ type Share struct {
 // never of fewer than there are trials: an infinite design effect assumes nothing, and bounds how many trials may have
 // any at all. The same from above where everything was in the part.
 func ClusteredShare(counts []Count, bursts float64) Share {
+	return ClusteredShareAt(counts, bursts, Confidence)
+}
+
+// ClusteredShareAt is ClusteredShare with an interval of another confidence.
+func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 	s := Share{DesignEffect: math.NaN()}
 	for _, c := range counts {
 		if c.Of > 0 {
@@ -46,7 +51,7 @@ func ClusteredShare(counts []Count, bursts float64) Share {
 	n, trials := float64(s.Samples), float64(s.Trials)
 	s.Value = float64(s.In) / n
 	s.HasInterval = s.Trials > 1
-	none := noneBound(max(trials, n/max(bursts, 1)))
+	none := noneBound(max(trials, n/max(bursts, 1)), confidence)
 	switch {
 	case !s.HasInterval:
 	case s.In == 0:
@@ -69,17 +74,17 @@ func ClusteredShare(counts []Count, bursts float64) Share {
 			}
 		}
 		s.DesignEffect = max(1, trials/(trials-1)*squares/(n*s.Value*(1-s.Value)))
-		t := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: float64(min(s.Trials-1, min(s.Some, others)+1))}.Quantile((1 + Confidence) / 2)
+		t := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: float64(min(s.Trials-1, min(s.Some, others)+1))}.Quantile((1 + confidence) / 2)
 		s.Lo, s.Hi = wilson(s.Value, n/s.DesignEffect, t)
 	}
 	return s
 }
 
 // NoneBound is the part of trials that may have something, at 95 %, when none of so many had.
-func NoneBound(trials int) float64 { return noneBound(float64(trials)) }
+func NoneBound(trials int) float64 { return noneBound(float64(trials), Confidence) }
 
-// noneBound is the largest probability at which none of n is seen in 5 % of cases.
-func noneBound(n float64) float64 { return 1 - math.Pow(1-Confidence, 1/n) }
+// noneBound is the largest probability at which none of n is seen in as many cases as the confidence leaves: 5 %.
+func noneBound(n, confidence float64) float64 { return 1 - math.Pow(1-confidence, 1/n) }
 
 // Bursts is the largest design effect of shares of one metric that had any in at least three trials: how many of what
 // the metric counts may come together. It is infinite where no share did, for nothing is known then.

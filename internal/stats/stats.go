@@ -6,12 +6,24 @@
 // figures and the reasons for each choice.
 package stats
 
+import "math"
+
 // Confidence is what every interval aims at. An exact method reaches it or a little more, and reports what it reached.
 const Confidence = 0.95
 
 // MinBlocks is the smallest number of blocks that carries a 95 % interval: the signed-rank and the sign test reach 96.9
 // % with six values, and only 93.8 % with five.
 const MinBlocks = 6
+
+// MinBlocksAt is the smallest number of blocks that carries an interval of a confidence: the signed-rank and the sign
+// test of n values reach 1 - 2^(1-n) at most.
+func MinBlocksAt(confidence float64) int {
+	n := 2
+	for 1-math.Exp2(float64(1-n)) < confidence {
+		n++
+	}
+	return n
+}
 
 // Method names how an interval was made.
 type Method string
