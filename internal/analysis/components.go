@@ -47,13 +47,8 @@ func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
 
 // ofComponent estimates one component, as if its values were all that the trials have.
 func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial) []Estimate {
-	own := slices.Clone(trials)
-	for i := range own {
-		own[i].Metrics, own[i].Counts, own[i].Loads = own[i].Components[name], nil, nil
-	}
 	of := &Summary{Partial: s.Partial}
-	t := newTable(run, own, of)
-	t.findSelection()
+	t := componentTable(name, run, trials, of)
 	dependences := t.dependences()
 	for _, at := range t.levels {
 		for _, metric := range t.metrics {
@@ -69,4 +64,15 @@ func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial
 		s.ComponentModels = append(s.ComponentModels, m)
 	}
 	return of.Estimates
+}
+
+// componentTable is the table of one component, as if its values were all that the trials have.
+func componentTable(name string, run record.Run, trials []record.Trial, s *Summary) *table {
+	own := slices.Clone(trials)
+	for i := range own {
+		own[i].Metrics, own[i].Counts, own[i].Loads = own[i].Components[name], nil, nil
+	}
+	t := newTable(run, own, s)
+	t.findSelection()
+	return t
 }

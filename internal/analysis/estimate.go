@@ -204,18 +204,22 @@ func finite(v float64) *float64 {
 func (t *table) dependences() map[string]stats.Dependence {
 	all := map[string]stats.Dependence{}
 	for _, metric := range t.metrics {
-		var series [][]float64
-		for _, at := range t.levels {
-			for _, arm := range t.arms {
-				if arm == record.Direct {
-					continue
-				}
-				series = append(series, stats.Differences(t.pairs(at, arm, metric)))
-			}
-		}
-		all[metric] = stats.LearnDependence(series...)
+		all[metric] = t.dependence(metric, stats.Differences)
 	}
 	return all
+}
+
+// dependence is that of one metric, of what is made of the pairs of each arm at each level.
+func (t *table) dependence(metric string, of func([]stats.Pair) []float64) stats.Dependence {
+	var series [][]float64
+	for _, at := range t.levels {
+		for _, arm := range t.arms {
+			if arm != record.Direct {
+				series = append(series, of(t.pairs(at, arm, metric)))
+			}
+		}
+	}
+	return stats.LearnDependence(series...)
 }
 
 // strongDependence is the lag-1 autocorrelation from which widened intervals fall short of 93 % in simulations, by up

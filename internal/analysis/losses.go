@@ -46,6 +46,24 @@ func (t *table) lostPairs(at factors, arm, metric string) (stand []int, lost, wh
 	return stand, lost, whole
 }
 
+// keptValues are the values of an arm that stand in the worst case, and how many are lost. As in lostPairs, a block
+// that all arms lost to others counts as one that was not run.
+func (t *table) keptValues(at factors, arm, metric string) (kept []float64, lost int) {
+	level := at.key()
+	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
+	twin := t.fates(pool{level, record.AA, metric})
+	selected := t.selected[armMetric{arm, metric}]
+	for _, block := range slices.Sorted(maps.Keys(of)) {
+		switch f := of[block]; {
+		case f.told && !(selected && f.again):
+			kept = append(kept, t.cells[cell{level, arm, block}].metrics[metric])
+		case selected || !f.others || !base[block].others || !twin[block].others:
+			lost++
+		}
+	}
+	return kept, lost
+}
+
 // findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all
 // levels (Fisher's exact test, one-sided). A gate that the subject itself trips more often leaves the trials in which
 // it was fast.

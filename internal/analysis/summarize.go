@@ -64,7 +64,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.Models = append(s.Models, fitModels(t)...)
 	s.judge(run, t)
 	s.answer(run, t)
-	return s, nil
+	return s, s.assert(run, trials, t)
 }
 
 // table holds the values that stand, and what was lost.

@@ -25,20 +25,22 @@ type Summary struct {
 	MDE            []MDE      `json:"mde"`
 	Models         []Model    `json:"models"`
 	// ComponentModels are the same of components of subjects, each with its name.
-	ComponentModels []Model           `json:"component_models,omitempty"`
-	Losses          []Loss            `json:"losses"`
-	Disturbed       []Disturbed       `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
-	Workloads       []Workload        `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
-	Placements      []Placement       `json:"placements,omitempty"` // who is charged for what ran, where guests tell
-	Answers         []Answer          `json:"answers"`
-	Missing         []Missing         `json:"missing"` // metrics that were withheld, and why
-	Trials          Trials            `json:"trials"`
-	Self            Self              `json:"self"`
-	Absent          map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
-	Warnings        []string          `json:"warnings"`
-	Phrases         []record.Phrase   `json:"phrases,omitempty"`      // how levels read in sentences
-	Stopped         string            `json:"stopped,omitempty"`      // why a run ended that has no number of blocks of its own
-	NotRepeated     string            `json:"not_repeated,omitempty"` // spoiled trials that were not run again
+	ComponentModels []Model     `json:"component_models,omitempty"`
+	Losses          []Loss      `json:"losses"`
+	Disturbed       []Disturbed `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
+	Workloads       []Workload  `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
+	Placements      []Placement `json:"placements,omitempty"` // who is charged for what ran, where guests tell
+	Answers         []Answer    `json:"answers"`
+	// Verdicts are what became of the assertions of the run, in their order.
+	Verdicts    []Verdict         `json:"verdicts,omitempty"`
+	Missing     []Missing         `json:"missing"` // metrics that were withheld, and why
+	Trials      Trials            `json:"trials"`
+	Self        Self              `json:"self"`
+	Absent      map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
+	Warnings    []string          `json:"warnings"`
+	Phrases     []record.Phrase   `json:"phrases,omitempty"`      // how levels read in sentences
+	Stopped     string            `json:"stopped,omitempty"`      // why a run ended that has no number of blocks of its own
+	NotRepeated string            `json:"not_repeated,omitempty"` // spoiled trials that were not run again
 }
 
 // Missing is a metric of an arm at a level that the run cannot tell: too many of its trials were lost. There may be an

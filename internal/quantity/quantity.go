@@ -4,9 +4,11 @@
 package quantity
 
 import (
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // The units that the names of metrics end in. Others follow from these, as in "seconds per connection".
@@ -214,4 +216,14 @@ func Counted(n int, thing string) string {
 		return "1 " + thing
 	}
 	return strconv.Itoa(n) + " " + thing + "s"
+}
+
+// Wait is a time in seconds for a person who waits: "40 s", "3 min 05 s".
+func Wait(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second))
+	if d < time.Minute {
+		return fmt.Sprintf("%d s", int(d.Round(time.Second).Seconds()))
+	}
+	d = d.Round(5 * time.Second)
+	return fmt.Sprintf("%d min %02d s", int(d.Minutes()), int(d.Seconds())%60)
 }

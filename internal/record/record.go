@@ -72,6 +72,9 @@ type Run struct {
 	Until     float64    `json:"until_seconds,omitempty"`
 	Stopped   string     `json:"stopped,omitempty"`
 
+	// Assert are the assertions that the run is held against, in their canonical form.
+	Assert []string `json:"assert,omitempty"`
+
 	// NotRepeated says how many spoiled trials were not run again because further attempts had been in vain; empty
 	// where that was none.
 	NotRepeated string `json:"not_repeated,omitempty"`

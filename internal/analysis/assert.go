@@ -1,0 +1,475 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"tare/internal/assertion"
+	"tare/internal/quantity"
+	"tare/internal/record"
+	"tare/internal/stats"
+)
+
+// Verdict is the result of one assertion: that of its checks of which the least can be said for it.
+type Verdict struct {
+	Assertion string  `json:"assertion"`
+	Result    Result  `json:"result"`
+	Checks    []Check `json:"checks"` // by level and arm
+}
+
+// Result is whether an assertion holds.
+type Result string
+
+// The results. An assertion that is undecided neither holds nor fails: the interval contains its bound, or what it is
+// of was not measured.
+const (
+	Holds     Result = "holds"
+	Fails     Result = "fails"
+	Undecided Result = "undecided"
+)
+
+// Check is one assertion of one arm at one level. Value and its interval are of what the bound is of: the metric, its
+// difference to the baseline, or the change from the baseline as a part of it. They are null where there is none; an
+// assertion with == has no interval, for it is of every trial.
+type Check struct {
+	Metric     string            `json:"metric"`
+	Arm        string            `json:"arm"`
+	Component  string            `json:"component,omitempty"`
+	Factors    map[string]string `json:"factors"`
+	Result     Result            `json:"result"`
+	Against    assertion.Against `json:"against"` // value, difference or change
+	Unit       string            `json:"unit"`    // of Value and Bound; a change is a part
+	Bound      float64           `json:"bound"`
+	Value      *float64          `json:"value"`
+	Lo         *float64          `json:"lo"`
+	Hi         *float64          `json:"hi"`
+	Confidence float64           `json:"confidence,omitempty"`
+	N          int               `json:"n"`                      // blocks, or trials of ==
+	Lost       int               `json:"lost,omitempty"`         // further blocks without a value, taken at their worst
+	Why        string            `json:"why,omitempty"`          // it is undecided, or what to know of it
+	Blocks     int               `json:"blocks,omitempty"`       // in all, that would decide it in 8 of 10 runs, if the value and the noise stay
+	Seconds    float64           `json:"more_seconds,omitempty"` // that the further ones would take
+}
+
+// Result is that of all assertions together: Fails where one fails, else Undecided where one is. It is Holds where
+// there are none.
+func (s *Summary) Result() Result {
+	results := make([]Result, len(s.Verdicts))
+	for i, v := range s.Verdicts {
+		results[i] = v.Result
+	}
+	return worst(results)
+}
+
+func worst(results []Result) Result {
+	for _, r := range []Result{Fails, Undecided} {
+		if slices.Contains(results, r) {
+			return r
+		}
+	}
+	return Holds
+}
+
+// Decided reports whether a run that goes on until its assertions are decided may end, and what is undecided otherwise.
+// It may only at the looks of stats.MayDecide, whose number the confidence of the intervals pays for.
+func Decided(run record.Run, trials []record.Trial) (bool, string, error) {
+	if !stats.MayDecide(run.Blocks) {
+		return false, "", nil
+	}
+	s, err := Summarize(run, trials)
+	if err != nil {
+		return false, "", err
+	}
+	var open []string
+	for _, v := range s.Verdicts {
+		if v.Result == Undecided {
+			open = append(open, v.Assertion)
+		}
+	}
+	if len(open) == 0 {
+		return true, "", nil
+	}
+	return false, "undecided: " + strings.Join(open, ", "), nil
+}
+
+// asserter holds a run against its assertions.
+type asserter struct {
+	*Summary
+	run        record.Run
+	trials     []record.Trial
+	whole      *table
+	components map[string]*table
+	confidence float64
+	perBlock   float64 // seconds that a block takes
+}
+
+// assert adds the verdicts.
+func (s *Summary) assert(run record.Run, trials []record.Trial, t *table) error {
+	a := asserter{
+		Summary: s, run: run, trials: trials, whole: t, components: map[string]*table{}, confidence: stats.Confidence,
+		perBlock: secondsPerBlock(trials),
+	}
+	if run.Open() {
+		// It was, or may have been, ended by a look at this.
+		a.confidence = stats.SequentialConfidence
+	}
+	if n := len(run.Assert); n > assertion.Most {
+		return fmt.Errorf("run %q has %d assertions, and %d are allowed", run.ID, n, assertion.Most)
+	}
+	for _, text := range run.Assert {
+		asserted, err := assertion.Parse(text)
+		if err != nil {
+			return fmt.Errorf("the assertion %q of run %q %w", text, run.ID, err)
+		}
+		s.Verdicts = append(s.Verdicts, a.verdict(asserted))
+	}
+	if len(run.Assert) > 0 && run.Open() {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the run goes on until its assertions are decided, so verdicts rest on "+
+			"intervals of %.1f %% at each look; the other intervals of what was asserted cover less than they say",
+			100*a.confidence))
+	}
+	return nil
+}
+
+// secondsPerBlock is how long a block takes; 0 where that is not known.
+func secondsPerBlock(trials []record.Trial) float64 {
+	blocks := map[int]bool{}
+	for _, t := range trials {
+		blocks[t.Block] = true
+	}
+	if len(trials) == 0 {
+		return 0
+	}
+	return max(0, trials[len(trials)-1].Ended.Sub(trials[0].Started).Seconds()) / float64(len(blocks))
+}
+
+// place is an arm at a level.
+type place struct {
+	arm string
+	at  factors
+}
+
+// places are where an assertion is checked: at every level and arm of the plan that it names, or that it leaves open.
+func (a *asserter) places(of assertion.Assertion) []place {
+	arms := askedArms(a.run, a.whole)
+	if of.Arm != "" {
+		arms = []string{of.Arm}
+	}
+	seen := map[levelArm]bool{}
+	var all []place
+	add := func(arm string, at factors) {
+		if at == nil {
+			at = factors{}
+		}
+		if k := (levelArm{at.key(), arm}); slices.Contains(arms, arm) && !seen[k] && contains(at, of.Level) {
+			seen[k] = true
+			all = append(all, place{arm, at})
+		}
+	}
+	for _, p := range a.run.Plan {
+		add(p.Arm, p.Factors)
+	}
+	for _, t := range a.trials { // of a record without a plan
+		add(t.Arm, t.Factors)
+	}
+	slices.SortStableFunc(all, func(x, y place) int {
+		return cmp.Or(compareFactors(x.at, y.at), CompareArms(x.arm, y.arm))
+	})
+	return all
+}
+
+// contains reports whether a level has what is asked for of it; numbers may be written otherwise.
+func contains(at factors, asked map[string]string) bool {
+	for name, level := range asked {
+		has, is := at[name]
+		x, okX := LevelNumber(has)
+		y, okY := LevelNumber(level)
+		if !is || has != level && !(okX && okY && x == y) {
+			return false
+		}
+	}
+	return true
+}
+
+// verdict holds the run against one assertion.
+func (a *asserter) verdict(of assertion.Assertion) Verdict {
+	v := Verdict{Assertion: of.String(), Checks: []Check{}}
+	t := a.tableOf(of.Component)
+	var results []Result
+	for _, p := range a.places(of) {
+		if !a.concerns(t, of, p.at) {
+			continue
+		}
+		c := a.check(t, of, p)
+		v.Checks, results = append(v.Checks, c), append(results, c.Result)
+	}
+	if v.Result = worst(results); len(v.Checks) == 0 {
+		v.Result = Undecided
+	}
+	return v
+}
+
+func (a *asserter) tableOf(component string) *table {
+	if component == "" {
+		return a.whole
+	}
+	if a.components[component] == nil {
+		a.components[component] = componentTable(component, a.run, a.trials, &Summary{})
+	}
+	return a.components[component]
+}
+
+// concerns reports whether a metric is one of a level at all: some arm has it there, or lost it, or has nothing there.
+// Where the levels of a factor are different loads, each has metrics of its own.
+func (a *asserter) concerns(t *table, of assertion.Assertion, at factors) bool {
+	if !t.has[of.Metric] {
+		return true // nowhere: that is said of every level
+	}
+	told := false
+	for place, outcomes := range t.outcomes {
+		if place.level != at.key() {
+			continue
+		}
+		for _, o := range outcomes {
+			if _, has := o.fates[of.Metric]; has {
+				return true
+			}
+			told = told || len(o.fates) > 0
+		}
+	}
+	return !told
+}
+
+// check holds an arm at a level against an assertion.
+func (a *asserter) check(t *table, of assertion.Assertion, p place) Check {
+	c := Check{
+		Metric: of.Metric, Arm: p.arm, Component: of.Component, Factors: p.at, Result: Undecided, Against: of.Against,
+		Unit: t.defined.Of(of.Metric).Unit, Bound: of.Bound,
+	}
+	if of.Against == assertion.Change {
+		c.Unit = quantity.Part
+	}
+	key := pool{p.at.key(), p.arm, of.Metric}
+	lost := t.losses(key)
+	if n := len(t.outcomes[levelArm{key.level, key.arm}]); len(lost) > 0 && float64(len(lost)) > invalidLimit(a.run.Spec)*float64(n) {
+		m := t.missing(key, p.at, lost)
+		c.Why = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.because())
+		return c
+	}
+	switch {
+	case of.Op == assertion.Equal:
+		a.exact(t, of, p, &c)
+	case t.pools[key] != nil:
+		a.pooled(t, of, p, &c)
+	default:
+		a.measured(t, of, p, &c)
+	}
+	return c
+}
+
+// exact holds each trial against a bound with ==. That it fails was seen; that it holds is said of what was seen alone.
+func (a *asserter) exact(t *table, of assertion.Assertion, p place, c *Check) {
+	values := t.column(p.at, p.arm, of.Metric)
+	c.N = len(values)
+	broken := 0
+	for _, v := range values {
+		if !of.Keeps(v) {
+			broken++
+			if c.Value == nil || math.Abs(v-of.Bound) > math.Abs(*c.Value-of.Bound) {
+				c.Value = &v
+			}
+		}
+	}
+	switch {
+	case broken > 0:
+		c.Result, c.Why = Fails, fmt.Sprintf("in %d of %s", broken, quantity.Counted(c.N, "trial"))
+	case c.N < stats.MinBlocks:
+		c.need(stats.MinBlocks, a.perBlock)
+		c.Why = notMeasured(c.N)
+	default:
+		c.Result, c.Value = Holds, &of.Bound
+		c.Why = fmt.Sprintf("in all %d trials; fewer than %s of such trials break it, at 95 %%", c.N,
+			quantity.Rough(stats.NoneBound(c.N), quantity.Part))
+	}
+}
+
+// pooled holds a part of counts, which are added up over trials, against a bound.
+func (a *asserter) pooled(t *table, of assertion.Assertion, p place, c *Check) {
+	share := func(arm string) stats.Share {
+		var all []stats.Share
+		for key, counts := range t.pools {
+			if key.metric == of.Metric {
+				all = append(all, stats.ClusteredShareAt(byBlock(counts), math.Inf(1), a.confidence))
+			}
+		}
+		key := pool{p.at.key(), arm, of.Metric}
+		return stats.ClusteredShareAt(byBlock(t.pools[key]), stats.Bursts(all...), a.confidence)
+	}
+	mine := share(p.arm)
+	e := stats.Estimate{
+		Value: mine.Value, Lo: mine.Lo, Hi: mine.Hi, HasInterval: mine.HasInterval && mine.Samples >= minPooled, N: mine.Trials,
+	}
+	if of.Against != assertion.Value {
+		e = stats.ShareDifference(share(record.Direct), mine)
+	}
+	e.Confidence = a.confidence
+	a.decide(of, e, e.Lo, e.Hi, 0, c)
+}
+
+// measured holds a value of each trial against a bound: the median of the arm, or the pseudo-median of its differences
+// to the baseline, or of its changes from it, within blocks.
+func (a *asserter) measured(t *table, of assertion.Assertion, p place, c *Check) {
+	if of.Against == assertion.Value {
+		e, lo, hi, lost := a.median(t, of.Metric, p)
+		a.decide(of, e, lo, hi, lost, c)
+		return
+	}
+	e, lo, hi, lost, ok := a.compared(t, of, p)
+	if !ok {
+		c.N, c.Why = e.N, "a change from the baseline is not known where a value is 0"
+		return
+	}
+	a.decide(of, e, lo, hi, lost, c)
+	if c.Result != Fails || p.arm == record.AA || !of.Keeps(0) {
+		return
+	}
+	// An assertion that the baseline itself breaks under another name says nothing of the arm.
+	twin, lo, hi, _, ok := a.compared(t, of, place{record.AA, p.at})
+	if control := (Check{}); ok && twin.HasInterval {
+		if a.decide(of, twin, lo, hi, 0, &control); control.Result == Fails {
+			c.Result, c.Why = Undecided, "the A/A twin, which is the baseline again, breaks it as well: the machine was not steady"
+		}
+	}
+}
+
+// median is the median of an arm, with the interval in which it lies whatever the blocks without a value would have
+// been.
+func (a *asserter) median(t *table, metric string, p place) (e stats.Estimate, lo, hi float64, lost int) {
+	e = stats.MedianAt(t.column(p.at, p.arm, metric), a.confidence)
+	kept, lost := t.keptValues(p.at, p.arm, metric)
+	if lost == 0 || !e.HasInterval {
+		return e, e.Lo, e.Hi, lost
+	}
+	with := func(v float64) stats.Estimate {
+		return stats.MedianAt(append(slices.Clone(kept), slices.Repeat([]float64{v}, lost)...), a.confidence)
+	}
+	return e, with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, lost
+}
+
+// compared is an arm beside its baseline: the difference, or the change from it, with the interval in which it lies
+// whatever the blocks without a value would have been. It is false where there is no change, for a value is not above
+// 0.
+func (a *asserter) compared(t *table, of assertion.Assertion, p place) (e stats.Estimate, lo, hi float64, lost int,
+	ok bool,
+) {
+	made := stats.Differences
+	back := func(v float64) float64 { return v }
+	if of.Against == assertion.Change {
+		made = func(pairs []stats.Pair) []float64 { logs, _ := stats.LogRatios(pairs); return logs }
+		back = math.Expm1
+	}
+	pairs := t.pairs(p.at, p.arm, of.Metric)
+	if of.Against == assertion.Change {
+		if _, ok := stats.LogRatios(pairs); !ok {
+			return stats.Estimate{N: len(pairs)}, 0, 0, 0, len(pairs) == 0
+		}
+	}
+	dependence := t.dependence(of.Metric, made)
+	stand, lost, whole := t.lostPairs(p.at, p.arm, of.Metric)
+	lost -= whole
+	e, _, _ = dependence.At(made(pairs), 0, a.confidence, a.run.Seed)
+	lo, hi = e.Lo, e.Hi
+	if lost > 0 && e.HasInterval {
+		kept, worstLo, worstHi := dependence.At(made(t.pairsOf(p.at, p.arm, of.Metric, stand)), lost, a.confidence, a.run.Seed)
+		if lo, hi = worstLo, worstHi; !kept.HasInterval {
+			lo, hi = math.Inf(-1), math.Inf(1)
+		}
+	}
+	e.Value, e.Lo, e.Hi = back(e.Value), back(e.Lo), back(e.Hi)
+	return e, back(lo), back(hi), lost, true
+}
+
+// decide says on which side of the bound all of an interval lies. lo and hi are its ends where lost blocks are taken at
+// their worst.
+func (a *asserter) decide(of assertion.Assertion, e stats.Estimate, lo, hi float64, lost int, c *Check) {
+	if c.N = e.N; e.N > 0 {
+		c.Value = finite(e.Value)
+	}
+	if !e.HasInterval {
+		c.need(stats.MinBlocksAt(a.confidence), a.perBlock)
+		c.Why = notMeasured(e.N)
+		return
+	}
+	c.Lo, c.Hi, c.Confidence, c.Lost = finite(e.Lo), finite(e.Hi), e.Confidence, lost
+	best, worst, half := lo, hi, e.Hi-e.Value
+	if !of.Op.Upper() {
+		best, worst, half = hi, lo, e.Value-e.Lo
+	}
+	if !of.Keeps(e.Value) {
+		half = e.Hi - e.Lo - half
+	}
+	switch {
+	case of.Keeps(worst):
+		c.Result = Holds
+	case !of.Keeps(best):
+		c.Result = Fails
+	default:
+		if c.Why = "its interval contains the bound"; e.Lo > of.Bound || e.Hi < of.Bound {
+			c.Why = fmt.Sprintf("the %s without a value could change the verdict", blocks(lost))
+		}
+		if n, ok := stats.BlocksToDecide(e.N, half, math.Abs(e.Value-of.Bound)); ok {
+			c.need(n, a.perBlock)
+		}
+	}
+}
+
+// need says how many blocks it would take.
+func (c *Check) need(blocks int, perBlock float64) {
+	c.Blocks, c.Seconds = blocks, math.Round(float64(max(blocks-c.N, 0))*perBlock)
+}
+
+// notMeasured says that there are too few blocks for a verdict.
+func notMeasured(n int) string {
+	if n == 0 {
+		return "it was not measured"
+	}
+	return "too few: " + blocks(n)
+}
+
+// Seen words what a check has seen: "+2.1 % [+0.8, +3.5]".
+func (c *Check) Seen() string {
+	switch {
+	case c.Value == nil:
+		return "-"
+	case c.Lo != nil && c.Hi != nil && c.Against == assertion.Value:
+		return quantity.Interval(*c.Value, *c.Lo, *c.Hi, c.Unit)
+	case c.Lo != nil && c.Hi != nil:
+		return quantity.Delta(*c.Value, *c.Lo, *c.Hi, c.Unit)
+	case c.Against != assertion.Value:
+		return quantity.DeltaValue(*c.Value, c.Unit)
+	}
+	return quantity.Value(*c.Value, c.Unit)
+}
+
+// Place words which arm at which level a check is of: "proxy client, at rate 1000".
+func (s *Summary) Place(c *Check) string {
+	text := strings.TrimSpace(s.ArmName(c.Arm) + " " + c.Component)
+	if len(c.Factors) > 0 {
+		text += ", " + s.At(c.Factors)
+	}
+	return text
+}
+
+// Advice says what would decide an undecided check; empty where nothing is known to.
+func (c *Check) Advice() string {
+	switch {
+	case c.Result != Undecided || c.Blocks == 0:
+		return ""
+	case c.Seconds > 0:
+		return fmt.Sprintf("about %d blocks would decide it (%s more)", c.Blocks, quantity.Wait(c.Seconds))
+	}
+	return fmt.Sprintf("about %d blocks would decide it", c.Blocks)
+}
