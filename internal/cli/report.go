@@ -14,9 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/analysis"
+	"tare/internal/assertion"
+	"tare/internal/engine"
 	"tare/internal/fault"
 	"tare/internal/measured"
 	"tare/internal/metric"
+	"tare/internal/near"
 	"tare/internal/record"
 	"tare/internal/report"
 )
@@ -24,10 +27,10 @@ import (
 func init() { register(newReport) }
 
 // reportFormats are the forms of a report, in the order of the help.
-var reportFormats = []string{"html", "md", "text", "json", "bench"}
+var reportFormats = []string{"html", "md", "text", "json", "bench", "junit", "github"}
 
 func newReport() *cobra.Command {
-	var formats []string
+	var formats, asserted []string
 	var out string
 	c := &cobra.Command{
 		Use:   "report DIR",
@@ -35,13 +38,18 @@ func newReport() *cobra.Command {
 		Long: `Read a run directory again and report on it. The report is made from the trials, not from the summary that the run left.
 
 Formats: html (one page with charts, which needs no network and no other file), text (for a terminal), md (Markdown),
-json (the summary, schema ` + analysis.Schema + `) and bench (the Go benchmark format, one line per valid trial, which
-benchstat reads). Several formats, separated by commas, are written one after another.
+json (the summary, schema ` + analysis.Schema + `), bench (the Go benchmark format, one line per valid trial, which
+benchstat reads), junit (the verdicts of assertions as JUnit XML) and github (the same as annotations of GitHub
+Actions). Several formats, separated by commas, are written one after another.
 
-An invalid run is reported as invalid; the exit code is still 0, since the report was made.`,
+An invalid run is reported as invalid; the exit code is still 0, since the report was made. With --assert the run is
+held against these assertions as well, and the exit code is that of 'tare run': 5 where one fails, 4 where one is
+undecided or the run is invalid.`,
 		Example: `  tare report tare-run-quickstart-20260102-030405
   tare report DIR --format html -o report.html
   tare report DIR --format md > report.md
+  tare report DIR --format junit -o tare.xml
+  tare report DIR --assert 'memory_hard_bytes <= 50MB'
   tare report DIR --format bench > run.txt && benchstat -col /arm run.txt`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -55,42 +63,68 @@ An invalid run is reported as invalid; the exit code is still 0, since the repor
 					return fault.New(fault.Usage, "--format "+f, "choose from "+strings.Join(reportFormats, ", "), "no such format")
 				}
 			}
+			s, err := (*analysis.Summary)(nil), error(nil)
 			if out == "" {
-				return writeReport(cmd.OutOrStdout(), args[0], formats)
+				s, err = writeReport(cmd.OutOrStdout(), args[0], formats, asserted)
+			} else {
+				s, err = writeReportFile(out, args[0], formats, asserted)
 			}
-			return writeReportFile(out, args[0], formats)
+			if err != nil || len(asserted) == 0 {
+				return err
+			}
+			return concluded(args[0], s)
 		},
 	}
 	c.Flags().StringSliceVar(&formats, "format", []string{"text"}, strings.Join(reportFormats, ", ")+"; several with commas")
+	c.Flags().StringArrayVar(&asserted, "assert", nil,
+		"budget that the run is held against, beside its own, such as 'memory_hard_bytes <= 50MB'; may be repeated")
 	c.Flags().StringVarP(&out, "output", "o", "", "file to write instead of standard output")
 	return c
 }
 
 // writeReportFile writes the report to a file, which an error leaves as it was.
-func writeReportFile(path, dir string, formats []string) error {
+func writeReportFile(path, dir string, formats, asserted []string) (*analysis.Summary, error) {
 	var b bytes.Buffer
-	if err := writeReport(&b, dir, formats); err != nil {
-		return err
+	s, err := writeReport(&b, dir, formats, asserted)
+	if err != nil {
+		return nil, err
 	}
 	if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
-		return fault.Wrap(err, fault.Machine, path, "make room, or name another file with -o", "cannot write the report")
+		return nil, fault.Wrap(err, fault.Machine, path, "make room, or name another file with -o", "cannot write the report")
+	}
+	return s, nil
+}
+
+// assert adds assertions to those of a run.
+func assert(run *record.Run, texts []string) error {
+	for _, text := range texts {
+		a, err := engine.ParseAssertion(text, run.Metrics)
+		if err != nil {
+			return fault.New(fault.Usage, "--assert", assertion.Hint, "%q %s", near.ClipTo(text, 80), err)
+		}
+		if !slices.Contains(run.Assert, a.String()) {
+			run.Assert = append(run.Assert, a.String())
+		}
 	}
 	return nil
 }
 
-func writeReport(w io.Writer, dir string, formats []string) error {
+func writeReport(w io.Writer, dir string, formats, asserted []string) (*analysis.Summary, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-		return fault.New(fault.Usage, dir, "name the directory that it is in: tare report "+filepath.Dir(dir), "this is a file, not a run directory")
+		return nil, fault.New(fault.Usage, dir, "name the directory that it is in: tare report "+filepath.Dir(dir), "this is a file, not a run directory")
 	}
 	c, err := record.Read(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// What an earlier version could not say of its metrics holds of them as it does today.
 	c.Run.Metrics = metric.Complete(c.Run.Metrics, measured.Definitions())
+	if err := assert(&c.Run, asserted); err != nil {
+		return nil, err
+	}
 	s, err := analysis.Summarize(c.Run, c.Trials)
 	if err != nil {
-		return fmt.Errorf("reporting on %s: %w", dir, err)
+		return nil, fmt.Errorf("reporting on %s: %w", dir, err)
 	}
 	s.Warnings = append(s.Warnings, c.Warnings...)
 	for _, f := range formats {
@@ -105,12 +139,16 @@ func writeReport(w io.Writer, dir string, formats []string) error {
 			err = report.JSON(w, s)
 		case "bench":
 			err = report.Bench(w, c.Run, c.Trials)
+		case "junit":
+			err = report.JUnit(w, s, c.Run, c.Trials)
+		case "github":
+			err = report.Annotations(w, s)
 		}
 		if err != nil {
-			return fmt.Errorf("reporting on %s: %w", dir, err)
+			return nil, fmt.Errorf("reporting on %s: %w", dir, err)
 		}
 	}
-	return nil
+	return s, nil
 }
 
 // textOptions suit what w is: colours and the width of the window on a terminal, plain text elsewhere or when NO_COLOR

@@ -153,3 +153,30 @@ func TestReportErrors(t *testing.T) {
 		}
 	}
 }
+
+// With --assert the exit code says what came of it, and the report is written all the same.
+func TestReportAsserts(t *testing.T) {
+	dir := writeRun(t, 24)
+	for text, want := range map[string]fault.Code{
+		"map_bytes <= 2MB":                  fault.OK,
+		"map_bytes <= 1MB":                  fault.Exceeded,
+		"cpu_seconds_per_connection <= +0%": fault.Invalid,
+		"nothing_bytes <= 2MB":              fault.Usage,
+		"map_bytes":                         fault.Usage,
+	} {
+		out, err := runReport(dir, "--assert", text)
+		if fault.CodeOf(err) != want || want != fault.Usage && !strings.Contains(out, text) {
+			t.Errorf("%s: %v, want code %d:\n%s", text, err, want, out)
+		}
+		if err != nil && fault.MendOf(err) == "" {
+			t.Errorf("%s: no hint with %v", text, err)
+		}
+	}
+	if _, err := runReport(dir, "--assert", "map_bytes <= 2MB", "--assert", "map_bytes <= 1MB", "--format", "junit"); fault.CodeOf(err) != fault.Exceeded {
+		t.Errorf("one of two fails: %v", err)
+	}
+	partial := writeRun(t, 3)
+	if _, err := runReport(partial, "--assert", "map_bytes <= 2MB"); fault.CodeOf(err) != fault.Invalid {
+		t.Errorf("of too few trials: %v", err)
+	}
+}

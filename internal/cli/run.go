@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,11 +67,16 @@ With --precision the run goes on, in whole blocks, until intervals are this narr
 value, or for a difference as a part of the baseline's value. With --until alone it goes on until the time is up.
 Neither looks at whether a difference is resolved.
 
+--assert sets a budget: METRIC <= BOUND, or <, >=, >, ==. A bound with a sign is one of the difference to the baseline.
+In braces it names an arm, a component or a level: 'memory_hard_bytes{component=agent} <= 50MB'. Each holds, fails (exit
+code 5) or is undecided (exit code 4), by its interval; with --until the run goes on until all are decided.
+
 Ctrl-C ends the run early: the trial under way is taken down, what was measured is kept and reported as partial, and the
 exit code is 4.`,
 		Example: `  tare run quickstart
   tare run quickstart --blocks 12 --set rate=500,1000,2000
   tare run quickstart --precision 5% --until 20m
+  tare run quickstart --assert 'bpf_seconds_per_connection <= 5us' --until 10m
   tare run my-experiment.yaml --quick --out /tmp/my-run`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -112,6 +118,8 @@ func (f *runFlags) registerLength(fs *pflag.FlagSet) {
 		"run until intervals are this narrow, such as 5%, instead of for the spec's blocks")
 	fs.DurationVar(&f.overrides.Until, "until", 0,
 		"begin no block after this time, such as 10m; with --precision the default is 30m")
+	fs.StringArrayVar(&f.overrides.Assert, "assert", nil,
+		"budget that decides the exit code, such as 'memory_hard_bytes <= 50MB' or 'latency_p99_seconds <= +10%'; may be repeated")
 	fs.Uint64Var(&f.seed, "seed", 0,
 		"seed of the order of trials and of the arrivals; default: a new one, which is recorded")
 }
@@ -227,7 +235,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 		machine.Nodes, machine.NodeShare = gathered, nodeShare(nodes)
 	}
 	runner := &engine.Runner{Machine: machine, Spec: s, Record: &r, Writer: w, Progress: p.say, Enough: func(trials []record.Trial) (bool, string) {
-		enough, why, err := analysis.Enough(r, trials)
+		enough, why, err := enough(r, trials)
 		if err != nil {
 			return false, err.Error()
 		}
@@ -236,6 +244,26 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	trials, runErr := runner.Run(ctx)
 	p.done()
 	return conclude(out, w, r, trials, runErr, f.json)
+}
+
+// enough reports whether a run without a number of blocks may end, and why, or what is missing.
+func enough(r record.Run, trials []record.Trial) (bool, string, error) {
+	var reached []string
+	if r.Precision != nil {
+		precise, why, err := analysis.Enough(r, trials)
+		if err != nil || !precise {
+			return false, why, err
+		}
+		reached = append(reached, "precise")
+	}
+	if len(r.Assert) > 0 {
+		decided, why, err := analysis.Decided(r, trials)
+		if err != nil || !decided {
+			return false, why, err
+		}
+		reached = append(reached, "decided")
+	}
+	return len(reached) > 0, strings.Join(reached, " and "), nil
 }
 
 // newRecord is run.json.
@@ -256,6 +284,7 @@ func newRecord(s *engine.Spec, f runFlags, layout *cgroup.Layout) (record.Run, e
 	}
 	r.Headline, r.Metrics, r.Until = s.Headlines(), measured.Definitions(), s.Until.Seconds()
 	r.Phrases, r.Traits, r.Lacks = s.Phrases(), s.Traits(), s.Lacks()
+	r.Assert = s.Assertions()
 	if s.Precision != nil {
 		r.Precision = &record.Precision{Target: s.Precision.Target, Metrics: s.PreciseMetrics()}
 	}
@@ -335,10 +364,50 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 		return errors.Join(ended(r, trials, w.Dir(), runErr), written)
 	case written != nil:
 		return written
-	case !summary.Valid:
-		return fault.New(fault.Invalid, w.Dir(), "change that and run it again; 'tare report' shows this run again", "the run is invalid: %s", strings.Join(summary.InvalidReasons, "; "))
+	}
+	return concluded(w.Dir(), summary)
+}
+
+// concluded is the error of a run that is invalid, or whose assertions do not all hold. That one fails is a result, of
+// whatever else the run cannot tell.
+func concluded(dir string, s *analysis.Summary) error {
+	if !s.Valid && s.Result() != analysis.Fails {
+		return fault.New(fault.Invalid, dir, "change that and run it again; 'tare report' shows this run again",
+			"the run is invalid: %s", strings.Join(s.InvalidReasons, "; "))
+	}
+	return judged(dir, s)
+}
+
+// judged is the error of a run whose assertions do not all hold.
+func judged(dir string, s *analysis.Summary) error {
+	var not []string
+	var advice string
+	result := s.Result()
+	for _, v := range s.Verdicts {
+		if v.Result != result {
+			continue
+		}
+		not = append(not, v.Assertion)
+		for i := range v.Checks {
+			advice = cmp.Or(advice, v.Checks[i].Advice())
+		}
+	}
+	switch result {
+	case analysis.Fails:
+		return fault.New(fault.Exceeded, dir, "the verdicts above say by how much", "%s: %s",
+			several(len(not), "assertion fails", "assertions fail"), strings.Join(not, "; "))
+	case analysis.Undecided:
+		return fault.New(fault.Invalid, dir, cmp.Or(advice, "the verdicts above say why"), "%s: %s",
+			several(len(not), "assertion is undecided", "assertions are undecided"), strings.Join(not, "; "))
 	}
 	return nil
+}
+
+func several(n int, one, many string) string {
+	if n == 1 {
+		return "an " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
 }
 
 // produce writes what guests make of the run, and says what that is.
@@ -555,10 +624,4 @@ func (p *progress) interrupted() {
 }
 
 // roughly is d for a person who waits.
-func roughly(d time.Duration) string {
-	if d < time.Minute {
-		return fmt.Sprintf("%d s", int(d.Round(time.Second).Seconds()))
-	}
-	d = d.Round(5 * time.Second)
-	return fmt.Sprintf("%d min %02d s", int(d.Minutes()), int(d.Seconds())%60)
-}
+func roughly(d time.Duration) string { return quantity.Wait(d.Seconds()) }

@@ -99,6 +99,8 @@ func TestOldRuns(t *testing.T) {
 			switch format {
 			case "json":
 				want = analysis.Schema
+			case "github":
+				want = strings.ReplaceAll(want, ",", "%2C")
 			case "bench": // has a line for each trial that tells anything, and the directions of metrics
 				want = "Benchmark"
 				if !strings.Contains(out, "\nUnit memory_hard_bytes better=lower\n") {

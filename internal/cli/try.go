@@ -31,6 +31,7 @@ type tryFlags struct {
 	load        string
 	app         string
 	loadCommand string
+	against     string       // command line of the baseline; empty: nothing runs there
 	command     param.Values // settings of the command
 }
 
@@ -52,12 +53,17 @@ trial anew, in a control group of its own. It must stay in the foreground, and n
 {cgroup_id} and {cgroup_path} in its arguments are the control group of the workload, {dir} a directory of its own,
 {port} a free port.
 
+With --against another command, such as the version before, is the baseline: both run as arms of one run, in random
+order within each block, so what differs is the versions and not two days of one machine. The settings of the command
+(--ready-port, --env and so on) are those of both.
+
 It is an experiment like others: its directory keeps every trial, and the spec in its run.json runs again with
 'tare run'.`,
 		Example: `  tare try -- bpftrace -e 'tracepoint:syscalls:sys_enter_openat { @[comm] = count(); }'
   tare try -- haproxy -f x.cfg
   tare try --load execs --blocks 12 -- bpftrace -e 'tracepoint:sched:sched_process_exec { @ = count(); }'
   tare try --ready-port {port} -- prometheus-node-exporter --web.listen-address=127.0.0.1:{port}
+  tare try --against './agent-1.2 --config a.yaml' --assert 'subject_cpus <= +5%' -- ./agent-1.3 --config a.yaml
   tare try --json -- sleep infinity`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch at := cmd.ArgsLenAtDash(); {
@@ -83,6 +89,8 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 	fs.StringVar(&f.load, "load", "", "one workload ("+strings.Join(workloadNames(), ", ")+") or a load of another kind")
 	fs.StringVar(&f.app, "app", "", "kind of the application that HTTP loads go to, or that runs beside; default http")
 	fs.StringVar(&f.loadCommand, "load-command", "", "command line of a load of your own, instead of the workloads")
+	fs.StringVar(&f.against, "against", "",
+		"command line, such as that of the version before, that is the baseline instead of nothing")
 	f.run.registerLength(fs)
 	fs.StringArrayVar(&f.run.overrides.Set, "set", nil,
 		"setting=value of a workload, such as connections.rate=500; may be repeated")
@@ -126,6 +134,13 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if f.against != "" {
+		of := f.command.Clone()
+		of["command"] = f.against
+		if _, err := command.OptionsOf(of); err != nil {
+			return fault.Wrap(err, fault.Usage, "--against", fault.MendOf(err), "this cannot be the baseline")
+		}
+	}
 	name := armName(argv[0])
 	s, err := trySpec(name, f, chosen) // which finds what is wrong before anything is started
 	if err != nil {
@@ -143,30 +158,46 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 	return run(ctx, s, f.run, out)
 }
 
-// rehearse starts the command once by itself, and sets from when on it is ready unless the user did.
+// rehearse starts the command once by itself, and the one that it is held against, and sets from when on they are ready
+// unless the user did: the longer of their start-ups.
 func (f tryFlags) rehearse(ctx context.Context, name string) error {
 	layout, self, err := ground(os.Stderr)
 	if err != nil {
 		return err
 	}
-	found, err := subject.Rehearse(ctx, layout, self, f.command)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	lines := []string{f.command["command"]}
+	if f.against != "" {
+		lines = append(lines, f.against)
 	}
-	if err != nil {
-		return err
+	var longest time.Duration
+	for i, line := range lines {
+		who, of := name, f.command.Clone()
+		if of["command"] = line; i > 0 {
+			who = "the command that it is held against"
+		}
+		found, err := subject.Rehearse(ctx, layout, self, of)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil && i > 0 {
+			return fault.Wrap(err, fault.CodeOf(err), "--against", fault.MendOf(err), "the baseline cannot run")
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case found.ReadyAfter == 0:
+		case found.Settled:
+			fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", who,
+				found.ReadyAfter.Seconds())
+		default:
+			fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never settled; "+
+				"give the time that its start-up takes with --ready-after\n", who)
+		}
+		longest = max(longest, found.ReadyAfter)
 	}
-	switch {
-	case found.ReadyAfter == 0:
-	case found.Settled:
-		fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
-			found.ReadyAfter.Seconds())
-	default:
-		fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never settled; "+
-			"give the time that its start-up takes with --ready-after\n", name)
-	}
-	if found.ReadyAfter > 0 {
-		f.command["ready-after"] = found.ReadyAfter.String()
+	if longest > 0 {
+		f.command["ready-after"] = longest.String()
 	}
 	return nil
 }
@@ -287,7 +318,11 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("name: %q", "try-"+name)
-	line("question: %q", "What does "+name+" use, and what do workloads beside it lose?")
+	question := "What does " + name + " use, and what do workloads beside it lose?"
+	if f.against != "" {
+		question = "What does " + name + " use and take from workloads beside it, more or less than what it is held against?"
+	}
+	line("question: %q", question)
 	line("needs: [bpf-syscall, bpf-stats, sampling]")
 	line("blocks: %d\nwarmup: 300ms\nduration: %s\nrepeat: 20%%", tryBlocks, tryWindow)
 	line("applications:\n  server: {kind: %s, limits: {pin: 1}}", cmp.Or(f.app, "http"))
@@ -302,12 +337,20 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 		}
 		line("  %s: {%s}", w.name, text)
 	}
-	line("arms:\n  %q:\n    subject: %s", name, subject.Name)
-	for _, s := range command.Settings {
-		if v := f.command[s.Name]; v != "" && v != s.Default {
-			line("    %s: %s", s.Name, yamlText(v))
+	arm := func(indent, text string) {
+		line("%ssubject: %s\n%scommand: %s", indent, subject.Name, indent, yamlText(text))
+		for _, s := range commandFlags() {
+			if v := f.command[s.Name]; v != "" && v != s.Default {
+				line("%s%s: %s", indent, s.Name, yamlText(v))
+			}
 		}
 	}
+	if f.against != "" {
+		line("baseline:")
+		arm("  ", f.against)
+	}
+	line("arms:\n  %q:", name)
+	arm("    ", f.command["command"])
 	if len(chosen) == 1 {
 		return b.String()
 	}

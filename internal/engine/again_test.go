@@ -337,7 +337,10 @@ func TestUntilPrecise(t *testing.T) {
 	var looks []int
 	m.Enough = func(trials []record.Trial) (bool, string) {
 		looks = append(looks, len(trials)/3)
-		return len(trials)/3 >= 18, "wide"
+		if len(trials)/3 >= 18 {
+			return true, "precise"
+		}
+		return false, "wide"
 	}
 	var last Progress
 	open := 0

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/assertion"
 	"tare/internal/document"
 	"tare/internal/fault"
 	"tare/internal/kind"
@@ -53,7 +54,7 @@ type decoder struct {
 
 var specKeys = []string{
 	"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "statistics", "nodes", "applications",
-	"loads", "arms", kind.BaselineKey, "factors", "gates", "repeat", "precision", "until", "quick",
+	"loads", "arms", kind.BaselineKey, "factors", "gates", "repeat", "precision", "until", "assert", "quick",
 }
 
 // spec reads the whole. Factors and the short form come last whatever their place in the file, for they name what the
@@ -94,7 +95,7 @@ func (d *decoder) spec(root document.Node) (*Spec, error) {
 			err = d.Settings(value, "gates", measured.GateSettings, s.Gates)
 		case "precision":
 			s.Precision, err = d.precision(value)
-		case "factors", "quick":
+		case "factors", "quick", "assert":
 		default:
 			if knob, ok := param.Find(timeKnobs, key); ok {
 				return d.Setting(value, knob, times)
@@ -130,12 +131,32 @@ func (d *decoder) spec(root document.Node) (*Spec, error) {
 	if path, err := s.checkParts(); err != nil {
 		return nil, d.Fail(d.places[path], "", "%s", err)
 	}
+	if n, ok := found["assert"]; ok {
+		if err := d.assert(n, s); err != nil {
+			return nil, err
+		}
+	}
 	if n, ok := found["quick"]; ok {
 		if err := d.quick(n, s, times); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
+}
+
+// assert reads the assertions, which name arms, factors and levels.
+func (d *decoder) assert(n document.Node, s *Spec) error {
+	list, ok, err := d.List(n, "assert")
+	if err == nil && (!ok || len(list) == 0) {
+		err = d.Fail(n, "write assert: ['memory_hard_bytes <= 50MB']", "%q must be a list of assertions, not %s", "assert",
+			document.Describe(n))
+	}
+	for _, item := range list {
+		if err := s.assert(item.Text); err != nil {
+			return d.Fail(item.At, assertion.Hint, "the assertion %q %s", near.ClipTo(item.Text, 80), err)
+		}
+	}
+	return err
 }
 
 // precision reads how narrow intervals must be: a part, or that and the metrics that it is asked of.

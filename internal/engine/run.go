@@ -48,8 +48,8 @@ type Runner struct {
 	Writer   Recorder
 	Progress func(Progress)
 
-	// Enough reports whether the run is precise enough to end, and what is missing otherwise. It is called between
-	// blocks, at the looks of stats.NextLook, where the spec has a precision.
+	// Enough reports whether the run knows enough to end, and how that is said ("precise"), or what is missing otherwise.
+	// It is called between blocks, at the looks of stats.NextLook, where the spec has a precision or assertions.
 	Enough func([]record.Trial) (bool, string)
 
 	trial   func(context.Context, *record.Trial) error // null: on the machine
@@ -105,7 +105,7 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 	}
 	r.each = startLead + r.Spec.Warmup + r.Spec.Duration + typicalOverhead
 	r.began, r.vain = r.now(), measured.Vain{}
-	if r.Spec.Precision != nil {
+	if r.Spec.Open() && (r.Spec.Precision != nil || len(r.Spec.Assert) > 0) {
 		r.look = stats.NextLook(0)
 	}
 	for at := 0; ; {
@@ -128,8 +128,9 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 	return r.trials, nil
 }
 
-// extend adds a block to an open plan, unless the run is precise enough or another block would not end in time. It
-// looks at how wide intervals are and at the clock, and never at whether a difference is resolved.
+// extend adds a block to an open plan, unless the run knows enough or another block would not end in time. It looks at
+// how wide intervals are, at what assertions are decided and at the clock, and never at whether a difference is
+// resolved.
 func (r *Runner) extend() (bool, error) {
 	if !r.Spec.Open() {
 		return false, nil
@@ -138,9 +139,11 @@ func (r *Runner) extend() (bool, error) {
 	stopped := ""
 	if blocks == r.look && r.Enough != nil {
 		enough, why := r.Enough(r.trials)
-		r.why, r.look = why, stats.NextLook(blocks)
+		r.look = stats.NextLook(blocks)
 		if enough {
-			stopped = fmt.Sprintf("precise after %s", quantity.Counted(blocks, "block"))
+			stopped = fmt.Sprintf("%s after %s", why, quantity.Counted(blocks, "block"))
+		} else {
+			r.why = why
 		}
 	}
 	longer := *r.Spec

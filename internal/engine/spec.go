@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/assertion"
 	"tare/internal/fault"
 	"tare/internal/kind"
 	"tare/internal/measured"
@@ -38,7 +39,8 @@ type Spec struct {
 	Repeat    float64       // how long spoiled trials may be run again, as a part of the time that the plan takes
 	Precision *Precision    // how narrow intervals must be for the run to end; null: Blocks says when
 	Until     time.Duration // how long a run without a number of blocks may take; 0: Blocks says when
-	Quick     *Quick        // what --quick changes
+	Assert    []assertion.Assertion
+	Quick     *Quick // what --quick changes
 }
 
 // Precision is how narrow intervals must be for a run to end.
@@ -458,6 +460,7 @@ type Overrides struct {
 
 	Precision string        // as in a spec: 5%; empty: as the spec says
 	Until     time.Duration // 0: as the spec says
+	Assert    []string      // beside those of the spec
 }
 
 // Apply changes the spec. Its errors are faults with code Usage.
@@ -479,6 +482,11 @@ func (s *Spec) Apply(o Overrides) error {
 	}
 	if path, err := s.checkParts(); err != nil {
 		return fault.New(fault.Usage, path, "see what --set changed", "%s", err)
+	}
+	for _, text := range o.Assert {
+		if err := s.assert(text); err != nil {
+			return fault.New(fault.Usage, "--assert", assertion.Hint, "%q %s", near.ClipTo(text, 80), err)
+		}
 	}
 	return nil
 }
@@ -622,6 +630,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Repeat       string         `json:"repeat"`
 		Precision    *precision     `json:"precision,omitempty"`
 		Until        string         `json:"until,omitempty"`
+		Assert       []string       `json:"assert,omitempty"`
 		Quick        *quick         `json:"quick,omitempty"`
 	}{
 		Name: s.Name, Question: s.Question, Needs: s.Needs,
@@ -636,6 +645,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 	if s.Until > 0 {
 		out.Until = s.Until.String()
 	}
+	out.Assert = s.Assertions()
 	if s.Baseline != nil {
 		out.Baseline = partJSON(s.Baseline, subjectKey)
 	}

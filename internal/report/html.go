@@ -74,6 +74,7 @@ type htmlPage struct {
 	State                string // valid, invalid, partial
 	Validity             string
 	InvalidReasons       []string
+	Verdicts             []htmlVerdict
 	Started              string
 
 	Ladders    []ladderTable
@@ -124,6 +125,9 @@ func split(answer string) htmlAnswer {
 	}
 	return htmlAnswer{lead, rest}
 }
+
+// htmlVerdict is checked with names that a template can see.
+type htmlVerdict struct{ Result, Assertion, Place, Seen, Why string }
 
 type fact struct{ Name, Value string }
 
@@ -188,6 +192,9 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		p.Banner = fmt.Sprintf("This run is partial: %d of %d planned trials were done.", s.Trials.Done, s.Trials.Planned)
 	}
 	p.Folded = len(p.Sections) > 1
+	for _, v := range verdicts(s) {
+		p.Verdicts = append(p.Verdicts, htmlVerdict{v.result, v.assertion, v.place, v.seen, v.why})
+	}
 	for _, texts := range [][]string{p.InvalidReasons, p.Warnings, p.Notes, p.Excluded, p.Models, p.Unplaced} {
 		d.unstar(texts)
 	}

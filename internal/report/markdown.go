@@ -16,6 +16,7 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 	for _, a := range s.Answers {
 		fmt.Fprintf(&b, "\n**%s**\n", escape(a.Answer))
 	}
+	b.WriteString(verdictsMarkdown(s))
 	for _, sec := range sections(s) {
 		if sec.title != "" {
 			fmt.Fprintf(&b, "\n## %s\n", escape(sec.title))

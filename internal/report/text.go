@@ -56,6 +56,7 @@ func (t *text) write(s *analysis.Summary, run record.Run) {
 		t.wrap("", a.Answer)
 		t.line("")
 	}
+	t.verdicts(s)
 	for _, sec := range sections(s) {
 		if sec.title != "" {
 			t.line(t.bold(clean(sec.title)))
@@ -95,6 +96,36 @@ func (t *text) write(s *analysis.Summary, run record.Run) {
 	if len(run.Command) > 0 {
 		t.line("again:     " + clean(again(run)))
 	}
+}
+
+// verdicts are a table of the assertions, and under it what there is to know of each.
+func (t *text) verdicts(s *analysis.Summary) {
+	all := verdicts(s)
+	if len(all) == 0 {
+		return
+	}
+	var widths [3]int
+	for _, v := range all {
+		for i, c := range v.cells()[:len(widths)] {
+			widths[i] = max(widths[i], width(clean(c)))
+		}
+	}
+	t.line(t.bold("Assertions"))
+	for _, v := range all {
+		var b strings.Builder
+		for i, c := range v.cells() {
+			if c = clean(c); i < len(widths) {
+				c += strings.Repeat(" ", widths[i]-width(c)+2)
+			}
+			b.WriteString(c)
+		}
+		t.line(b.String())
+		if v.why != "" {
+			lead := strings.Repeat(" ", widths[0]+2)
+			t.wrap(lead, v.why)
+		}
+	}
+	t.line("")
 }
 
 func (t *text) line(s string) { t.b.WriteString(strings.TrimRight(s, " ") + "\n") }

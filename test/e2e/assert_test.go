@@ -1,0 +1,48 @@
+package e2e
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/internal/record"
+)
+
+// TestAssertions: the exit code says what became of assertions, whether they come with the run or with a report of it.
+func TestAssertions(t *testing.T) {
+	needsRoot(t)
+	dir := filepath.Join(t.TempDir(), "out")
+	o := tare(t, "run", "quickstart", "--quick", "--blocks", "1", "--out", dir, "--assert", "map_bytes <= 1GB")
+	if o.code != 4 || !strings.Contains(o.stderr, "an assertion is undecided: map_bytes <= 1GB") ||
+		!strings.Contains(o.stderr, "about 6 blocks would decide it") || !strings.Contains(o.stdout, "undecided  map_bytes <= 1GB") {
+		t.Errorf("of one block: %s", o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var spec struct{ Assert []string }
+	if err := json.Unmarshal(c.Run.Spec, &spec); err != nil || !slices.Equal(spec.Assert, []string{"map_bytes <= 1GB"}) ||
+		!slices.Equal(c.Run.Assert, spec.Assert) {
+		t.Errorf("recorded: %v, %q, in the spec %q", err, c.Run.Assert, spec.Assert)
+	}
+	if o := tare(t, "report", dir, "--assert", "map_bytes == 1B"); o.code != 5 || !strings.Contains(o.stderr, "an assertion fails: map_bytes == 1B") {
+		t.Errorf("what was seen to be broken: %s", o)
+	}
+	if o := tare(t, "report", dir, "--format", "junit"); o.code != 0 || !strings.Contains(o.stdout, `errors="1"`) {
+		t.Errorf("a report without assertions of its own: %s", o)
+	}
+	for _, bad := range []string{"map_bytes", "map_bites <= 1MB", "map_bytes <= 1", "map_bytes{arm=nobody} <= 1MB"} {
+		if o := tare(t, "run", "quickstart", "--assert", bad, "--out", filepath.Join(t.TempDir(), "none")); o.code != 2 ||
+			!strings.Contains(o.stderr, "--assert") || strings.Contains(o.stderr, "trial 1") {
+			t.Errorf("%s: %s", bad, o)
+		}
+	}
+	// A baseline whose program is not there is refused before any trial, and it is said which of the two it is.
+	if o := tare(t, "try", "--load", "execs", "--against", "/nonexistent/old", "--", "sleep", "infinity"); o.code != 2 ||
+		!strings.Contains(o.stderr, "--against") {
+		t.Errorf("a baseline that is not installed: %s", o)
+	}
+}
