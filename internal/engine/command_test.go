@@ -193,9 +193,9 @@ func TestCommandLoadAlone(t *testing.T) {
 // TestCommandLoadFails: a load that was not there for the whole window, failed, or printed something else.
 func TestCommandLoadFails(t *testing.T) {
 	for name, c := range map[string]struct{ load, gate, says string }{
-		"ends early": {`command: "sh -c 'sleep 0.5; echo done already'"`, "program-window",
+		"ends early": {`command: "sh -c 'sleep 0.3; echo done already'"`, "program-window",
 			"its last words were: done already"},
-		"fails": {`command: "sh -c 'sleep 0.5; echo bad option >&2; exit 2'"`, "",
+		"fails": {`command: "sh -c 'sleep 0.3; echo bad option >&2; exit 2'"`, "",
 			"exit status 2; its last words: bad option"},
 		"fails late": {`command: "sh -c 'sleep 1.3; echo bad end >&2; exit 2'", tool: wrk`, "",
 			"exit status 2; its last words: bad end"},

@@ -24,9 +24,9 @@ func TestLongUpload(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ours, theirs := net.Pipe()
 			defer ours.Close()
+			defer theirs.Close() // not before: the end of the body is read after all of it has arrived
 			got := make(chan string, 1)
 			go func() {
-				defer theirs.Close()
 				r, err := http.ReadRequest(bufio.NewReader(theirs))
 				if err != nil {
 					got <- err.Error()
