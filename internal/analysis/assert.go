@@ -3,6 +3,7 @@ package analysis
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -50,7 +51,7 @@ type Check struct {
 	N          int               `json:"n"`                      // blocks, or trials of ==
 	Lost       int               `json:"lost,omitempty"`         // further blocks without a value, taken at their worst
 	Why        string            `json:"why,omitempty"`          // it is undecided, or what to know of it
-	Blocks     int               `json:"blocks,omitempty"`       // in all, that would decide it in 8 of 10 runs, if the value and the noise stay
+	Blocks     int               `json:"blocks,omitempty"`       // in all, that would decide it in 8 of 10 runs, if the value and the noise stay; without an interval, the least that can
 	Seconds    float64           `json:"more_seconds,omitempty"` // that the further ones would take
 }
 
@@ -104,13 +105,20 @@ type asserter struct {
 	components map[string]*table
 	confidence float64
 	perBlock   float64 // seconds that a block takes
+	learned    map[learned]stats.Dependence
+}
+
+// learned is what the dependence between blocks is known of.
+type learned struct {
+	component, metric string
+	against           assertion.Against
 }
 
 // assert adds the verdicts.
 func (s *Summary) assert(run record.Run, trials []record.Trial, t *table) error {
 	a := asserter{
 		Summary: s, run: run, trials: trials, whole: t, components: map[string]*table{}, confidence: stats.Confidence,
-		perBlock: secondsPerBlock(trials),
+		perBlock: secondsPerBlock(trials), learned: map[learned]stats.Dependence{},
 	}
 	if run.Open() {
 		// It was, or may have been, ended by a look at this.
@@ -153,8 +161,12 @@ type place struct {
 }
 
 // places are where an assertion is checked: at every level and arm of the plan that it names, or that it leaves open.
+// The baseline is never what an assertion on a difference leaves open.
 func (a *asserter) places(of assertion.Assertion) []place {
 	arms := askedArms(a.run, a.whole)
+	if of.Against != assertion.Value || len(a.run.Absent) > 0 {
+		arms = slices.DeleteFunc(slices.Clone(arms), func(arm string) bool { return arm == record.Direct || arm == record.AA })
+	}
 	if of.Arm != "" {
 		arms = []string{of.Arm}
 	}
@@ -206,6 +218,13 @@ func (a *asserter) verdict(of assertion.Assertion) Verdict {
 		c := a.check(t, of, p)
 		v.Checks, results = append(v.Checks, c), append(results, c.Result)
 	}
+	for _, arm := range slices.Sorted(maps.Keys(a.run.Absent)) {
+		if of.Arm == "" || of.Arm == arm {
+			c := a.newCheck(t, of, place{arm, factors{}})
+			c.Why = "the arm did not run: " + a.run.Absent[arm]
+			v.Checks, results = append(v.Checks, c), append(results, c.Result)
+		}
+	}
 	if v.Result = worst(results); len(v.Checks) == 0 {
 		v.Result = Undecided
 	}
@@ -222,15 +241,15 @@ func (a *asserter) tableOf(component string) *table {
 	return a.components[component]
 }
 
-// concerns reports whether a metric is one of a level at all: some arm has it there, or lost it, or has nothing there.
-// Where the levels of a factor are different loads, each has metrics of its own.
+// concerns reports whether a metric is one of a level at all: some arm has it there, or lost it, or had too few samples
+// for it, or has nothing there. Where the levels of a factor are different loads, each has metrics of its own.
 func (a *asserter) concerns(t *table, of assertion.Assertion, at factors) bool {
 	if !t.has[of.Metric] {
 		return true // nowhere: that is said of every level
 	}
-	told := false
+	told, level := false, at.key()
 	for place, outcomes := range t.outcomes {
-		if place.level != at.key() {
+		if place.level != level {
 			continue
 		}
 		for _, o := range outcomes {
@@ -240,11 +259,17 @@ func (a *asserter) concerns(t *table, of assertion.Assertion, at factors) bool {
 			told = told || len(o.fates) > 0
 		}
 	}
+	if d := t.defined.Of(of.Metric); d.Quantile != 0 {
+		for _, trial := range a.trials {
+			if maps.Equal(trial.Factors, at) && len(encodedOf(trial, d.Histogram)) > 0 {
+				return true
+			}
+		}
+	}
 	return !told
 }
 
-// check holds an arm at a level against an assertion.
-func (a *asserter) check(t *table, of assertion.Assertion, p place) Check {
+func (a *asserter) newCheck(t *table, of assertion.Assertion, p place) Check {
 	c := Check{
 		Metric: of.Metric, Arm: p.arm, Component: of.Component, Factors: p.at, Result: Undecided, Against: of.Against,
 		Unit: t.defined.Of(of.Metric).Unit, Bound: of.Bound,
@@ -252,20 +277,40 @@ func (a *asserter) check(t *table, of assertion.Assertion, p place) Check {
 	if of.Against == assertion.Change {
 		c.Unit = quantity.Part
 	}
+	return c
+}
+
+// check holds an arm at a level against an assertion.
+func (a *asserter) check(t *table, of assertion.Assertion, p place) Check {
+	c := a.newCheck(t, of, p)
 	key := pool{p.at.key(), p.arm, of.Metric}
+	if of.Op == assertion.Equal {
+		a.exact(t, of, p, &c)
+		return c
+	}
 	lost := t.losses(key)
 	if n := len(t.outcomes[levelArm{key.level, key.arm}]); len(lost) > 0 && float64(len(lost)) > invalidLimit(a.run.Spec)*float64(n) {
 		m := t.missing(key, p.at, lost)
 		c.Why = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.because())
 		return c
 	}
-	switch {
-	case of.Op == assertion.Equal:
-		a.exact(t, of, p, &c)
-	case t.pools[key] != nil:
-		a.pooled(t, of, p, &c)
-	default:
-		a.measured(t, of, p, &c)
+	hold := a.measured
+	if t.pools[key] != nil {
+		hold = a.pooled
+	}
+	hold(t, of, p, &c)
+	// An arm like the baseline keeps a bound on the difference that 0 keeps, and breaks any other. The A/A twin is such
+	// an arm: where it is found to be otherwise too, the machine was not steady, and nothing is said of the arm.
+	expected := Holds
+	if !of.Keeps(0) {
+		expected = Fails
+	}
+	if of.Against == assertion.Value || c.Result == Undecided || c.Result == expected || p.arm == record.AA {
+		return c
+	}
+	twin := a.newCheck(t, of, place{record.AA, p.at})
+	if hold(t, of, place{record.AA, p.at}, &twin); twin.Result == c.Result {
+		c.Result, c.Why = Undecided, "so is the A/A twin's, which is the baseline again: the machine was not steady"
 	}
 	return c
 }
@@ -283,12 +328,14 @@ func (a *asserter) exact(t *table, of assertion.Assertion, p place, c *Check) {
 			}
 		}
 	}
+	_, c.Lost = t.keptValues(p.at, p.arm, of.Metric)
 	switch {
 	case broken > 0:
 		c.Result, c.Why = Fails, fmt.Sprintf("in %d of %s", broken, quantity.Counted(c.N, "trial"))
+	case c.N > 0 && c.Lost > 0:
+		c.Value, c.Why = &of.Bound, fmt.Sprintf("in all of %d trials, and the %s without a value may break it", c.N, blocks(c.Lost))
 	case c.N < stats.MinBlocks:
-		c.need(stats.MinBlocks, a.perBlock)
-		c.Why = notMeasured(c.N)
+		c.tooFew(stats.MinBlocks, a.perBlock)
 	default:
 		c.Result, c.Value = Holds, &of.Bound
 		c.Why = fmt.Sprintf("in all %d trials; fewer than %s of such trials break it, at 95 %%", c.N,
@@ -298,25 +345,50 @@ func (a *asserter) exact(t *table, of assertion.Assertion, p place, c *Check) {
 
 // pooled holds a part of counts, which are added up over trials, against a bound.
 func (a *asserter) pooled(t *table, of assertion.Assertion, p place, c *Check) {
-	share := func(arm string) stats.Share {
-		var all []stats.Share
-		for key, counts := range t.pools {
-			if key.metric == of.Metric {
-				all = append(all, stats.ClusteredShareAt(byBlock(counts), math.Inf(1), a.confidence))
-			}
+	if of.Against == assertion.Change { // which no spec and no command line can ask for
+		c.Why = "of a part that is pooled over trials no change in per cent is known"
+		return
+	}
+	var all []stats.Share
+	for key, counts := range t.pools {
+		if key.metric == of.Metric {
+			all = append(all, stats.ClusteredShareAt(byBlock(counts), math.Inf(1), a.confidence))
 		}
-		key := pool{p.at.key(), arm, of.Metric}
-		return stats.ClusteredShareAt(byBlock(t.pools[key]), stats.Bursts(all...), a.confidence)
 	}
-	mine := share(p.arm)
-	e := stats.Estimate{
-		Value: mine.Value, Lo: mine.Lo, Hi: mine.Hi, HasInterval: mine.HasInterval && mine.Samples >= minPooled, N: mine.Trials,
+	bursts := stats.Bursts(all...)
+	// Lost trials are taken to have none, or all, of as many samples as the others have.
+	_, lost := t.keptValues(p.at, p.arm, of.Metric)
+	estimate := func(part float64, lost int) stats.Estimate {
+		mine := byBlock(t.pools[pool{p.at.key(), p.arm, of.Metric}])
+		samples := 0
+		for _, n := range mine {
+			samples += n.Of
+		}
+		for range lost {
+			each := samples / max(len(mine)-lost, 1)
+			mine = append(mine, stats.Count{In: int(part * float64(each)), Of: each})
+		}
+		share := a.share(mine, bursts)
+		e := stats.Estimate{Value: share.Value, Lo: share.Lo, Hi: share.Hi, HasInterval: share.HasInterval, N: share.Trials}
+		if of.Against != assertion.Value {
+			e = stats.ShareDifference(a.share(byBlock(t.pools[pool{p.at.key(), record.Direct, of.Metric}]), bursts), share)
+		}
+		e.HasInterval = e.HasInterval && samples >= minPooled && share.Trials >= stats.MinBlocksAt(a.confidence)
+		e.Confidence = a.confidence
+		return e
 	}
-	if of.Against != assertion.Value {
-		e = stats.ShareDifference(share(record.Direct), mine)
+	e := estimate(0, 0)
+	a.decide(of, e, min(e.Lo, estimate(0, lost).Lo), max(e.Hi, estimate(1, lost).Hi), lost, c)
+}
+
+// share is a share with its interval. Where there is none of it, or all is of it, the interval has one end, which then
+// has half of what the confidence leaves, as each end of others has.
+func (a *asserter) share(counts []stats.Count, bursts float64) stats.Share {
+	s := stats.ClusteredShareAt(counts, bursts, a.confidence)
+	if s.In == 0 || s.In == s.Samples {
+		s = stats.ClusteredShareAt(counts, bursts, (1+a.confidence)/2)
 	}
-	e.Confidence = a.confidence
-	a.decide(of, e, e.Lo, e.Hi, 0, c)
+	return s
 }
 
 // measured holds a value of each trial against a bound: the median of the arm, or the pseudo-median of its differences
@@ -333,15 +405,25 @@ func (a *asserter) measured(t *table, of assertion.Assertion, p place, c *Check)
 		return
 	}
 	a.decide(of, e, lo, hi, lost, c)
-	if c.Result != Fails || p.arm == record.AA || !of.Keeps(0) {
+	if c.Result != Undecided {
+		a.lag(t, of, p, e.Value, c)
+	}
+}
+
+// lag leaves a check of latency undecided where the load generator's lag may differ between the arms by more than a
+// tenth of the distance to the bound.
+func (a *asserter) lag(t *table, of assertion.Assertion, p place, value float64, c *Check) {
+	pairs := t.lagPairs(p.at, p.arm, of.Metric)
+	if len(pairs) == 0 {
 		return
 	}
-	// An assertion that the baseline itself breaks under another name says nothing of the arm.
-	twin, lo, hi, _, ok := a.compared(t, of, place{record.AA, p.at})
-	if control := (Check{}); ok && twin.HasInterval {
-		if a.decide(of, twin, lo, hi, 0, &control); control.Result == Fails {
-			c.Result, c.Why = Undecided, "the A/A twin, which is the baseline again, breaks it as well: the machine was not steady"
-		}
+	away := math.Abs(value - of.Bound)
+	if of.Against == assertion.Change {
+		away *= stats.Median(t.column(p.at, record.Direct, of.Metric)).Value
+	}
+	if apart, _ := stats.FarEnd(pairs, a.run.Seed); apart > lagPart*away {
+		c.Result, c.Why = Undecided, fmt.Sprintf("%s: it may be %s apart between the arms, over a tenth of the distance to "+
+			"the bound", LagReason, quantity.Rough(apart, quantity.Seconds))
 	}
 }
 
@@ -377,7 +459,12 @@ func (a *asserter) compared(t *table, of assertion.Assertion, p place) (e stats.
 			return stats.Estimate{N: len(pairs)}, 0, 0, 0, len(pairs) == 0
 		}
 	}
-	dependence := t.dependence(of.Metric, made)
+	known := learned{of.Component, of.Metric, of.Against}
+	dependence, has := a.learned[known]
+	if !has {
+		dependence = t.dependence(of.Metric, made)
+		a.learned[known] = dependence
+	}
 	stand, lost, whole := t.lostPairs(p.at, p.arm, of.Metric)
 	lost -= whole
 	e, _, _ = dependence.At(made(pairs), 0, a.confidence, a.run.Seed)
@@ -399,8 +486,11 @@ func (a *asserter) decide(of assertion.Assertion, e stats.Estimate, lo, hi float
 		c.Value = finite(e.Value)
 	}
 	if !e.HasInterval {
-		c.need(stats.MinBlocksAt(a.confidence), a.perBlock)
-		c.Why = notMeasured(e.N)
+		least := stats.MinBlocksAt(a.confidence)
+		if a.run.Open() {
+			least = max(least, stats.FirstLook)
+		}
+		c.tooFew(least, a.perBlock)
 		return
 	}
 	c.Lo, c.Hi, c.Confidence, c.Lost = finite(e.Lo), finite(e.Hi), e.Confidence, lost
@@ -420,7 +510,7 @@ func (a *asserter) decide(of assertion.Assertion, e stats.Estimate, lo, hi float
 		if c.Why = "its interval contains the bound"; e.Lo > of.Bound || e.Hi < of.Bound {
 			c.Why = fmt.Sprintf("the %s without a value could change the verdict", blocks(lost))
 		}
-		if n, ok := stats.BlocksToDecide(e.N, half, math.Abs(e.Value-of.Bound)); ok {
+		if n, ok := stats.BlocksToDecide(e.N, half, math.Abs(e.Value-of.Bound)); ok && lost == 0 {
 			c.need(n, a.perBlock)
 		}
 	}
@@ -431,12 +521,12 @@ func (c *Check) need(blocks int, perBlock float64) {
 	c.Blocks, c.Seconds = blocks, math.Round(float64(max(blocks-c.N, 0))*perBlock)
 }
 
-// notMeasured says that there are too few blocks for a verdict.
-func notMeasured(n int) string {
-	if n == 0 {
-		return "it was not measured"
+// tooFew says that there are too few blocks for a verdict, and how many it takes at least.
+func (c *Check) tooFew(least int, perBlock float64) {
+	if c.Why = "it was not measured"; c.N > 0 {
+		c.Why = "too few: " + blocks(c.N)
+		c.need(max(least, c.N+1), perBlock)
 	}
-	return "too few: " + blocks(n)
 }
 
 // Seen words what a check has seen: "+2.1 % [+0.8, +3.5]".
@@ -465,11 +555,15 @@ func (s *Summary) Place(c *Check) string {
 
 // Advice says what would decide an undecided check; empty where nothing is known to.
 func (c *Check) Advice() string {
-	switch {
-	case c.Result != Undecided || c.Blocks == 0:
+	if c.Result != Undecided || c.Blocks == 0 {
 		return ""
-	case c.Seconds > 0:
-		return fmt.Sprintf("about %d blocks would decide it (%s more)", c.Blocks, quantity.Wait(c.Seconds))
 	}
-	return fmt.Sprintf("about %d blocks would decide it", c.Blocks)
+	text := fmt.Sprintf("about %d blocks would decide it", c.Blocks)
+	if c.Lo == nil {
+		text = fmt.Sprintf("at least %d blocks are needed", c.Blocks)
+	}
+	if c.Seconds > 0 {
+		text += fmt.Sprintf(" (%s more)", quantity.Wait(c.Seconds))
+	}
+	return text
 }

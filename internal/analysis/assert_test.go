@@ -2,6 +2,7 @@ package analysis_test
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -166,6 +167,103 @@ func TestTwinThatBreaksIt(t *testing.T) {
 	v := asserted(t, plain, shift("candidate", record.AA), text).Verdicts[0]
 	if v.Result != analysis.Undecided || !strings.Contains(v.Checks[0].Why, "twin") {
 		t.Errorf("the twin too: %+v", v)
+	}
+}
+
+// Neither does an arm keep what the baseline under another name keeps as well, where one like the baseline would not.
+func TestTwinThatImproves(t *testing.T) {
+	improve := func(arms ...string) func(*record.Run, []record.Trial) {
+		return func(_ *record.Run, trials []record.Trial) {
+			for i := range trials {
+				if slices.Contains(arms, trials[i].Arm) {
+					trials[i].Metrics["cpu_seconds_per_connection"] *= 0.5
+				}
+			}
+		}
+	}
+	const text = "cpu_seconds_per_connection <= -20%"
+	if v := asserted(t, plain, improve("candidate"), text).Verdicts[0]; v.Result != analysis.Holds {
+		t.Errorf("the arm alone: %+v", v)
+	}
+	if v := asserted(t, plain, improve("candidate", record.AA), text).Verdicts[0]; v.Result != analysis.Undecided {
+		t.Errorf("the twin too: %+v", v)
+	}
+}
+
+// Losses make neither a count nor a pooled part hold.
+func TestCountsOfLostTrials(t *testing.T) {
+	count := func(lost int, in int) func(*record.Run, []record.Trial) {
+		return func(_ *record.Run, trials []record.Trial) {
+			for i := range trials {
+				tr := &trials[i]
+				if tr.Arm != "candidate" {
+					continue
+				}
+				tr.Metrics["events_lost"] = 0
+				tr.Counts["events_lost_share"] = record.Count{In: in, Of: 10_000}
+				if tr.Block < lost {
+					tr.Validity = record.Validity{Reasons: []record.Reason{{
+						Gate: "counts", Message: "odd", Voids: []string{"events_lost", "events_lost_share"}, Cause: ledger.Generator,
+					}}}
+				}
+			}
+		}
+	}
+	for text, want := range map[string][2]analysis.Result{ // with all trials, and with two of eight lost
+		"events_lost == 0":          {analysis.Holds, analysis.Undecided},
+		"events_lost_share <= 60%":  {analysis.Holds, analysis.Undecided}, // the two may have lost all
+		"events_lost_share <= 40%":  {analysis.Holds, analysis.Undecided},
+		"events_lost_share <= +40%": {analysis.Undecided, analysis.Undecided},
+		"events_lost_share >= 50%":  {analysis.Fails, analysis.Undecided},
+		"events_lost_share == 0":    {analysis.Undecided, analysis.Undecided},
+	} {
+		for i, lost := range []int{0, 2} {
+			v := asserted(t, plain, count(lost, 0), text).Verdicts[0]
+			if v.Result != want[i] {
+				t.Errorf("%s, %d lost: %s, want %s: %+v", text, lost, v.Result, want[i], v.Checks)
+			}
+		}
+	}
+	if v := asserted(t, plain, count(2, 100), "events_lost_share <= 0.1%").Verdicts[0]; v.Result != analysis.Fails {
+		t.Errorf("1 %% lost of what is known: %+v", v)
+	}
+}
+
+// An arm that did not run, or a level that had too few samples, does not hold.
+func TestWhatWasNotMeasuredDoesNotHold(t *testing.T) {
+	s := asserted(t, plain, func(run *record.Run, _ []record.Trial) {
+		run.Absent = map[string]string{"other": "it is not installed"}
+	}, "map_bytes <= 2MB", "map_bytes{arm=candidate} <= 2MB")
+	if s.Verdicts[0].Result != analysis.Undecided || s.Verdicts[1].Result != analysis.Holds {
+		t.Errorf("an absent arm: %+v", s.Verdicts)
+	}
+	s = asserted(t, plain, func(run *record.Run, trials []record.Trial) {
+		run.Absent = map[string]string{"candidate": "it is not installed"}
+		run.Plan = slices.DeleteFunc(run.Plan, func(p record.PlannedTrial) bool { return p.Arm == "candidate" })
+		for i := range trials {
+			if trials[i].Arm == "candidate" {
+				trials[i].Arm = record.AA
+			}
+		}
+	}, "latency_p50_seconds <= +50%")
+	if s.Result() != analysis.Undecided {
+		t.Errorf("no arm ran: %+v", s.Verdicts)
+	}
+	few := plain
+	few.Rates = []string{"20", "2000"}
+	s = asserted(t, few, nil, "latency_p99_seconds <= 1s", "latency_p50_seconds <= 1s")
+	if s.Verdicts[0].Result != analysis.Undecided || len(s.Verdicts[0].Checks) != 2 || s.Verdicts[1].Result != analysis.Holds {
+		t.Errorf("a level with too few requests: %+v", s.Verdicts)
+	}
+}
+
+// Lag of the generator that may differ between the arms decides nothing.
+func TestLagDecidesNothing(t *testing.T) {
+	late := plain
+	late.ExtraLag = 50e-6
+	v := asserted(t, late, nil, "latency_p50_seconds <= +20us").Verdicts[0]
+	if v.Result != analysis.Undecided || !strings.Contains(v.Checks[0].Why, analysis.LagReason) {
+		t.Errorf("%+v", v)
 	}
 }
 

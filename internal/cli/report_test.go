@@ -175,6 +175,12 @@ func TestReportAsserts(t *testing.T) {
 	if _, err := runReport(dir, "--assert", "map_bytes <= 2MB", "--assert", "map_bytes <= 1MB", "--format", "junit"); fault.CodeOf(err) != fault.Exceeded {
 		t.Errorf("one of two fails: %v", err)
 	}
+	most := writeRun(t, 23)
+	for text, want := range map[string]fault.Code{"map_bytes <= 2MB": fault.Invalid, "map_bytes <= 1MB": fault.Exceeded} {
+		if _, err := runReport(most, "--assert", text); fault.CodeOf(err) != want {
+			t.Errorf("of a partial run, %s: %v", text, err)
+		}
+	}
 	partial := writeRun(t, 3)
 	if _, err := runReport(partial, "--assert", "map_bytes <= 2MB"); fault.CodeOf(err) != fault.Invalid {
 		t.Errorf("of too few trials: %v", err)

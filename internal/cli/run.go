@@ -375,6 +375,10 @@ func concluded(dir string, s *analysis.Summary) error {
 		return fault.New(fault.Invalid, dir, "change that and run it again; 'tare report' shows this run again",
 			"the run is invalid: %s", strings.Join(s.InvalidReasons, "; "))
 	}
+	if s.Partial && s.Result() == analysis.Holds {
+		return fault.New(fault.Invalid, dir, "run it again to its end", "the run is partial: %d of %d trials were done",
+			s.Trials.Done, s.Trials.Planned)
+	}
 	return judged(dir, s)
 }
 

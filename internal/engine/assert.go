@@ -33,13 +33,8 @@ func (s *Spec) assert(text string) error {
 
 // checkAssertion checks that what an assertion names is in the experiment. Components are known only once it runs.
 func (s *Spec) checkAssertion(a assertion.Assertion) error {
-	m, _ := measured.Find(a.Metric)
 	if arms := s.AllArms(); a.Arm != "" && !slices.Contains(arms, a.Arm) {
 		return fmt.Errorf("is of the arm %q, which there is not%s", near.Clip(a.Arm), near.Meant(a.Arm, arms))
-	}
-	if m.Count != nil && a.Against == assertion.Change {
-		return fmt.Errorf("asks for a change in per cent of %s, which is counted over all trials together; write the "+
-			"difference as +0.01", a.Metric)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Level)) {
 		var factors []string
@@ -77,6 +72,12 @@ func ParseAssertion(text string, defined []metric.Definition) (assertion.Asserti
 	case a.Metric != "" && !slices.Contains(names, a.Metric): // before its bound, whose unit depends on it
 		return a, fmt.Errorf("is of the metric %q, which there is not%s; docs/metrics.md has those there are",
 			near.Clip(a.Metric), near.Meant(a.Metric, names))
+	case err == nil && metric.NewSet(defined).Of(a.Metric).Pool == metric.Counts && a.Against == assertion.Change:
+		return a, fmt.Errorf("asks for a change in per cent of %s, which is counted over all trials together; write the "+
+			"difference as +0.01", a.Metric)
+	case err == nil && metric.NewSet(defined).Of(a.Metric).Pool == metric.Counts && a.Op == assertion.Equal:
+		return a, fmt.Errorf("holds each trial against a bound, and %s is counted over all trials together; use <= or >=",
+			a.Metric)
 	case err == nil && a.Against != assertion.Value && a.Arm == record.Direct:
 		return a, fmt.Errorf("holds the baseline against itself; leave out the sign of %s", a.Bounded())
 	}

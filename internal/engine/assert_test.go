@@ -44,6 +44,7 @@ func TestAssertRefused(t *testing.T) {
 		"latency_p50_seconds{arm=direct} <= +3ms": "holds the baseline against itself",
 		"latency_p50_seconds <= 3":                "without a unit",
 		"bpf_client_share <= +2%":                 "counted over all trials together",
+		"events_lost_share == 0":                  "counted over all trials together",
 		"latency_p50_seconds":                     "is not a metric, an operator",
 	} {
 		_, err := Parse("test.yaml", []byte(goodSpec+"assert: ['"+text+"']\n"), testFeatures)

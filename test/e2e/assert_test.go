@@ -16,7 +16,7 @@ func TestAssertions(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	o := tare(t, "run", "quickstart", "--quick", "--blocks", "1", "--out", dir, "--assert", "map_bytes <= 1GB")
 	if o.code != 4 || !strings.Contains(o.stderr, "an assertion is undecided: map_bytes <= 1GB") ||
-		!strings.Contains(o.stderr, "about 6 blocks would decide it") || !strings.Contains(o.stdout, "undecided  map_bytes <= 1GB") {
+		!strings.Contains(o.stderr, "at least 6 blocks are needed") || !strings.Contains(o.stdout, "undecided  map_bytes <= 1GB") {
 		t.Errorf("of one block: %s", o)
 	}
 	c, err := record.Read(dir)
