@@ -244,7 +244,7 @@ func (s *Summary) partly() string {
 
 // subjects are the arms beside the baseline and its twin.
 func (t *table) subjects() []string {
-	return slices.DeleteFunc(slices.Clone(t.arms), func(a string) bool { return a == record.Direct || a == record.AA })
+	return withoutBaseline(t.arms)
 }
 
 // cost speaks of the time that each unit of work costs: of each kind of time once, by the metric that is defined

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"tare/internal/assertion"
 	"tare/internal/quantity"
@@ -103,6 +104,7 @@ type asserter struct {
 	trials     []record.Trial
 	whole      *table
 	components map[string]*table
+	places     []place // of the plan
 	confidence float64
 	perBlock   float64 // seconds that a block takes
 	learned    map[learned]stats.Dependence
@@ -116,16 +118,19 @@ type learned struct {
 
 // assert adds the verdicts.
 func (s *Summary) assert(run record.Run, trials []record.Trial, t *table) error {
+	switch n := len(run.Assert); {
+	case n == 0:
+		return nil
+	case n > assertion.Most:
+		return fmt.Errorf("run %q has %d assertions, and %d are allowed", run.ID, n, assertion.Most)
+	}
 	a := asserter{
-		Summary: s, run: run, trials: trials, whole: t, components: map[string]*table{}, confidence: stats.Confidence,
-		perBlock: secondsPerBlock(trials), learned: map[learned]stats.Dependence{},
+		Summary: s, run: run, trials: trials, whole: t, components: map[string]*table{}, places: allPlaces(run, trials),
+		confidence: stats.Confidence, perBlock: secondsPerBlock(trials), learned: map[learned]stats.Dependence{},
 	}
 	if run.Open() {
 		// It was, or may have been, ended by a look at this.
 		a.confidence = stats.SequentialConfidence
-	}
-	if n := len(run.Assert); n > assertion.Most {
-		return fmt.Errorf("run %q has %d assertions, and %d are allowed", run.ID, n, assertion.Most)
 	}
 	for _, text := range run.Assert {
 		asserted, err := assertion.Parse(text)
@@ -134,7 +139,7 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *table) error 
 		}
 		s.Verdicts = append(s.Verdicts, a.verdict(asserted))
 	}
-	if len(run.Assert) > 0 && run.Open() {
+	if run.Open() {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("the run goes on until its assertions are decided, so verdicts rest on "+
 			"intervals of %.1f %% at each look; the other intervals of what was asserted cover less than they say",
 			100*a.confidence))
@@ -154,43 +159,32 @@ func secondsPerBlock(trials []record.Trial) float64 {
 	return max(0, trials[len(trials)-1].Ended.Sub(trials[0].Started).Seconds()) / float64(len(blocks))
 }
 
-// place is an arm at a level.
-type place struct {
-	arm string
-	at  factors
-}
-
-// places are where an assertion is checked: at every level and arm of the plan that it names, or that it leaves open.
-// The baseline is never what an assertion on a difference leaves open.
-func (a *asserter) places(of assertion.Assertion) []place {
-	arms := askedArms(a.run, a.whole)
-	if of.Against != assertion.Value || len(a.run.Absent) > 0 {
-		arms = slices.DeleteFunc(slices.Clone(arms), func(arm string) bool { return arm == record.Direct || arm == record.AA })
+// allPlaces are the arms at the levels of the plan, by level.
+func allPlaces(run record.Run, trials []record.Trial) []place {
+	planned := slices.Clone(run.Plan)
+	for _, t := range trials { // of a record without a plan
+		planned = append(planned, t.PlannedTrial)
 	}
-	if of.Arm != "" {
-		arms = []string{of.Arm}
-	}
-	seen := map[levelArm]bool{}
-	var all []place
-	add := func(arm string, at factors) {
-		if at == nil {
-			at = factors{}
-		}
-		if k := (levelArm{at.key(), arm}); slices.Contains(arms, arm) && !seen[k] && contains(at, of.Level) {
-			seen[k] = true
-			all = append(all, place{arm, at})
-		}
-	}
-	for _, p := range a.run.Plan {
-		add(p.Arm, p.Factors)
-	}
-	for _, t := range a.trials { // of a record without a plan
-		add(t.Arm, t.Factors)
-	}
+	all := placesOf(planned)
 	slices.SortStableFunc(all, func(x, y place) int {
 		return cmp.Or(compareFactors(x.at, y.at), CompareArms(x.arm, y.arm))
 	})
 	return all
+}
+
+// concerned are the places where an assertion is checked: every level and arm that it names, or that it leaves open.
+// The baseline is never what an assertion on a difference leaves open.
+func (a *asserter) concerned(of assertion.Assertion) []place {
+	arms := askedArms(a.run, a.whole)
+	if of.Against != assertion.Value || len(a.run.Absent) > 0 {
+		arms = withoutBaseline(arms)
+	}
+	if of.Arm != "" {
+		arms = []string{of.Arm}
+	}
+	return slices.DeleteFunc(slices.Clone(a.places), func(p place) bool {
+		return !slices.Contains(arms, p.arm) || !contains(p.at, of.Level)
+	})
 }
 
 // contains reports whether a level has what is asked for of it; numbers may be written otherwise.
@@ -211,7 +205,7 @@ func (a *asserter) verdict(of assertion.Assertion) Verdict {
 	v := Verdict{Assertion: of.String(), Checks: []Check{}}
 	t := a.tableOf(of.Component)
 	var results []Result
-	for _, p := range a.places(of) {
+	for _, p := range a.concerned(of) {
 		if !a.concerns(t, of, p.at) {
 			continue
 		}
@@ -310,7 +304,7 @@ func (a *asserter) check(t *table, of assertion.Assertion, p place) Check {
 	}
 	twin := a.newCheck(t, of, place{record.AA, p.at})
 	if hold(t, of, place{record.AA, p.at}, &twin); twin.Result == c.Result {
-		c.Result, c.Why = Undecided, "so is the A/A twin's, which is the baseline again: the machine was not steady"
+		c.Result, c.Why = Undecided, "the A/A twin, which is the baseline again, shows the same: the machine was not steady"
 	}
 	return c
 }
@@ -328,17 +322,18 @@ func (a *asserter) exact(t *table, of assertion.Assertion, p place, c *Check) {
 			}
 		}
 	}
-	_, c.Lost = t.keptValues(p.at, p.arm, of.Metric)
+	_, c.Lost = t.lost(of.Metric, p)
 	switch {
 	case broken > 0:
-		c.Result, c.Why = Fails, fmt.Sprintf("in %d of %s", broken, quantity.Counted(c.N, "trial"))
+		c.Result, c.Why = Fails, fmt.Sprintf("broken in %d of %s", broken, quantity.Counted(c.N, "trial"))
 	case c.N > 0 && c.Lost > 0:
-		c.Value, c.Why = &of.Bound, fmt.Sprintf("in all of %d trials, and the %s without a value may break it", c.N, blocks(c.Lost))
+		c.Value, c.Why = &of.Bound, fmt.Sprintf("kept in all %d trials with a value; the %s without one could have broken it",
+			c.N, blocks(c.Lost))
 	case c.N < stats.MinBlocks:
 		c.tooFew(stats.MinBlocks, a.perBlock)
 	default:
 		c.Result, c.Value = Holds, &of.Bound
-		c.Why = fmt.Sprintf("in all %d trials; fewer than %s of such trials break it, at 95 %%", c.N,
+		c.Why = fmt.Sprintf("kept in all %d trials; at 95 %% confidence, fewer than %s of such trials break it", c.N,
 			quantity.Rough(stats.NoneBound(c.N), quantity.Part))
 	}
 }
@@ -346,7 +341,7 @@ func (a *asserter) exact(t *table, of assertion.Assertion, p place, c *Check) {
 // pooled holds a part of counts, which are added up over trials, against a bound.
 func (a *asserter) pooled(t *table, of assertion.Assertion, p place, c *Check) {
 	if of.Against == assertion.Change { // which no spec and no command line can ask for
-		c.Why = "of a part that is pooled over trials no change in per cent is known"
+		c.Why = "a part that is pooled over trials has no change in per cent"
 		return
 	}
 	var all []stats.Share
@@ -357,7 +352,7 @@ func (a *asserter) pooled(t *table, of assertion.Assertion, p place, c *Check) {
 	}
 	bursts := stats.Bursts(all...)
 	// Lost trials are taken to have none, or all, of as many samples as the others have.
-	_, lost := t.keptValues(p.at, p.arm, of.Metric)
+	_, lost := t.lost(of.Metric, p)
 	estimate := func(part float64, lost int) stats.Estimate {
 		mine := byBlock(t.pools[pool{p.at.key(), p.arm, of.Metric}])
 		samples := 0
@@ -427,16 +422,27 @@ func (a *asserter) lag(t *table, of assertion.Assertion, p place, value float64,
 	}
 }
 
+// lost are the blocks in which the value of an arm stands in the worst case, and how many are lost. As with pairs, a
+// block that all arms lost to others counts as one that was not run.
+func (t *table) lost(metric string, p place) (stand []int, lost int) {
+	stand, lost, whole := t.lostBlocks(p.at, p.arm, metric, false)
+	return stand, lost - whole
+}
+
 // median is the median of an arm, with the interval in which it lies whatever the blocks without a value would have
 // been.
 func (a *asserter) median(t *table, metric string, p place) (e stats.Estimate, lo, hi float64, lost int) {
 	e = stats.MedianAt(t.column(p.at, p.arm, metric), a.confidence)
-	kept, lost := t.keptValues(p.at, p.arm, metric)
+	stand, lost := t.lost(metric, p)
 	if lost == 0 || !e.HasInterval {
 		return e, e.Lo, e.Hi, lost
 	}
 	with := func(v float64) stats.Estimate {
-		return stats.MedianAt(append(slices.Clone(kept), slices.Repeat([]float64{v}, lost)...), a.confidence)
+		xs := slices.Repeat([]float64{v}, lost)
+		for _, block := range stand {
+			xs = append(xs, t.cells[cell{p.at.key(), p.arm, block}].metrics[metric])
+		}
+		return stats.MedianAt(xs, a.confidence)
 	}
 	return e, with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, lost
 }
@@ -454,10 +460,9 @@ func (a *asserter) compared(t *table, of assertion.Assertion, p place) (e stats.
 		back = math.Expm1
 	}
 	pairs := t.pairs(p.at, p.arm, of.Metric)
-	if of.Against == assertion.Change {
-		if _, ok := stats.LogRatios(pairs); !ok {
-			return stats.Estimate{N: len(pairs)}, 0, 0, 0, len(pairs) == 0
-		}
+	xs := made(pairs)
+	if len(xs) < len(pairs) {
+		return stats.Estimate{N: len(pairs)}, 0, 0, 0, false
 	}
 	known := learned{of.Component, of.Metric, of.Against}
 	dependence, has := a.learned[known]
@@ -467,13 +472,9 @@ func (a *asserter) compared(t *table, of assertion.Assertion, p place) (e stats.
 	}
 	stand, lost, whole := t.lostPairs(p.at, p.arm, of.Metric)
 	lost -= whole
-	e, _, _ = dependence.At(made(pairs), 0, a.confidence, a.run.Seed)
-	lo, hi = e.Lo, e.Hi
+	e, lo, hi = dependence.At(xs, 0, a.confidence, a.run.Seed)
 	if lost > 0 && e.HasInterval {
-		kept, worstLo, worstHi := dependence.At(made(t.pairsOf(p.at, p.arm, of.Metric, stand)), lost, a.confidence, a.run.Seed)
-		if lo, hi = worstLo, worstHi; !kept.HasInterval {
-			lo, hi = math.Inf(-1), math.Inf(1)
-		}
+		_, lo, hi = dependence.At(made(t.pairsOf(p.at, p.arm, of.Metric, stand)), lost, a.confidence, a.run.Seed)
 	}
 	e.Value, e.Lo, e.Hi = back(e.Value), back(e.Lo), back(e.Hi)
 	return e, back(lo), back(hi), lost, true
@@ -563,7 +564,7 @@ func (c *Check) Advice() string {
 		text = fmt.Sprintf("at least %d blocks are needed", c.Blocks)
 	}
 	if c.Seconds > 0 {
-		text += fmt.Sprintf(" (%s more)", quantity.Wait(c.Seconds))
+		text += fmt.Sprintf(" (%s more)", quantity.Wait(time.Duration(c.Seconds*float64(time.Second))))
 	}
 	return text
 }

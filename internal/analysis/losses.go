@@ -26,6 +26,11 @@ type armMetric struct{ arm, metric string }
 // the arm and both twins, each to others than the trial. Where an arm's losses are beyond chance, values of later
 // attempts count as lost as well, for they were chosen, and no block as a whole.
 func (t *table) lostPairs(at factors, arm, metric string) (stand []int, lost, whole int) {
+	return t.lostBlocks(at, arm, metric, true)
+}
+
+// lostBlocks is lostPairs, or the same of the arm alone: the blocks in which its own value stands.
+func (t *table) lostBlocks(at factors, arm, metric string, paired bool) (stand []int, lost, whole int) {
 	level := at.key()
 	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
 	twin := t.fates(pool{level, record.AA, metric})
@@ -33,8 +38,8 @@ func (t *table) lostPairs(at factors, arm, metric string) (stand []int, lost, wh
 	for _, block := range slices.Sorted(maps.Keys(of)) {
 		f, b := of[block], base[block]
 		switch _, ran := base[block]; {
-		case !ran:
-		case f.told && b.told && !(selected && f.again):
+		case paired && !ran:
+		case f.told && (b.told || !paired) && !(selected && f.again):
 			stand = append(stand, block)
 		default:
 			lost++
@@ -44,24 +49,6 @@ func (t *table) lostPairs(at factors, arm, metric string) (stand []int, lost, wh
 		}
 	}
 	return stand, lost, whole
-}
-
-// keptValues are the values of an arm that stand in the worst case, and how many are lost. As in lostPairs, a block
-// that all arms lost to others counts as one that was not run.
-func (t *table) keptValues(at factors, arm, metric string) (kept []float64, lost int) {
-	level := at.key()
-	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
-	twin := t.fates(pool{level, record.AA, metric})
-	selected := t.selected[armMetric{arm, metric}]
-	for _, block := range slices.Sorted(maps.Keys(of)) {
-		switch f := of[block]; {
-		case f.told && !(selected && f.again):
-			kept = append(kept, t.cells[cell{level, arm, block}].metrics[metric])
-		case selected || !f.others || !base[block].others || !twin[block].others:
-			lost++
-		}
-	}
-	return kept, lost
 }
 
 // findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all

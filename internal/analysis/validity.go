@@ -134,11 +134,15 @@ func (s *Summary) tells(run record.Run, t *table) bool {
 // askedArms are the arms that the run is about: all but the baseline and its twin, where there are others.
 func askedArms(run record.Run, t *table) []string {
 	arms := t.everyArm(run)
-	others := slices.DeleteFunc(slices.Clone(arms), func(a string) bool { return a == record.Direct || a == record.AA })
-	if len(others) > 0 {
+	if others := withoutBaseline(arms); len(others) > 0 {
 		return others
 	}
 	return arms
+}
+
+// withoutBaseline are the arms but for the baseline and its twin.
+func withoutBaseline(arms []string) []string {
+	return slices.DeleteFunc(slices.Clone(arms), func(a string) bool { return a == record.Direct || a == record.AA })
 }
 
 // headline reports whether answers speak of a metric. Records of Tare before 0.2 do not say of which they do: there it
@@ -147,31 +151,39 @@ func headline(run record.Run, metric string) bool {
 	return len(run.Headline) == 0 || slices.Contains(run.Headline, metric)
 }
 
-// whyNothing says of each arm that the run is about, at each level, how many of its trials were lost and by what most
-// were.
-func (s *Summary) whyNothing(run record.Run, t *table) []string {
-	type place struct {
-		arm string
-		at  factors
-	}
-	var places []place
+// place is an arm at a level.
+type place struct {
+	arm string
+	at  factors
+}
+
+// placesOf are the arms at levels of planned trials, each once.
+func placesOf(planned []record.PlannedTrial) (all []place) {
 	seen := map[levelArm]bool{}
-	add := func(arm string, of map[string]string) {
-		at := factors(of)
+	for _, p := range planned {
+		at := factors(p.Factors)
 		if at == nil {
 			at = factors{}
 		}
-		if k := (levelArm{at.key(), arm}); len(t.outcomes[k]) > 0 && !seen[k] && slices.Contains(askedArms(run, t), arm) {
+		if k := (levelArm{at.key(), p.Arm}); !seen[k] {
 			seen[k] = true
-			places = append(places, place{arm, at})
+			all = append(all, place{p.Arm, at})
 		}
 	}
-	for _, p := range run.Plan {
-		add(p.Arm, p.Factors)
-	}
+	return all
+}
+
+// whyNothing says of each arm that the run is about, at each level, how many of its trials were lost and by what most
+// were.
+func (s *Summary) whyNothing(run record.Run, t *table) []string {
+	planned := slices.Clone(run.Plan)
 	for _, x := range s.Trials.Excluded { // of a record without a plan
-		add(x.Arm, x.Factors)
+		planned = append(planned, record.PlannedTrial{Arm: x.Arm, Factors: x.Factors})
 	}
+	asked := askedArms(run, t)
+	places := slices.DeleteFunc(placesOf(planned), func(p place) bool {
+		return len(t.outcomes[levelArm{p.at.key(), p.arm}]) == 0 || !slices.Contains(asked, p.arm)
+	})
 	slices.SortFunc(places, func(a, b place) int { return cmp.Or(CompareArms(a.arm, b.arm), compareFactors(a.at, b.at)) })
 	var reasons []string
 	for _, p := range places {

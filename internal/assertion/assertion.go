@@ -3,6 +3,7 @@
 package assertion
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,7 +18,7 @@ import (
 	"tare/internal/quantity"
 )
 
-// Op is how a value is held against a bound.
+// Op is how a value is compared with a bound.
 type Op string
 
 // The operators.
@@ -171,13 +172,11 @@ func (a *Assertion) bound(text string) error {
 			a.written, a.Metric, a.written)
 	case m[3] == "" && v == 0: // nothing has no unit
 	case !is && m[3] == "":
-		return fmt.Errorf("has the bound %s without a unit; %s is in %s", a.written, a.Metric, orList(known))
+		return fmt.Errorf("has the bound %s without a unit; %s is in %s", a.written, a.Metric, namesOf(known))
 	case !is:
-		return fmt.Errorf("has the bound %s, and %s is in %s", a.written, a.Metric, orList(known))
+		return fmt.Errorf("has the bound %s, and %s is in %s", a.written, a.Metric, namesOf(known))
 	}
-	if a.Bound = v * factor; v == 0 {
-		a.Bound = 0
-	}
+	a.Bound = v * factor
 	if m[1] == "-" {
 		a.Bound = -a.Bound
 	}
@@ -190,28 +189,21 @@ func (a *Assertion) bound(text string) error {
 	return nil
 }
 
-// orList names the units there are.
-func orList(known map[string]float64) string {
+// namesOf are the units that there are, the smallest first.
+func namesOf(known map[string]float64) string {
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(known)), func(n string) bool { return n == "" || n > "~" })
 	if len(names) == 0 {
 		return "plain numbers"
 	}
-	slices.SortFunc(names, func(a, b string) int {
-		if known[a] < known[b] {
-			return -1
-		}
-		return 1
-	})
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(known[a], known[b]) })
 	return strings.Join(names, ", ")
 }
 
 // String is the assertion in its canonical form, which Parse reads as the same.
-func (a Assertion) String() string {
-	return a.Of() + " " + string(a.Op) + " " + a.written
-}
+func (a Assertion) String() string { return a.of() + " " + string(a.Op) + " " + a.written }
 
-// Of is what the assertion is of: the metric, and in braces which arm, component and level.
-func (a Assertion) Of() string {
+// of is the metric, and in braces which arm, component and level.
+func (a Assertion) of() string {
 	var labels []string
 	if a.Arm != "" {
 		labels = append(labels, armLabel+"="+a.Arm)

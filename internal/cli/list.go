@@ -12,6 +12,7 @@ import (
 	"tare/internal/engine"
 	"tare/internal/fault"
 	"tare/internal/kind"
+	"tare/internal/quantity"
 )
 
 func init() { register(newList) }
@@ -67,7 +68,7 @@ func listExperiments(w io.Writer) error {
 		if err := s.Apply(engine.Overrides{Quick: true}); err != nil {
 			return err
 		}
-		fmt.Fprintf(&b, "%s\n  %s\n  takes about %s (--quick: %s); needs %s\n", name, s.Question, roughly(full), roughly(engine.Estimate(s)), needs)
+		fmt.Fprintf(&b, "%s\n  %s\n  takes about %s (--quick: %s); needs %s\n", name, s.Question, quantity.Wait(full), quantity.Wait(engine.Estimate(s)), needs)
 	}
 	b.WriteString("\n'tare run NAME' runs one; 'tare list NAME' prints its spec, to start your own from.\n")
 	_, err := io.WriteString(w, b.String())

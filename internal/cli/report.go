@@ -42,9 +42,9 @@ json (the summary, schema ` + analysis.Schema + `), bench (the Go benchmark form
 benchstat reads), junit (the verdicts of assertions as JUnit XML) and github (the same as annotations of GitHub
 Actions). Several formats, separated by commas, are written one after another.
 
-An invalid run is reported as invalid; the exit code is still 0, since the report was made. With --assert the run is
-held against these assertions as well, and the exit code is that of 'tare run': 5 where one fails, 4 where one is
-undecided or the run is invalid.`,
+An invalid run is reported as invalid; the exit code is still 0, since the report was made. --assert adds
+assertions to those of the run, and the exit code is then that of 'tare run': 5 where one fails, 4 where one is
+undecided, or the run is invalid or partial.`,
 		Example: `  tare report tare-run-quickstart-20260102-030405
   tare report DIR --format html -o report.html
   tare report DIR --format md > report.md
@@ -63,7 +63,8 @@ undecided or the run is invalid.`,
 					return fault.New(fault.Usage, "--format "+f, "choose from "+strings.Join(reportFormats, ", "), "no such format")
 				}
 			}
-			s, err := (*analysis.Summary)(nil), error(nil)
+			var s *analysis.Summary
+			var err error
 			if out == "" {
 				s, err = writeReport(cmd.OutOrStdout(), args[0], formats, asserted)
 			} else {
@@ -77,7 +78,7 @@ undecided or the run is invalid.`,
 	}
 	c.Flags().StringSliceVar(&formats, "format", []string{"text"}, strings.Join(reportFormats, ", ")+"; several with commas")
 	c.Flags().StringArrayVar(&asserted, "assert", nil,
-		"budget that the run is held against, beside its own, such as 'memory_hard_bytes <= 50MB'; may be repeated")
+		"budget to check the run against, beside its own, such as 'memory_hard_bytes <= 50MB'; may be repeated")
 	c.Flags().StringVarP(&out, "output", "o", "", "file to write instead of standard output")
 	return c
 }

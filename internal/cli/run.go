@@ -67,9 +67,9 @@ With --precision the run goes on, in whole blocks, until intervals are this narr
 value, or for a difference as a part of the baseline's value. With --until alone it goes on until the time is up.
 Neither looks at whether a difference is resolved.
 
---assert sets a budget: METRIC <= BOUND, or <, >=, >, ==. A bound with a sign is one of the difference to the baseline.
-In braces it names an arm, a component or a level: 'memory_hard_bytes{component=agent} <= 50MB'. Each holds, fails (exit
-code 5) or is undecided (exit code 4), by its interval; with --until the run goes on until all are decided.
+--assert sets a budget: METRIC <= BOUND, or <, >=, >, ==. A bound with a sign limits the difference to the baseline.
+Braces name an arm, a component or a level: 'memory_hard_bytes{component=agent} <= 50MB'. By its interval each holds,
+fails (exit code 5) or is undecided (exit code 4). With --until the run goes on until all are decided.
 
 Ctrl-C ends the run early: the trial under way is taken down, what was measured is kept and reported as partial, and the
 exit code is 4.`,
@@ -398,10 +398,10 @@ func judged(dir string, s *analysis.Summary) error {
 	}
 	switch result {
 	case analysis.Fails:
-		return fault.New(fault.Exceeded, dir, "the verdicts above say by how much", "%s: %s",
+		return fault.New(fault.Exceeded, dir, "the table of assertions says by how much", "%s: %s",
 			several(len(not), "assertion fails", "assertions fail"), strings.Join(not, "; "))
 	case analysis.Undecided:
-		return fault.New(fault.Invalid, dir, cmp.Or(advice, "the verdicts above say why"), "%s: %s",
+		return fault.New(fault.Invalid, dir, cmp.Or(advice, "the table of assertions says why"), "%s: %s",
 			several(len(not), "assertion is undecided", "assertions are undecided"), strings.Join(not, "; "))
 	}
 	return nil
@@ -488,13 +488,13 @@ func extent(s *engine.Spec, r record.Run) string {
 	block := quantity.Counted(len(r.Plan)/max(r.Blocks, 1), "trial")
 	switch {
 	case s.Precision != nil:
-		return fmt.Sprintf("blocks of %s until intervals are within %.3g %%, at most about %s", block, 100*s.Precision.Target, roughly(s.Until))
+		return fmt.Sprintf("blocks of %s until intervals are within %.3g %%, at most about %s", block, 100*s.Precision.Target, quantity.Wait(s.Until))
 	case s.Open():
-		return fmt.Sprintf("blocks of %s for about %s", block, roughly(s.Until))
+		return fmt.Sprintf("blocks of %s for about %s", block, quantity.Wait(s.Until))
 	}
-	text := fmt.Sprintf("%s in %s, about %s", quantity.Counted(len(r.Plan), "trial"), quantity.Counted(r.Blocks, "block"), roughly(engine.Estimate(s)))
+	text := fmt.Sprintf("%s in %s, about %s", quantity.Counted(len(r.Plan), "trial"), quantity.Counted(r.Blocks, "block"), quantity.Wait(engine.Estimate(s)))
 	if s.Repeat > 0 {
-		text += fmt.Sprintf(" and at most %s more to repeat spoiled trials", roughly(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
+		text += fmt.Sprintf(" and at most %s more to repeat spoiled trials", quantity.Wait(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
 	}
 	return text
 }
@@ -537,7 +537,7 @@ func (p *progress) say(at engine.Progress) {
 	n := at.Next
 	trial := fmt.Sprintf("trial %d", n.Index+1)
 	where := fmt.Sprintf("block %d of %d", n.Block+1, at.Blocks)
-	left := roughly(at.Left) + " left"
+	left := quantity.Wait(at.Left) + " left"
 	if at.Open {
 		where, left = fmt.Sprintf("block %d", n.Block+1), "at most "+left
 		if at.Look > 0 {
@@ -626,6 +626,3 @@ func (p *progress) interrupted() {
 	}
 	fmt.Fprint(p.w, text)
 }
-
-// roughly is d for a person who waits.
-func roughly(d time.Duration) string { return quantity.Wait(d.Seconds()) }

@@ -17,6 +17,7 @@ import (
 	"tare/internal/command"
 	"tare/internal/engine"
 	"tare/internal/fault"
+	"tare/internal/host/cgroup"
 	"tare/internal/kind"
 	"tare/internal/near"
 	"tare/internal/param"
@@ -53,9 +54,9 @@ trial anew, in a control group of its own. It must stay in the foreground, and n
 {cgroup_id} and {cgroup_path} in its arguments are the control group of the workload, {dir} a directory of its own,
 {port} a free port.
 
-With --against another command, such as the version before, is the baseline: both run as arms of one run, in random
-order within each block, so what differs is the versions and not two days of one machine. The settings of the command
-(--ready-port, --env and so on) are those of both.
+With --against another command, such as the previous version, is the baseline. Both run as arms of one run, in random
+order within each block, so the differences are those of the versions, and not of the machine on two days. Settings of
+the command (--ready-port, --env and so on) apply to both.
 
 It is an experiment like others: its directory keeps every trial, and the spec in its run.json runs again with
 'tare run'.`,
@@ -135,9 +136,7 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 		return err
 	}
 	if f.against != "" {
-		of := f.command.Clone()
-		of["command"] = f.against
-		if _, err := command.OptionsOf(of); err != nil {
+		if _, err := command.OptionsOf(f.baseline()); err != nil {
 			return fault.Wrap(err, fault.Usage, "--against", fault.MendOf(err), "this cannot be the baseline")
 		}
 	}
@@ -158,48 +157,60 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 	return run(ctx, s, f.run, out)
 }
 
-// rehearse starts the command once by itself, and the one that it is held against, and sets from when on they are ready
+// rehearse starts the command once by itself, and the baseline where there is one, and sets from when on they are ready
 // unless the user did: the longer of their start-ups.
 func (f tryFlags) rehearse(ctx context.Context, name string) error {
 	layout, self, err := ground(os.Stderr)
 	if err != nil {
 		return err
 	}
-	lines := []string{f.command["command"]}
-	if f.against != "" {
-		lines = append(lines, f.against)
+	ready, err := rehearseOne(ctx, layout, self, name, f.command)
+	if err != nil {
+		return err
 	}
-	var longest time.Duration
-	for i, line := range lines {
-		who, of := name, f.command.Clone()
-		if of["command"] = line; i > 0 {
-			who = "the command that it is held against"
-		}
-		found, err := subject.Rehearse(ctx, layout, self, of)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil && i > 0 {
+	if f.against != "" {
+		of, err := rehearseOne(ctx, layout, self, "the baseline", f.baseline())
+		if err != nil && ctx.Err() == nil {
 			return fault.Wrap(err, fault.CodeOf(err), "--against", fault.MendOf(err), "the baseline cannot run")
 		}
 		if err != nil {
 			return err
 		}
-		switch {
-		case found.ReadyAfter == 0:
-		case found.Settled:
-			fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", who,
-				found.ReadyAfter.Seconds())
-		default:
-			fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never settled; "+
-				"give the time that its start-up takes with --ready-after\n", who)
-		}
-		longest = max(longest, found.ReadyAfter)
+		ready = max(ready, of)
 	}
-	if longest > 0 {
-		f.command["ready-after"] = longest.String()
+	if ready > 0 {
+		f.command["ready-after"] = ready.String()
 	}
 	return nil
+}
+
+// rehearseOne starts one command once by itself, and says how long its start-up takes; 0 where its settings say when it
+// is ready.
+func rehearseOne(
+	ctx context.Context, layout *cgroup.Layout, self, name string, settings param.Values,
+) (time.Duration, error) {
+	found, err := subject.Rehearse(ctx, layout, self, settings)
+	switch {
+	case ctx.Err() != nil:
+		return 0, context.Cause(ctx)
+	case err != nil:
+		return 0, err
+	case found.ReadyAfter == 0:
+	case found.Settled:
+		fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
+			found.ReadyAfter.Seconds())
+	default:
+		fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never settled; "+
+			"give the time that its start-up takes with --ready-after\n", name)
+	}
+	return found.ReadyAfter, nil
+}
+
+// baseline are the settings of the command of --against: those of the command that is tried, but for the command line.
+func (f tryFlags) baseline() param.Values {
+	of := f.command.Clone()
+	of["command"] = f.against
+	return of
 }
 
 // lineOf is the command line of a spec. A path is made whole, unless it is of another directory, so that the spec can
@@ -320,7 +331,7 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 	line("name: %q", "try-"+name)
 	question := "What does " + name + " use, and what do workloads beside it lose?"
 	if f.against != "" {
-		question = "What does " + name + " use and take from workloads beside it, more or less than what it is held against?"
+		question = "What does " + name + " use, and what do workloads beside it lose, compared with the baseline command?"
 	}
 	line("question: %q", question)
 	line("needs: [bpf-syscall, bpf-stats, sampling]")
@@ -337,20 +348,20 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 		}
 		line("  %s: {%s}", w.name, text)
 	}
-	arm := func(indent, text string) {
-		line("%ssubject: %s\n%scommand: %s", indent, subject.Name, indent, yamlText(text))
-		for _, s := range commandFlags() {
-			if v := f.command[s.Name]; v != "" && v != s.Default {
+	arm := func(indent string, settings param.Values) {
+		line("%ssubject: %s", indent, subject.Name)
+		for _, s := range command.Settings {
+			if v := settings[s.Name]; v != "" && v != s.Default {
 				line("%s%s: %s", indent, s.Name, yamlText(v))
 			}
 		}
 	}
 	if f.against != "" {
 		line("baseline:")
-		arm("  ", f.against)
+		arm("  ", f.baseline())
 	}
 	line("arms:\n  %q:", name)
-	arm("    ", f.command["command"])
+	arm("    ", f.command)
 	if len(chosen) == 1 {
 		return b.String()
 	}

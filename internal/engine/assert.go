@@ -34,17 +34,16 @@ func (s *Spec) assert(text string) error {
 // checkAssertion checks that what an assertion names is in the experiment. Components are known only once it runs.
 func (s *Spec) checkAssertion(a assertion.Assertion) error {
 	if arms := s.AllArms(); a.Arm != "" && !slices.Contains(arms, a.Arm) {
-		return fmt.Errorf("is of the arm %q, which there is not%s", near.Clip(a.Arm), near.Meant(a.Arm, arms))
+		return fmt.Errorf("names the arm %q, which does not exist%s", near.Clip(a.Arm), near.Meant(a.Arm, arms))
+	}
+	labels := []string{"arm", "component"}
+	for _, f := range s.Factors {
+		labels = append(labels, f.Name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Level)) {
-		var factors []string
-		for _, f := range s.Factors {
-			factors = append(factors, f.Name)
-		}
 		f := s.factor(name)
 		if f == nil {
-			return fmt.Errorf("is of a level of %q, which is no factor of the experiment%s", near.Clip(name),
-				near.Meant(name, append(factors, "arm", "component")))
+			return fmt.Errorf("names %q, which is not a factor of the experiment%s", near.Clip(name), near.Meant(name, labels))
 		}
 		level := a.Level[name]
 		if ts, err := s.find(name); f.cases == nil && err == nil {
@@ -53,7 +52,7 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 			}
 		}
 		if !slices.Contains(f.Levels, level) {
-			return fmt.Errorf("is of %s %q, and its levels are %v", name, near.Clip(a.Level[name]), f.Levels)
+			return fmt.Errorf("names %s %q, and its levels are %v", name, near.Clip(a.Level[name]), f.Levels)
 		}
 		a.Level[name] = level
 	}
@@ -68,18 +67,24 @@ func ParseAssertion(text string, defined []metric.Definition) (assertion.Asserti
 	for _, d := range defined {
 		names = append(names, d.Name)
 	}
-	switch {
-	case a.Metric != "" && !slices.Contains(names, a.Metric): // before its bound, whose unit depends on it
-		return a, fmt.Errorf("is of the metric %q, which there is not%s; docs/metrics.md has those there are",
+	at := slices.Index(names, a.Metric)
+	if a.Metric != "" && at < 0 { // before its bound, whose unit depends on it
+		return a, fmt.Errorf("names the metric %q, which does not exist%s; docs/metrics.md has those there are",
 			near.Clip(a.Metric), near.Meant(a.Metric, names))
-	case err == nil && metric.NewSet(defined).Of(a.Metric).Pool == metric.Counts && a.Against == assertion.Change:
-		return a, fmt.Errorf("asks for a change in per cent of %s, which is counted over all trials together; write the "+
+	}
+	if err != nil {
+		return a, err
+	}
+	pooled := defined[at].Pool == metric.Counts
+	switch {
+	case pooled && a.Against == assertion.Change:
+		err = fmt.Errorf("asks for a change in per cent of %s, which is counted over all trials together; write the "+
 			"difference as +0.01", a.Metric)
-	case err == nil && metric.NewSet(defined).Of(a.Metric).Pool == metric.Counts && a.Op == assertion.Equal:
-		return a, fmt.Errorf("holds each trial against a bound, and %s is counted over all trials together; use <= or >=",
+	case pooled && a.Op == assertion.Equal:
+		err = fmt.Errorf("compares each trial with a bound, and %s is counted over all trials together; use <= or >=",
 			a.Metric)
-	case err == nil && a.Against != assertion.Value && a.Arm == record.Direct:
-		return a, fmt.Errorf("holds the baseline against itself; leave out the sign of %s", a.Bounded())
+	case a.Against != assertion.Value && a.Arm == record.Direct:
+		err = fmt.Errorf("compares the baseline with itself; leave out the sign of %s", a.Bounded())
 	}
 	return a, err
 }

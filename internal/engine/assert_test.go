@@ -36,12 +36,12 @@ func TestAssertInASpec(t *testing.T) {
 
 func TestAssertRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"latency <= 3ms":                          `is of the metric "latency", which there is not`,
+		"latency <= 3ms":                          `names the metric "latency", which does not exist`,
 		"latency_p50_secnds <= 3ms":               `did you mean "latency_p50_seconds"`,
-		"latency_p50_seconds{arm=hevy} <= 3ms":    `is of the arm "hevy", which there is not; did you mean "heavy"`,
-		"latency_p50_seconds{rte=500} <= 3ms":     `"rte", which is no factor of the experiment`,
-		"latency_p50_seconds{rate=501} <= 3ms":    `is of rate "501", and its levels are [500 1000]`,
-		"latency_p50_seconds{arm=direct} <= +3ms": "holds the baseline against itself",
+		"latency_p50_seconds{arm=hevy} <= 3ms":    `names the arm "hevy", which does not exist; did you mean "heavy"`,
+		"latency_p50_seconds{rte=500} <= 3ms":     `names "rte", which is not a factor of the experiment`,
+		"latency_p50_seconds{rate=501} <= 3ms":    `names rate "501", and its levels are [500 1000]`,
+		"latency_p50_seconds{arm=direct} <= +3ms": "compares the baseline with itself",
 		"latency_p50_seconds <= 3":                "without a unit",
 		"bpf_client_share <= +2%":                 "counted over all trials together",
 		"events_lost_share == 0":                  "counted over all trials together",

@@ -218,9 +218,8 @@ func Counted(n int, thing string) string {
 	return strconv.Itoa(n) + " " + thing + "s"
 }
 
-// Wait is a time in seconds for a person who waits: "40 s", "3 min 05 s".
-func Wait(seconds float64) string {
-	d := time.Duration(seconds * float64(time.Second))
+// Wait is d for a person who waits: "40 s", "3 min 05 s".
+func Wait(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%d s", int(d.Round(time.Second).Seconds()))
 	}

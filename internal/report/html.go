@@ -74,7 +74,7 @@ type htmlPage struct {
 	State                string // valid, invalid, partial
 	Validity             string
 	InvalidReasons       []string
-	Verdicts             []htmlVerdict
+	Verdicts             []checked
 	Started              string
 
 	Ladders    []ladderTable
@@ -126,9 +126,6 @@ func split(answer string) htmlAnswer {
 	return htmlAnswer{lead, rest}
 }
 
-// htmlVerdict is checked with names that a template can see.
-type htmlVerdict struct{ Result, Assertion, Place, Seen, Why string }
-
 type fact struct{ Name, Value string }
 
 // htmlSection and htmlRow are section and row with names that a template can see.
@@ -159,7 +156,7 @@ func htmlSections(s *analysis.Summary) []htmlSection {
 func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) *htmlPage {
 	d := newChartData(s, run, trials)
 	p := &htmlPage{
-		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons), Started: started(run),
+		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons), Verdicts: verdicts(s), Started: started(run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
 		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes, Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(), Gross: d.gross,
 		Ladders: ladderTables(s, run), Courses: d.courseTables(),
@@ -192,9 +189,6 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		p.Banner = fmt.Sprintf("This run is partial: %d of %d planned trials were done.", s.Trials.Done, s.Trials.Planned)
 	}
 	p.Folded = len(p.Sections) > 1
-	for _, v := range verdicts(s) {
-		p.Verdicts = append(p.Verdicts, htmlVerdict{v.result, v.assertion, v.place, v.seen, v.why})
-	}
 	for _, texts := range [][]string{p.InvalidReasons, p.Warnings, p.Notes, p.Excluded, p.Models, p.Unplaced} {
 		d.unstar(texts)
 	}

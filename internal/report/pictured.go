@@ -197,15 +197,7 @@ func (c placementCell) String() string {
 
 // grid writes rows of text in columns, the first of which is to the left and the others to the right.
 func (t *text) grid(rows [][]string) {
-	var widths []int
-	for _, r := range rows {
-		for i, c := range r {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], width(clean(c)))
-		}
-	}
+	widths := widthsOf(rows)
 	for n, r := range rows {
 		var b strings.Builder
 		for i, c := range r {

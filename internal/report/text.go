@@ -104,25 +104,16 @@ func (t *text) verdicts(s *analysis.Summary) {
 	if len(all) == 0 {
 		return
 	}
-	var widths [3]int
+	var cells [][]string
 	for _, v := range all {
-		for i, c := range v.cells()[:len(widths)] {
-			widths[i] = max(widths[i], width(clean(c)))
-		}
+		cells = append(cells, v.cells())
 	}
+	widths := widthsOf(cells)
 	t.line(t.bold("Assertions"))
-	for _, v := range all {
-		var b strings.Builder
-		for i, c := range v.cells() {
-			if c = clean(c); i < len(widths) {
-				c += strings.Repeat(" ", widths[i]-width(c)+2)
-			}
-			b.WriteString(c)
-		}
-		t.line(b.String())
-		if v.why != "" {
-			lead := strings.Repeat(" ", widths[0]+2)
-			t.wrap(lead, v.why)
+	for i, v := range all {
+		t.line(aligned(cells[i], widths))
+		if v.Why != "" {
+			t.wrap(strings.Repeat(" ", widths[0]+2), v.Why)
 		}
 	}
 	t.line("")
@@ -154,19 +145,13 @@ func (t *text) wrap(lead, prose string) {
 
 func (t *text) table(head row, rows []row) {
 	rows = append([]row{head}, rows...)
-	var widths [5]int
-	for _, r := range rows {
-		for i, c := range r.cells() {
-			widths[i] = max(widths[i], width(clean(c)))
-		}
+	cells := make([][]string, len(rows))
+	for i, r := range rows {
+		cells[i] = r.cells()
 	}
+	widths := widthsOf(cells)
 	for n, r := range rows {
-		var b strings.Builder
-		for i, c := range r.cells() {
-			c = clean(c)
-			b.WriteString(c + strings.Repeat(" ", widths[i]-width(c)+2))
-		}
-		line := strings.TrimRight(b.String(), " ")
+		line := strings.TrimRight(aligned(cells[n], widths), " ")
 		switch {
 		case n == 0:
 			line = t.bold(line)
@@ -175,6 +160,29 @@ func (t *text) table(head row, rows []row) {
 		}
 		t.line(line)
 	}
+}
+
+// widthsOf are the widths of the columns of rows of text.
+func widthsOf(rows [][]string) (widths []int) {
+	for _, r := range rows {
+		for i, c := range r {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], width(clean(c)))
+		}
+	}
+	return widths
+}
+
+// aligned is a row of text in columns that are all to the left.
+func aligned(cells []string, widths []int) string {
+	var b strings.Builder
+	for i, c := range cells {
+		c = clean(c)
+		b.WriteString(c + strings.Repeat(" ", widths[i]-width(c)+2))
+	}
+	return b.String()
 }
 
 func width(s string) int { return utf8.RuneCountInString(s) }

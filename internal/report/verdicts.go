@@ -10,26 +10,27 @@ import (
 	"tare/internal/record"
 )
 
-// checked is one check of an assertion as it is shown.
+// checked is one check of an assertion as it is shown. Its names are those that the HTML template sees.
 type checked struct {
-	result, assertion, place, seen string
-	why                            string // what to know of it, and what would decide it; empty: nothing
+	Result                 analysis.Result
+	Assertion, Place, Seen string
+	Why                    string // what to know of it, and what would decide it; empty: nothing
 }
 
-func (v checked) cells() []string { return []string{v.result, v.assertion, v.place, v.seen} }
+func (v checked) cells() []string { return []string{string(v.Result), v.Assertion, v.Place, v.Seen} }
 
 // verdicts are the checks of all assertions, each assertion by level and arm.
 func verdicts(s *analysis.Summary) []checked {
 	var all []checked
 	for _, v := range s.Verdicts {
 		if len(v.Checks) == 0 {
-			all = append(all, checked{string(v.Result), v.Assertion, "", "-", "no trial of the run is of it"})
+			all = append(all, checked{v.Result, v.Assertion, "", "-", "it matches no trial of the run"})
 		}
 		for i := range v.Checks {
 			c := &v.Checks[i]
-			shown := checked{result: string(c.Result), assertion: v.Assertion, place: s.Place(c), seen: c.Seen(), why: c.Why}
+			shown := checked{c.Result, v.Assertion, s.Place(c), c.Seen(), c.Why}
 			if advice := c.Advice(); advice != "" {
-				shown.why = strings.TrimPrefix(shown.why+"; "+advice, "; ")
+				shown.Why = strings.TrimPrefix(shown.Why+"; "+advice, "; ")
 			}
 			all = append(all, shown)
 		}
@@ -46,8 +47,8 @@ func verdictsMarkdown(s *analysis.Summary) string {
 	var b strings.Builder
 	b.WriteString("\n## Assertions\n\n| result | assertion | of | seen | note |\n|---|---|---|---|---|\n")
 	for _, v := range all {
-		fmt.Fprintf(&b, "| **%s** | `%s` | %s | %s | %s |\n", escape(v.result),
-			strings.NewReplacer("`", "'", "|", `\|`).Replace(clean(v.assertion)), escape(v.place), escape(v.seen), escape(v.why))
+		fmt.Fprintf(&b, "| **%s** | `%s` | %s | %s | %s |\n", escape(string(v.Result)),
+			strings.NewReplacer("`", "'", "|", `\|`).Replace(clean(v.Assertion)), escape(v.Place), escape(v.Seen), escape(v.Why))
 	}
 	return b.String()
 }
@@ -107,13 +108,13 @@ func JUnit(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Tri
 	}
 	suite.Cases = append(suite.Cases, valid)
 	for _, v := range verdicts(s) {
-		c := junitCase{Class: suite.Name, Name: clean(strings.TrimSuffix(v.assertion+": "+v.place, ": "))}
-		c.Output = clean(strings.TrimSuffix(v.seen+"; "+v.why, "; "))
-		switch analysis.Result(v.result) {
+		c := junitCase{Class: suite.Name, Name: clean(strings.TrimSuffix(v.Assertion+": "+v.Place, ": "))}
+		c.Output = clean(strings.TrimSuffix(v.Seen+"; "+v.Why, "; "))
+		switch v.Result {
 		case analysis.Fails:
-			c.Failure = &junitReason{c.Output, v.result}
+			c.Failure = &junitReason{c.Output, string(v.Result)}
 		case analysis.Undecided:
-			c.Error = &junitReason{c.Output, v.result}
+			c.Error = &junitReason{c.Output, string(v.Result)}
 		}
 		suite.Cases = append(suite.Cases, c)
 	}
@@ -141,9 +142,8 @@ func JUnit(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Tri
 func Annotations(w io.Writer, s *analysis.Summary) error {
 	var b strings.Builder
 	say := func(level, title, message string) {
-		data := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A")
-		property := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A", ":", "%3A", ",", "%2C")
-		fmt.Fprintf(&b, "::%s title=%s::%s\n", level, property.Replace(clean(title)), data.Replace(clean(message)))
+		title = strings.NewReplacer("%", "%25", ":", "%3A", ",", "%2C").Replace(clean(title)) // of one line by then
+		fmt.Fprintf(&b, "::%s title=%s::%s\n", level, title, strings.ReplaceAll(clean(message), "%", "%25"))
 	}
 	level := "notice"
 	if !s.Valid || s.Partial {
@@ -152,11 +152,11 @@ func Annotations(w io.Writer, s *analysis.Summary) error {
 	say(level, s.Experiment+": "+s.Question, validity(s))
 	levels := map[analysis.Result]string{analysis.Fails: "error", analysis.Undecided: "warning", analysis.Holds: "notice"}
 	for _, v := range verdicts(s) {
-		message := strings.TrimPrefix(v.place+": "+v.seen, ": ")
-		if v.why != "" {
-			message += "; " + v.why
+		message := strings.TrimPrefix(v.Place+": "+v.Seen, ": ")
+		if v.Why != "" {
+			message += "; " + v.Why
 		}
-		say(levels[analysis.Result(v.result)], v.assertion+" "+v.result, message)
+		say(levels[v.Result], v.Assertion+" "+string(v.Result), message)
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("writing the verdicts as annotations: %w", err)

@@ -98,8 +98,11 @@ func (d Dependence) Difference(pairs []Pair, seed uint64) Estimate {
 // minus and plus infinity widen it to WorstLo and WorstHi, which are infinite where there is no bound.
 func (d Dependence) At(xs []float64, lost int, confidence float64, seed uint64) (e Estimate, worstLo, worstHi float64) {
 	e = d.Widen(PseudoMedianAt(xs, confidence, seed), xs)
-	if !e.HasInterval {
+	switch {
+	case !e.HasInterval:
 		return e, math.Inf(-1), math.Inf(1)
+	case lost <= 0:
+		return e, e.Lo, e.Hi
 	}
 	inflation := d.inflation(xs)
 	lo, hi, _ := WorstCaseAt(xs, lost, confidence, seed)
@@ -108,9 +111,8 @@ func (d Dependence) At(xs []float64, lost int, confidence float64, seed uint64) 
 
 // WorstCase is WorstCase with its interval widened. Pairs are in the order of blocks.
 func (d Dependence) WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
-	value, inflation := Difference(pairs, seed).Value, d.inflation(Differences(pairs))
-	lo, hi, ok = WorstCase(pairs, lost, seed)
-	return widen(value, lo, inflation), widen(value, hi, inflation), ok
+	e, lo, hi := d.At(Differences(pairs), lost, Confidence, seed)
+	return lo, hi, e.HasInterval
 }
 
 // Ratio is Ratio with its interval widened, on the logarithms. Pairs are in the order of blocks.
