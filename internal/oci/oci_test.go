@@ -320,7 +320,7 @@ func TestProbe(t *testing.T) {
 	if fault.CodeOf(err) != fault.Machine || !strings.HasSuffix(fmt.Sprint(err), `refuses run: no "cgroups" here`) {
 		t.Errorf("%v", err)
 	}
-	if left := groupsOf(t, "tare-probe-*"); len(left) > 0 {
+	if left := groupsOf(t, fmt.Sprintf("tare-probe-*-p%d-t*", os.Getpid())); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
 }
@@ -361,7 +361,7 @@ func TestProbeHangs(t *testing.T) {
 			}
 		}
 	}
-	if left := groupsOf(t, "tare-probe-*"); len(left) > 0 {
+	if left := groupsOf(t, fmt.Sprintf("tare-probe-*-p%d-t*", os.Getpid())); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
 }

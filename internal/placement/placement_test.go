@@ -609,6 +609,25 @@ func TestClean(t *testing.T) {
 	}
 }
 
+// TestCleanRemovesProbes: a process that was killed while it tried whether it can make groups leaves one in a single
+// hierarchy.
+func TestCleanRemovesProbes(t *testing.T) {
+	l := machine(t)
+	const name = "tare-probe-p99999999-t1"
+	dir := filepath.Join(hierarchies(l)[0].Mount, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(dir)
+	report, err := Clean(l)
+	if err != nil || !slices.Contains(report.Trees, name) {
+		t.Errorf("%+v, %v", report, err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there: %v", dir, err)
+	}
+}
+
 // TestCleanEndsWhatHidItsEnvironment: nginx writes its title over its environment, and its workers outlive it. They are
 // ended all the same, and a process that has the file of another name is not.
 func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"tare/internal/host/feature"
+	"tare/internal/host/proc"
 )
 
 // Features says what of this machine's control groups can be read and made.
@@ -101,8 +102,11 @@ func probePeak(l *Layout) (string, error) {
 		return "memory.max_usage_in_bytes", err
 	}
 	// The root of v2 has no such file, so it is looked for in a group made for that, else in those that there are.
-	dir := filepath.Join(h.Mount, fmt.Sprintf("tare-probe-peak-%d", os.Getpid()))
-	if os.Mkdir(dir, 0o755) == nil {
+	name, err := probeName("probe-peak")
+	if err != nil {
+		return "", err
+	}
+	if dir := filepath.Join(h.Mount, name); os.Mkdir(dir, 0o755) == nil {
 		defer os.Remove(dir)
 	}
 	groups, err := filepath.Glob(filepath.Join(h.Mount, "*", "memory.current"))
@@ -115,9 +119,22 @@ func probePeak(l *Layout) (string, error) {
 	return "memory.peak", err
 }
 
+// probeName names a group of this process as a run's tree of groups is named, so that 'tare clean' and later runs know
+// and remove one whose process was killed.
+func probeName(id string) (string, error) {
+	self, err := proc.FS{}.Process(os.Getpid())
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("tare-%s-p%d-t%d", id, self.PID, self.Start), nil
+}
+
 // probeCreate makes a group in each hierarchy that experiments use, and removes it.
 func probeCreate(l *Layout) (string, error) {
-	name := fmt.Sprintf("tare-probe-%d", os.Getpid())
+	name, err := probeName("probe")
+	if err != nil {
+		return "", err
+	}
 	var in []string
 	for i := range l.Hierarchies {
 		h := &l.Hierarchies[i]

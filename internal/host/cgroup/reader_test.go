@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -351,8 +352,17 @@ func TestFeatures(t *testing.T) {
 		}
 		t.Logf("%-20s %v: %s", s.Name, s.Available, s.Detail)
 	}
-	if left, _ := filepath.Glob("/sys/fs/cgroup/*/tare-probe-*"); len(left) > 0 {
+	// Of this process alone: others may be probing at the same time.
+	if left, _ := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/*/tare-probe*-p%d-t*", os.Getpid())); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestProbeNames: groups made to probe are named as trees of runs are, which is what 'tare clean' looks for.
+func TestProbeNames(t *testing.T) {
+	name, err := probeName("probe-peak")
+	if want := fmt.Sprintf("tare-probe-peak-p%d-t", os.Getpid()); err != nil || !strings.HasPrefix(name, want) {
+		t.Errorf("%q, %v, want %s and its start time", name, err, want)
 	}
 }
 
