@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -108,6 +110,53 @@ func validate(t *testing.T, f sidecar.Found) {
 		status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/status")
 		if err != nil || !strings.Contains(string(status), "\nUid:\t65534\t65534\t65534") {
 			t.Errorf("%s still has rights: %v\n%s", f.Component, err, status)
+		}
+	}
+}
+
+// TestStatsBeforeListeners: a proxy whose counters cannot be asked for accepts no connection, so whoever sees one
+// accepted can ask at once.
+func TestStatsBeforeListeners(t *testing.T) {
+	for range 20 { // in the other order a connection gets in between in one of three
+		statsBeforeListeners(t)
+	}
+}
+
+func statsBeforeListeners(t *testing.T) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	place := sidecar.Place{Dir: t.TempDir(), Listen: l.Addr().String(), To: l.Addr().String()}
+	l.Close()
+	resources, err := resourcesOf(place)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{ // with processors enough for whoever connects meanwhile
+		Config: filepath.Join(place.Dir, configFile), Stats: filepath.Join(place.Dir, "none", statsFile), Workers: 4,
+	}
+	if err := os.WriteFile(o.Config, resources, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	input, _ := io.Pipe() // never written
+	ended := make(chan error, 1)
+	go func() { ended <- Run(t.Context(), o, role.NewConn(input, io.Discard)) }()
+	for {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("it ended with %v", err)
+			}
+			return
+		default:
+		}
+		if c, err := net.Dial("tcp", place.Listen); err == nil {
+			c.Close()
+			t.Error("a connection was accepted before the counters could be asked for")
+			<-ended
+			return
 		}
 	}
 }

@@ -87,18 +87,12 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 		err = errors.Join(err, plane.Close(late))
 	}()
 	listening := make(chan struct{})
-	if o.Config != "" {
-		if err := source.readFile(inner, o.Config); err != nil {
-			return err
-		}
-		close(listening)
-	} else {
+	if o.Config == "" {
 		if client, err = newPlaneClient(o, source, logs, listening); err != nil {
 			return err
 		}
-		left = make(chan error, 1)
-		go func() { left <- client.Run(inner) }()
 	}
+	// Before the listeners: who sees one of them accept may ask for the counters at once.
 	if o.Probes != "" {
 		end, err := answerProbes(o.Probes, probes.New(o.Table, o.ProbeHost))
 		if err != nil {
@@ -112,6 +106,15 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 			return err
 		}
 		defer end()
+	}
+	if client == nil {
+		if err := source.readFile(inner, o.Config); err != nil {
+			return err
+		}
+		close(listening)
+	} else {
+		left = make(chan error, 1)
+		go func() { left <- client.Run(inner) }()
 	}
 	if err := giveUpRoot(o.UID, o.GID); err != nil {
 		return err
