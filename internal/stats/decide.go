@@ -1,6 +1,10 @@
 package stats
 
-import "math"
+import (
+	"math"
+
+	"gonum.org/v1/gonum/stat/distuv"
+)
 
 // Looking again and again at a run that goes on until its assertions are decided would let a 95 % interval miss the
 // truth at some look in far more than 5 % of runs. SequentialConfidence is that of the intervals at each look, of
@@ -34,12 +38,77 @@ const maxBlocks = 10_000
 // blocks, and away that to the bound. The half-width shrinks with the square root of the number. It is false where that
 // would be more than 10,000, or where nothing is known of the noise.
 func BlocksToDecide(blocks int, half, away float64) (int, bool) {
-	if !(half > 0) || !(away > 0) || blocks <= 0 {
+	n, ok := forecast(blocks, power80*half, away)
+	if !ok {
 		return 0, false
 	}
-	n := math.Ceil(float64(blocks) * math.Pow(power80*half/away, 2))
+	return max(n, blocks+1), true
+}
+
+// resolve80 is by how much a difference must exceed the half-width of its 95 % interval so that 80 % of runs resolve
+// it. It must exceed what the A/A twins show as well, which is why this is more than power80; the figure is from the
+// simulation in runs_test.go.
+const resolve80 = 1.75
+
+// BlocksToResolve is how many blocks in all would resolve a difference of a size in 8 of 10 runs, if the noise stays as
+// it is: half is the half-width of its 95 % interval, or of that of the A/A twins where it is wider, after so many
+// blocks. It is false where that would be more than 10,000, or where nothing is known of the noise.
+func BlocksToResolve(blocks int, half, size float64) (int, bool) {
+	if blocks < MinBlocks {
+		return 0, false
+	}
+	normal := distuv.UnitNormal.Quantile((1 + Confidence) / 2)
+	n, ok := forecast(blocks, resolve80*normal*standardError(half, blocks), size)
+	if !ok {
+		return 0, false
+	}
+	return n + fewBlocks, true
+}
+
+// fewBlocks is what an interval of few blocks loses against the normal distribution, in blocks.
+const fewBlocks = 2
+
+// standardError is that which the half-width of a 95 % interval of so many blocks stands for, by Student's t: that of a
+// few blocks is wider for knowing less.
+func standardError(half float64, blocks int) float64 {
+	return half / distuv.StudentsT{Mu: 0, Sigma: 1, Nu: float64(blocks - 1)}.Quantile((1+Confidence)/2)
+}
+
+// assurance is how sure a plan is that the noise is no larger than it takes it for: of 10 pilots of the same length 8
+// give a number of blocks that is large enough.
+const assurance = 0.8
+
+// PlannedBlocks is how many blocks a run needs so that, with a probability (the power), its 95 % interval lies wholly
+// on one side of a bound that is so far away from the truth, given the half-width of such an interval after so many
+// blocks. What these blocks do not know of the noise themselves is allowed for. It is false where it would be more than
+// 10,000, or where nothing is known of the noise.
+func PlannedBlocks(blocks int, half, away, power float64) (int, bool) {
+	if blocks < MinBlocks {
+		return 0, false
+	}
+	free := float64(blocks - 1)
+	sure := math.Sqrt(free / distuv.ChiSquared{K: free}.Quantile(1-assurance))
+	normal := distuv.UnitNormal
+	needs := normal.Quantile((1+Confidence)/2) + normal.Quantile(power)
+	n, ok := forecast(blocks, sure*standardError(half, blocks)*needs, away)
+	if !ok {
+		return 0, false
+	}
+	return max(n+fewBlocks, MinBlocks), true
+}
+
+// forecast is after how many blocks a distance that a run can tell shrinks to another one: with the square root of
+// their number.
+func forecast(blocks int, now, wanted float64) (int, bool) {
+	if !(now > 0) || !(wanted > 0) || blocks <= 0 {
+		return 0, false
+	}
+	n := float64(blocks) * math.Pow(now/wanted, 2)
+	if n > maxBootstrap && blocks <= maxBootstrap {
+		n *= math.Pi / 2 // beyond, the median stands in for the pseudo-median, which takes so many times the blocks
+	}
 	if !(n <= maxBlocks) {
 		return 0, false
 	}
-	return max(int(n), blocks+1), true
+	return int(math.Ceil(n)), true
 }
