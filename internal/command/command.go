@@ -245,7 +245,7 @@ func checkURL(text string) error {
 }
 
 // Name is what the program is called in messages.
-func (c Command) Name() string { return filepath.Base(c.Argv[0]) }
+func (c Command) Name() string { return strings.ReplaceAll(filepath.Base(c.Argv[0]), "{self}", "tare") }
 
 // Line is the command line as a shell would take it, to be tried by hand.
 func (c Command) Line() string {

@@ -281,7 +281,7 @@ func TestFailedTrialsAgain(t *testing.T) {
 	for cause, want := range map[ledger.Cause]int{"": 6, ledger.Hypervisor: 6 + 2*2} {
 		m := newMade(t, s, 2, func(tr record.Trial) record.Validity {
 			if tr.Arm == "kernelmesh" {
-				return record.Validity{Failed: "it died", Cause: cause}
+				return record.Validity{Failed: "it died " + strings.Repeat("again", tr.Block), Cause: cause}
 			}
 			return record.Validity{Valid: true}
 		})
@@ -544,4 +544,58 @@ func (w stolenWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, er
 		}
 	}
 	return l, err
+}
+
+// TestNeverReady: an arm that fails in the same way before it could be measured, at every level, ends the run after the
+// second time; one that works at some level, or that others disturbed, does not.
+func TestNeverReady(t *testing.T) {
+	const blocks = 4
+	for name, c := range map[string]struct {
+		spec   string
+		result func(record.Trial) record.Validity
+		most   int // trials; 0: all
+	}{
+		"always": {shortSpec, func(tr record.Trial) record.Validity {
+			return failedAs(tr, fmt.Sprintf("set-up: pid %d: exit status 1", tr.Index))
+		}, 6},
+		"at every level": {sweptSpec, func(tr record.Trial) record.Validity { return failedAs(tr, "set-up: exit status 1") }, 6},
+		"at one level": {sweptSpec, func(tr record.Trial) record.Validity {
+			if tr.Factors["client.rate"] == "300" {
+				return failedAs(tr, "set-up: exit status 1")
+			}
+			return record.Validity{Valid: true}
+		}, 0},
+		"in other ways": {shortSpec, func(tr record.Trial) record.Validity {
+			return failedAs(tr, strings.Repeat("x", tr.Index))
+		}, 0},
+		"disturbed": {shortSpec, func(tr record.Trial) record.Validity {
+			v := failedAs(tr, "set-up: exit status 1")
+			if v.Failed != "" {
+				v.Cause = ledger.Neighbour
+			}
+			return v
+		}, 0},
+	} {
+		s := mustParse(t, c.spec)
+		m := newMade(t, s, blocks, c.result)
+		trials, err := m.Run(t.Context())
+		if c.most == 0 {
+			if err != nil || len(trials) < len(m.Record.Plan) {
+				t.Errorf("%s: %d of %d trials, %v", name, len(trials), len(m.Record.Plan), err)
+			}
+			continue
+		}
+		want := "the arm kernelmesh failed twice in the same way before it could be measured"
+		if err == nil || !strings.Contains(err.Error(), want) || len(trials) > c.most {
+			t.Errorf("%s: %d trials, %v, want at most %d and %q", name, len(trials), err, c.most, want)
+		}
+	}
+}
+
+// failedAs has the trials of one arm fail.
+func failedAs(tr record.Trial, why string) record.Validity {
+	if tr.Arm != "kernelmesh" {
+		return record.Validity{Valid: true}
+	}
+	return record.Validity{Failed: why}
 }

@@ -13,6 +13,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/measured"
+	"tare/internal/pattern"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/stats"
@@ -263,6 +264,11 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	if failure != nil && r.neverReady(&t) {
+		mend := cmp.Or(fault.MendOf(failure), "see the trials in "+r.Writer.Dir())
+		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mend,
+			"the arm %s failed twice in the same way before it could be measured, so the run was given up", t.Arm)
+	}
 	if failure != nil && r.hopeless() {
 		mend := cmp.Or(fault.MendOf(failure), "see the trials in "+r.Writer.Dir())
 		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mend,
@@ -270,6 +276,27 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 	}
 	return &t, nil
 }
+
+// neverReady reports whether a trial that has just failed did so before its window, as another of the same arm had
+// before and one at every level has, and none of this arm ever got as far. What others disturbed does not count.
+func (r *Runner) neverReady(failed *record.Trial) bool {
+	levels, trials := map[string]bool{}, map[int]bool{}
+	for i := range r.trials {
+		switch t := &r.trials[i]; {
+		case t.Arm != failed.Arm:
+		case t.Validity.Failed == "" || t.Ledger != nil || len(t.Nodes) > 0:
+			return false
+		case t.Validity.Cause == "" && alike(t.Validity.Failed) == alike(failed.Validity.Failed):
+			trials[t.Index], levels[fmt.Sprint(t.Factors)] = true, true
+		}
+	}
+	return len(trials) > 1 && len(levels) >= len(r.Spec.Levels())
+}
+
+// alike is an error without what differs each time: numbers, as of processes, ports and times.
+func alike(message string) string { return digits().ReplaceAllString(message, "#") }
+
+var digits = pattern.Lazy(`[0-9]+`)
 
 // hopeless says whether no trial works, and it is not for others to mend.
 func (r *Runner) hopeless() bool {

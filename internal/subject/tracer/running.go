@@ -299,7 +299,13 @@ func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(c
 	}
 }
 
-func (r *Running) name() string { return filepath.Base(r.tracer.Argv[0]) }
+// name is what the tracer is called in messages: the program, or of a role of tare the role.
+func (r *Running) name() string {
+	if r.tracer.Self() && len(r.tracer.Argv) > 1 {
+		return "tare " + r.tracer.Argv[1]
+	}
+	return filepath.Base(r.tracer.Argv[0])
+}
 
 // Counts are those of this moment: everything that the tracer has written by now is in them. One that is asked for its
 // totals is asked.
