@@ -8,6 +8,8 @@
 //	die      ends after 1,000 events
 //	flood    floods its standard error with what is no text, and has no end of a line
 //	stop     stops the good one for 2 s (SIGSTOP) after its first 1,000 events: it then loses, and says so itself
+//	lose=P   leaves out each event with the probability P, and says nothing
+//	work=D   spends the time D of its CPU on each event, and delivers all
 package main
 
 import (
@@ -18,9 +20,14 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -31,7 +38,7 @@ const (
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: tracers drop|more|late|boast|die|flood|stop COMMAND...")
+		fmt.Fprintln(os.Stderr, "usage: tracers drop|more|late|boast|die|flood|stop|lose=P|work=D COMMAND...")
 		os.Exit(2)
 	}
 	if err := run(os.Args[1], os.Args[2:]); err != nil {
@@ -74,6 +81,19 @@ func run(fault string, command []string) error {
 
 // deliver passes events on, save for the fault.
 func deliver(fault string, good *os.Process, events *bufio.Reader, out *bufio.Writer) error {
+	fault, amount, _ := strings.Cut(fault, "=")
+	var probability float64
+	var work time.Duration
+	var err error
+	switch fault {
+	case "lose":
+		probability, err = strconv.ParseFloat(amount, 64)
+	case "work":
+		work, err = time.ParseDuration(amount)
+	}
+	if err != nil {
+		return err
+	}
 	for n := 1; ; n++ {
 		line, err := events.ReadSlice('\n')
 		if err != nil {
@@ -94,6 +114,10 @@ func deliver(fault string, good *os.Process, events *bufio.Reader, out *bufio.Wr
 			}
 		}
 		switch {
+		case rand.Float64() < probability:
+			times = 0
+		case work > 0:
+			spend(work)
 		case fault == "flood" && n == 1:
 			go flood()
 		case fault == "stop" && n == each:
@@ -112,6 +136,21 @@ func deliver(fault string, good *os.Process, events *bufio.Reader, out *bufio.Wr
 				return err
 			}
 		}
+	}
+}
+
+// spend uses CPU time of this thread: time in which the thread did not run does not count.
+func spend(work time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	used := func() time.Duration {
+		var t unix.Timespec
+		if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
+			return work
+		}
+		return time.Duration(t.Nano())
+	}
+	for end := used() + work; used() < end; {
 	}
 }
 

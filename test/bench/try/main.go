@@ -9,13 +9,11 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -29,10 +27,11 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/record"
 	"tare/test/agent/agent"
+	"tare/test/campaign"
 )
 
 func main() {
-	var c campaign
+	var c bench
 	flag.IntVar(&c.repetitions, "n", 20, "repetitions of each promise")
 	flag.StringVar(&c.tare, "tare", "bin/tare", "the binary")
 	flag.StringVar(&c.state, "state", "docs/try.jsonl", "file of what was found, which grows")
@@ -43,7 +42,7 @@ func main() {
 	table := flag.Bool("table", false, "print the counts of what was found, and run nothing")
 	flag.Parse()
 	err := func() error {
-		found, err := read(c.state)
+		found, err := campaign.Read[outcome](c.state)
 		if err != nil || *table {
 			printTable(found)
 			return err
@@ -80,13 +79,13 @@ type promise struct {
 	hold func(*analysis.Summary, *outcome)
 }
 
-type campaign struct {
+type bench struct {
 	tare, state, load string
 	blocks            int
 	repetitions       int
 }
 
-func (c *campaign) run(ctx context.Context, only string, found []outcome, deadline time.Time) error {
+func (c *bench) run(ctx context.Context, only string, found []outcome, deadline time.Time) error {
 	dir, err := os.MkdirTemp("", "tare-try-")
 	if err != nil {
 		return err
@@ -120,7 +119,7 @@ func (c *campaign) run(ctx context.Context, only string, found []outcome, deadli
 			if err != nil {
 				return fmt.Errorf("%s, repetition %d: %w", p.name, i, err)
 			}
-			if err := c.append(o); err != nil {
+			if err := campaign.Append(c.state, o); err != nil {
 				return err
 			}
 			done[p.name]++
@@ -132,7 +131,7 @@ func (c *campaign) run(ctx context.Context, only string, found []outcome, deadli
 }
 
 // repeat tries a command once. An exit code other than those of wrong use is an outcome.
-func (c *campaign) repeat(ctx context.Context, p promise, out string, seed uint64) (o outcome, err error) {
+func (c *bench) repeat(ctx context.Context, p promise, out string, seed uint64) (o outcome, err error) {
 	if err := os.RemoveAll(out); err != nil {
 		return o, err
 	}
@@ -226,39 +225,6 @@ func deref(v *float64) float64 {
 		return 0
 	}
 	return *v
-}
-
-func (c *campaign) append(o outcome) error {
-	line, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(c.state, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(line, '\n'))
-	return errors.Join(err, f.Close())
-}
-
-func read(path string) (found []outcome, err error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for n := 1; lines.Scan(); n++ {
-		var o outcome
-		if err := json.Unmarshal(lines.Bytes(), &o); err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", path, n, err)
-		}
-		found = append(found, o)
-	}
-	return found, lines.Err()
 }
 
 // printTable prints how often each promise held, and what kept it from holding.
