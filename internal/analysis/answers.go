@@ -205,12 +205,15 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 			p.missing(run, t)
 			if len(p.clauses) > 0 {
 				p.end()
+			} else {
+				p.endUnresolved()
 			}
 			p.sums(t)
 			p.lines()
 			if lacks := t.lacks[arm]; lacks != "" && len(p.text) > 0 {
 				p.add("It is not the same service: %s.", lacks)
 			}
+			p.endUnresolved()
 			if len(p.text) > 0 {
 				all = append(all, p.answer())
 			}
@@ -266,8 +269,12 @@ func (p *prose) cost(t *table) {
 			continue
 		}
 		said[d.What] = true
-		if e.Value == 0 && p.baseIsZero(e) && e.Hi != nil && *e.Hi == 0 {
+		if e.Value == 0 && p.baseIsZero(e) && (e.Hi != nil && *e.Hi == 0 || t.none(e)) {
 			continue // neither has any of it, as where no eBPF program was ever loaded
+		}
+		if by := e.Difference; by != nil && p.unresolved(e) && (by.Lo != nil || len(p.clauses) > 0) {
+			p.leave(e, d.What+" per "+d.Per)
+			continue
 		}
 		text := p.adds(e, d.What+" per "+d.Per)
 		if d.Rank == metric.RankBPF && p.baseIsZero(e) {
@@ -275,6 +282,16 @@ func (p *prose) cost(t *table) {
 		}
 		p.clause(e, text)
 	}
+}
+
+// none reports whether an arm and its baseline had nothing of a metric in any block.
+func (t *table) none(e *Estimate) bool {
+	for _, arm := range []string{e.Arm, record.Direct} {
+		if slices.ContainsFunc(t.column(e.Factors, arm, e.Metric), func(v float64) bool { return v != 0 }) {
+			return false
+		}
+	}
+	return true
 }
 
 // has reports whether an estimate is of this arm as a whole at this level, and may be quoted.
@@ -303,7 +320,7 @@ func (p *prose) adds(e *Estimate, what string) string {
 	switch {
 	case d == nil:
 		return "takes " + written(e.Value, e.Lo, e.Hi, e.Unit) + " of " + what
-	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved:
+	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved: // it is the same in both
 		return p.standing(what + " " + p.moved(e))
 	case d.Value < 0:
 		return "saves " + size(d, e.Unit) + " of " + what
@@ -328,7 +345,7 @@ func (p *prose) latency(t *table) {
 			spoken = d.Instead
 		}
 		if e := p.peek(spoken); e != nil && e.Difference != nil {
-			p.clause(e, p.standing(name+while+" "+p.moved(e)))
+			p.difference(e, name+while)
 			continue
 		}
 		if all := p.peek(d.Name); running && len(p.clauses) > 0 && all != nil && all.Difference != nil {
@@ -360,9 +377,9 @@ func (p *prose) memory(t *table) {
 		switch {
 		case e == nil || e.Value == 0 && p.baseIsZero(e) || p.statedInstead(t, m.metric):
 		case p.baseIsZero(e):
-			p.clause(e, p.opening("holds ", "")+quantity.Rough(e.Value, e.Unit)+" of "+m.of+p.perUnit(e))
+			p.clause(e, p.opening("holds ", "")+said(e)+" of "+m.of+p.perUnit(e))
 		case e.Difference != nil:
-			p.clause(e, p.standing(m.name+" "+p.moved(e)))
+			p.difference(e, m.name)
 		}
 	}
 }
@@ -408,10 +425,12 @@ func (p *prose) stated(t *table) {
 		p.own++
 		switch d := e.Difference; {
 		case d == nil || p.baseIsZero(e):
-		case d.Resolved || d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
-			text += ", which " + p.moved(e)
+		case p.unresolved(e) && strings.HasPrefix(p.visible(e), smallestVisible):
+			text += ", no resolved difference" + p.visible(e)
+		case p.unresolved(e):
+			p.leave(e, "the difference in "+quantity.Label(name))
 		default:
-			text += ", a difference that " + p.moved(e)
+			text += ", which " + p.moved(e)
 		}
 		if text += p.perUnit(e); goesOn {
 			p.goOn(e, text)

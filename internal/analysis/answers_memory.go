@@ -128,17 +128,21 @@ func (p *prose) mapModel(t *table) {
 			continue
 		}
 		fixed, each := m.Terms[0], m.Terms[1]
-		text := fmt.Sprintf("%s: each map counted once, %s and %s for each service", p.arm,
-			term(fixed, fixed.Unit), term(each, quantity.Bytes))
 		r := m.ValidRange[each.Name]
-		text += fmt.Sprintf(", from %g to %g services", r[0], r[1])
-		if !m.Linear {
-			text += " (not a straight line, by its lack of fit)"
+		span := fmt.Sprintf("from %s to %s services", number(r[0]), number(r[1]))
+		switch grown := each.Value * (r[1] - r[0]); {
+		case !m.Linear:
+			p.add("%s: the maps take %s%s, each counted once; %s they grow in no straight line (on average %s and %s per service).",
+				p.arm, p.say("map_bytes"), p.here(), span, term(fixed, fixed.Unit), term(each, quantity.Bytes))
+		case grown < material*fixed.Value:
+			p.add("%s: the maps take %s, each counted once, %s.", p.arm, p.say("map_bytes"), span)
+		default:
+			p.add("%s: the maps take %s plus %s per service: %s%s, each counted once (a line %s).", p.arm,
+				term(fixed, fixed.Unit), term(each, quantity.Bytes), p.say("map_bytes"), p.here(), span)
 		}
-		p.add("%s; %s at most.", text, p.say("map_bytes"))
 		return
 	}
-	p.add("%s: each map counted once, %s%s.", p.arm, p.say("map_bytes"), p.here())
+	p.add("%s: the maps take %s%s, each counted once.", p.arm, p.say("map_bytes"), p.here())
 }
 
 // otherCounts: what lists of programs with the memory of their maps come to.
@@ -164,8 +168,8 @@ func (p *prose) otherCounts(t *table) {
 		return quantity.Value(lo, quantity.Bytes) + " to " + quantity.Value(hi, quantity.Bytes)
 	}
 	last := len(often) - 1
-	p.add("By max_entries, as kernels 5.11 to 6.3 count, the same maps are %s, and once for each program that uses them %s: "+
-		"%.1f times what they take.",
+	p.add("Kernels 5.11 to 6.3, which count by max_entries, would report %s for the same maps, and their sum over the "+
+		"programs that use them is %s: %.1f times what they take.",
 		span(once), span(often), often[last]/real[last])
 }
 
@@ -196,16 +200,24 @@ func (p *prose) downAgain(t *table) {
 		load = "Load changes the maps' size by " + quantity.Value(d, quantity.Bytes)
 	}
 	p.add("%s.", load)
-	text := fmt.Sprintf("After the services are removed, the maps report %s", said(after))
+	text := fmt.Sprintf("After the services are removed, the maps keep %s", said(after))
 	if first := p.s.Find("map_bytes", p.arm, t.levels[0]); first != nil && !maps.Equal(t.levels[0], p.at) {
-		text += fmt.Sprintf(" (a fresh start %s: %s)", p.s.At(t.levels[0]), said(first))
+		text += fmt.Sprintf("; a fresh start %s needs %s", p.s.At(t.levels[0]), said(first))
 	}
 	kBefore, kAfter := p.find("memory_kernel_before_bytes"), p.find("memory_kernel_after_bytes")
 	if kBefore != nil && kAfter != nil {
-		text += fmt.Sprintf(", and the group's kernel memory goes from %s to %s", said(kBefore), said(kAfter))
+		text += fmt.Sprintf(". The group's kernel memory goes from %s to %s", said(kBefore), said(kAfter))
 		if freed := before.Value - after.Value; freed > 100e3 && kBefore.Value-kAfter.Value < freed/2 {
-			text += ": of these maps the kernel keeps what was deleted"
+			text += ": the memory of deleted entries is not given back"
 		}
 	}
 	p.add("%s.", text)
+}
+
+// number is a level as people write it.
+func number(v float64) string {
+	if v == math.Trunc(v) && math.Abs(v) < 1e12 {
+		return quantity.Thousands(int(v))
+	}
+	return fmt.Sprintf("%g", v)
 }

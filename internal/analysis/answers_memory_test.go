@@ -103,7 +103,7 @@ func TestMemoryAnswers(t *testing.T) {
 	if len(s.Answers) != 1 {
 		t.Fatalf("%+v", s.Answers)
 	}
-	wants(t, s.Answers[0].Answer, "fixed: each map counted once, 2.00 MB and 90 B for each service, from 1 to 1000 services; 2.09 MB at most.",
+	wants(t, s.Answers[0].Answer, "fixed: the maps take 2.00 MB plus 90 B per service: 2.09 MB at services 1000, each counted once (a line from 1 to 1,000 services).",
 		"3.00 MB at every number of services", "9.00 MB at every number of services: 4.3 times what they take", "100 % of the bytes are charged", "At services 1000 that group holds 2.29 MB",
-		"Load does not change the maps' size", "the maps report 2.00 MB (a fresh start at services 1: 2.00 MB)")
+		"Load does not change the maps' size", "the maps keep 2.00 MB; a fresh start at services 1 needs 2.00 MB.")
 }

@@ -124,6 +124,7 @@ func (s *Summary) flushVerdict(t *table) Answer {
 			p.add("%s has the shortest flushes at %d of %d levels.", s.ArmName(arm), n, counted)
 		}
 	}
+	var open []string
 	for _, arm := range t.subjects() {
 		var v span
 		for _, at := range t.levels {
@@ -133,7 +134,7 @@ func (s *Summary) flushVerdict(t *table) Answer {
 		switch {
 		case v.n == 0:
 		case v.resolved == 0:
-			p.add("The difference between %s and %s is not resolved at any level.", arm, s.Baseline)
+			open = append(open, arm)
 		default:
 			text := strings.Replace(v.String(), "times as long", "times slower", 1)
 			if v.resolved < v.n {
@@ -141,6 +142,13 @@ func (s *Summary) flushVerdict(t *table) Answer {
 			}
 			p.add("Against %s, %s is %s.", s.Baseline, arm, text)
 		}
+	}
+	switch len(open) {
+	case 0:
+	case 1:
+		p.add("The difference between %s and %s is not resolved at any level.", open[0], s.Baseline)
+	default:
+		p.add("The differences of %s from %s are not resolved at any level.", join(open), s.Baseline)
 	}
 	return p.answer()
 }
@@ -217,12 +225,13 @@ func (p *prose) against(t *table, metric string) (ends []string, verdict string)
 		}
 	}
 	if n > 0 {
-		verdict = ", " + verdictOf(p.s.Baseline, above, below, n)
+		verdict = verdictOf(p.s.Baseline, above, below, n)
 	}
 	return ends, verdict
 }
 
-// verdictOf words a comparison with the baseline at n levels: at how many it is resolved as more and as less.
+// verdictOf words a comparison with the baseline at n levels, to go on a sentence: at how many it is resolved as more
+// and as less.
 func verdictOf(base string, above, below, n int) string {
 	var sides []string
 	for _, side := range []struct {
@@ -231,7 +240,7 @@ func verdictOf(base string, above, below, n int) string {
 	}{{"more", above}, {"less", below}} {
 		switch {
 		case side.at == n:
-			return side.word + " than with " + base + map[bool]string{true: " at every level"}[n > 1]
+			return ", " + side.word + " than with " + base + map[bool]string{true: " at every level"}[n > 1]
 		case side.at > 0:
 			sides = append(sides, fmt.Sprintf("%s than with %s at %d of %d levels", side.word, base, side.at, n))
 		}
@@ -239,9 +248,9 @@ func verdictOf(base string, above, below, n int) string {
 	rest := n - above - below
 	switch {
 	case rest == n:
-		return "not resolved as more or less than with " + base + map[bool]string{true: " at any level"}[n > 1]
+		return "; the difference from " + base + " is not resolved" + map[bool]string{true: " at any level"}[n > 1]
 	case rest > 0:
 		sides = append(sides, fmt.Sprintf("not resolved at %d", rest))
 	}
-	return join(sides)
+	return ", " + join(sides)
 }

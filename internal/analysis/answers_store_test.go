@@ -130,14 +130,14 @@ func TestVerdictOf(t *testing.T) {
 		above, below, n int
 		want            string
 	}{
-		{0, 2, 2, "less than with sized at every level"},
-		{0, 1, 1, "less than with sized"},
-		{3, 0, 3, "more than with sized at every level"},
-		{0, 0, 2, "not resolved as more or less than with sized at any level"},
-		{0, 0, 1, "not resolved as more or less than with sized"},
-		{2, 0, 3, "more than with sized at 2 of 3 levels and not resolved at 1"},
-		{0, 1, 3, "less than with sized at 1 of 3 levels and not resolved at 2"},
-		{1, 2, 3, "more than with sized at 1 of 3 levels and less than with sized at 2 of 3 levels"},
+		{0, 2, 2, ", less than with sized at every level"},
+		{0, 1, 1, ", less than with sized"},
+		{3, 0, 3, ", more than with sized at every level"},
+		{0, 0, 2, "; the difference from sized is not resolved at any level"},
+		{0, 0, 1, "; the difference from sized is not resolved"},
+		{2, 0, 3, ", more than with sized at 2 of 3 levels and not resolved at 1"},
+		{0, 1, 3, ", less than with sized at 1 of 3 levels and not resolved at 2"},
+		{1, 2, 3, ", more than with sized at 1 of 3 levels and less than with sized at 2 of 3 levels"},
 	} {
 		if got := verdictOf("sized", c.above, c.below, c.n); got != c.want {
 			t.Errorf("%d above, %d below of %d: %q; want %q", c.above, c.below, c.n, got, c.want)

@@ -89,9 +89,9 @@ func TestAnswerNamesItsLoads(t *testing.T) {
 		loads []string
 		want  string
 	}{
-		{nil, "of kernel time per kiloevent; 6.1 MB of hard memory."},
-		{[]string{"storm"}, "of kernel time per kiloevent, 70 % of it in the storm's cgroup; 6.1 MB of hard memory."},
-		{[]string{"a", "b"}, "of kernel time per kiloevent, 70 % of it in the loads' cgroups; 6.1 MB of hard memory."},
+		{nil, "of kernel time per kiloevent; 6.10 MB [6.09, 6.11] of hard memory."},
+		{[]string{"storm"}, "of kernel time per kiloevent, 70 % of it in the storm's cgroup; 6.10 MB [6.09, 6.11] of hard memory."},
+		{[]string{"a", "b"}, "of kernel time per kiloevent, 70 % of it in the loads' cgroups; 6.10 MB [6.09, 6.11] of hard memory."},
 	} {
 		if got := againstSubject(t, c.loads, values, nil); !strings.Contains(got, c.want) {
 			t.Errorf("loads %v: %q lacks %q", c.loads, got, c.want)

@@ -97,14 +97,15 @@ func (p *prose) tracer(t *table, all loss) {
 	case all.lost == 0:
 		// Trials, not events, are independent of each other: the rule of three (Hanley and Lippman-Hand, JAMA 1983) is
 		// over them.
-		bound := "that is too few trials to say how often any would be"
+		bound := "that is too few trials to rule out losses"
 		if all.trials > 3 {
 			bound = fmt.Sprintf("so fewer than 3 in %d such trials lose any, at 95 %%", all.trials)
 		}
-		p.add("%s: of %s events in %d trials none was lost; %s.", p.s.ArmName(p.arm), count(all.made), all.trials, bound)
+		p.add("%s: of %s events in %s none was lost; %s.", p.s.ArmName(p.arm), count(all.made), counted(all.trials, "trial"),
+			bound)
 	default:
-		p.add("%s: of %s events in %d trials %s were lost (%s), in %d of the trials.",
-			p.s.ArmName(p.arm), count(all.made), all.trials, count(all.lost), part(all.lost, all.made), all.lossy)
+		p.add("%s: of %s events in %s %s were lost (%s), in %d of the trials.",
+			p.s.ArmName(p.arm), count(all.made), counted(all.trials, "trial"), count(all.lost), part(all.lost, all.made), all.lossy)
 		p.lossyAt(t)
 	}
 	switch {

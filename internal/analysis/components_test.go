@@ -196,7 +196,7 @@ func TestComponentLines(t *testing.T) {
 	for _, a := range s.Answers {
 		said += a.Answer + "\n"
 	}
-	for _, want := range []string{" MB of hard memory, 1", " per 1,000 connections. ", "Hard memory by component: client "} {
+	for _, want := range []string{"] of hard memory, 1", " per 1,000 connections. ", "Hard memory by component: client "} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%q is not said: %s", want, said)
 		}

@@ -23,6 +23,7 @@ type prose struct {
 	apart    bool     // the first of them has a subject of its own
 	own      int      // clauses in words of the metrics' own
 	more     bool     // sentences before have named the arm and the level
+	open     []undecided
 	evidence []string // "metric arm", in the order in which they are quoted
 }
 
@@ -170,10 +171,13 @@ func (p *prose) moved(e *Estimate) string {
 	return "is " + size(d, e.Unit) + " higher"
 }
 
+// smallestVisible is how the reason begins where a difference is too small to be seen.
+const smallestVisible = " (smallest visible "
+
 // visible says why a difference is not resolved.
 func (p *prose) visible(e *Estimate) string {
 	if v, ok := p.s.VisibleIn(e); ok && math.Abs(e.Difference.Value) <= v {
-		return " (smallest visible " + quantity.Rough(v, e.Unit) + ")"
+		return smallestVisible + quantity.Rough(v, e.Unit) + ")"
 	}
 	if strings.HasPrefix(e.Difference.Unresolved, LagReason) {
 		return " (" + LagReason + ")"
@@ -278,6 +282,8 @@ func timesOf(r *Ratio) string {
 	switch {
 	case r == nil || r.Value <= 0:
 		return ""
+	case factor(max(r.Value, 1/r.Value)) == "1.0":
+		return "about as long"
 	case r.Value >= 1:
 		return factor(r.Value) + " times as long"
 	}

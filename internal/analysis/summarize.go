@@ -63,8 +63,13 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.addComponents(run, trials)
 	s.Models = append(s.Models, fitModels(t)...)
 	s.judge(run, t)
+	s.forecast(trials)
 	s.answer(run, t)
-	return s, s.assert(run, trials, t)
+	if err := s.assert(run, trials, t); err != nil {
+		return nil, err
+	}
+	s.Headlines = s.headlines(run, t)
+	return s, nil
 }
 
 // table holds the values that stand, and what was lost.

@@ -95,10 +95,10 @@ func TestAnswers(t *testing.T) {
 	}{
 		{name: "all resolved", truth: plain, want: []string{
 			"candidate adds 3.0 us [3.0, 3.2]", "] of kernel time per connection, 71 % of it in the client's cgroup; ",
-			"; CPU time per connection is not resolved (smallest visible", "; p50 is 12", "] higher; ", "; 1.2 MB of maps."}},
-		{name: "noise", truth: noisy, want: []string{"; p50 is not resolved (", "; p99 is not resolved ("}},
+			"; p50 is 12", "] higher; ", "; 1.20 MB of maps. Not resolved: CPU time per connection (smallest visible "}},
+		{name: "noise", truth: noisy, want: []string{", p50 (smallest visible ", ") and p99 (smallest visible "}},
 		{name: "another experiment", truth: plain, alter: own, want: []string{"candidate adds 3.0"}},
-		{name: "few blocks", truth: fewer, want: []string{"candidate adds 3.2", " us (no interval) of kernel time", "p50 is not resolved (4 of the 6 blocks that an interval needs)"}},
+		{name: "few blocks", truth: fewer, want: []string{"candidate adds 3.2", " us (no interval) of kernel time", "Not resolved (4 of the 6 blocks that an interval needs): CPU time per connection, p50 and p99."}},
 		{name: "levels", truth: swept, want: []string{"At rate 500: candidate adds", "At rate 1000: ", "At rate 2000: "}},
 		{name: "partial", truth: plain, drop: 3, want: []string{"From a partial run (21 of 24 trials): candidate adds"}},
 	} {

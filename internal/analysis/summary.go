@@ -25,12 +25,15 @@ type Summary struct {
 	MDE            []MDE      `json:"mde"`
 	Models         []Model    `json:"models"`
 	// ComponentModels are the same of components of subjects, each with its name.
-	ComponentModels []Model     `json:"component_models,omitempty"`
-	Losses          []Loss      `json:"losses"`
-	Disturbed       []Disturbed `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
-	Workloads       []Workload  `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
-	Placements      []Placement `json:"placements,omitempty"` // who is charged for what ran, where guests tell
-	Answers         []Answer    `json:"answers"`
+	ComponentModels []Model `json:"component_models,omitempty"`
+	Losses          []Loss  `json:"losses"`
+	// Headlines are the metrics that a reader wants first: those that are asserted or asked about, then those with a
+	// resolved difference, the largest in proportion first.
+	Headlines  []string    `json:"headlines"`
+	Disturbed  []Disturbed `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
+	Workloads  []Workload  `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
+	Placements []Placement `json:"placements,omitempty"` // who is charged for what ran, where guests tell
+	Answers    []Answer    `json:"answers"`
 	// Verdicts are what became of the assertions of the run, in their order.
 	Verdicts    []Verdict         `json:"verdicts,omitempty"`
 	Missing     []Missing         `json:"missing"` // metrics that were withheld, and why
@@ -140,6 +143,9 @@ type Difference struct {
 	// SmallestVisible is the larger of what the A/A twins show and of half the interval's own width; null where either
 	// is not known.
 	SmallestVisible *float64 `json:"smallest_visible"`
+
+	// ToResolve is how many blocks would resolve a small difference where noise left this one unresolved.
+	ToResolve *Forecast `json:"to_resolve,omitempty"`
 
 	// Effective is how many independent blocks the N are worth, since neighbouring ones resemble each other; null where
 	// too few differences were measured to say.

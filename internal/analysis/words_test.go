@@ -177,7 +177,7 @@ func TestClause(t *testing.T) {
 		{"the baseline has less", []metric.Definition{cache}, nil, map[string]float64{cache.Name: 1e6},
 			"proxy holds 2.998 MB [2.994, 3.006] of page cache, which is 2.00"},
 		{"the baseline has as much", []metric.Definition{cache}, nil, map[string]float64{cache.Name: 3e6},
-			"proxy holds 2.998 MB [2.994, 3.006] of page cache, a difference that is not resolved (smallest visible "},
+			"proxy holds 2.998 MB [2.994, 3.006] of page cache, no resolved difference (smallest visible "},
 		{"in order of rank", []metric.Definition{cache, uses}, nil, nil,
 			"proxy uses 0.03998 CPU [0.03992, 0.04008] by itself; holds 2.998 MB [2.994, 3.006] of page cache."},
 		{"one that goes on with the one before", []metric.Definition{cache, part}, nil, nil,
@@ -255,7 +255,7 @@ func TestClauseOfWhatIsSaid(t *testing.T) {
 		}
 		return map[string]float64{"memory_hard_bytes": 0}
 	})
-	if got, want := answersOf(t, run, trials), "proxy holds 3.0 MB of hard memory."; got != want {
+	if got, want := answersOf(t, run, trials), "proxy holds 2.998 MB [2.994, 3.006] of hard memory."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
@@ -293,7 +293,7 @@ func TestCases(t *testing.T) {
 	for _, want := range []string{
 		"Under keepalive: proxy adds 1.999 us", "of kernel time per request; p50 is 18.1 us",
 		"Under connections: proxy adds 6.998 us", "of kernel time per connection; p50 is 26.1 us",
-		"Under execs: proxy holds 20 MB of hard memory; load CPU per kiloevent is 161 ms",
+		"Under execs: proxy holds 19.99 MB [19.96, 20.04] of hard memory; load CPU per kiloevent is 161 ms",
 		"throughput: not measured, the gate rate (too slow)",
 	} {
 		if !strings.Contains(got, want) {

@@ -27,27 +27,39 @@ import (
 func init() { register(newReport) }
 
 // reportFormats are the forms of a report, in the order of the help.
-var reportFormats = []string{"html", "md", "text", "json", "bench", "junit", "github"}
+var reportFormats = []string{"html", "md", "text", "json", "csv", "bench", "junit", "github", "openmetrics", "otlp"}
+
+// reportFlags are the flags of tare report.
+type reportFlags struct {
+	formats, asserted []string
+	out               string
+	all               bool // of the text everything
+}
 
 func newReport() *cobra.Command {
-	var formats, asserted []string
-	var out string
+	var f reportFlags
 	c := &cobra.Command{
 		Use:   "report DIR",
 		Short: "Read a run directory again and report on it",
 		Long: `Read a run directory again and report on it. The report is made from the trials, not from the summary that the run left.
 
 Formats: html (one page with charts, which needs no network and no other file), text (for a terminal), md (Markdown),
-json (the summary, schema ` + analysis.Schema + `), bench (the Go benchmark format, one line per valid trial, which
-benchstat reads), junit (the verdicts of assertions as JUnit XML) and github (the same as annotations of GitHub
-Actions). Several formats, separated by commas, are written one after another.
+json (the summary, schema ` + analysis.Schema + `), csv (a row for each estimate), bench (the Go benchmark format, one
+line per valid trial, which benchstat reads), junit (the verdicts of assertions as JUnit XML), github (the same as
+annotations of GitHub Actions), openmetrics (for a Pushgateway or node_exporter's textfile collector) and otlp (JSON
+for an OpenTelemetry collector). Several formats, separated by commas, are written one after another.
+
+The text has the answer and the metrics that it rests on; --all prints every metric, note and model.
 
 An invalid run is reported as invalid; the exit code is still 0, since the report was made. --assert adds
 assertions to those of the run, and the exit code is then that of 'tare run': 5 where one fails, 4 where one is
 undecided, or the run is invalid or partial.`,
 		Example: `  tare report tare-run-quickstart-20260102-030405
   tare report DIR --format html -o report.html
+  tare report DIR --all
   tare report DIR --format md > report.md
+  tare report DIR --format csv > estimates.csv
+  tare report DIR --format otlp | curl -H 'Content-Type: application/json' -d @- http://localhost:4318/v1/metrics
   tare report DIR --format junit -o tare.xml
   tare report DIR --assert 'memory_hard_bytes <= 50MB'
   tare report DIR --format bench > run.txt && benchstat -col /arm run.txt`,
@@ -58,35 +70,37 @@ undecided, or the run is invalid or partial.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			for _, f := range formats {
-				if !slices.Contains(reportFormats, f) {
-					return fault.New(fault.Usage, "--format "+f, "choose from "+strings.Join(reportFormats, ", "), "no such format")
+			for _, format := range f.formats {
+				if !slices.Contains(reportFormats, format) {
+					return fault.New(fault.Usage, "--format "+format, "choose from "+strings.Join(reportFormats, ", "), "no such format")
 				}
 			}
 			var s *analysis.Summary
 			var err error
-			if out == "" {
-				s, err = writeReport(cmd.OutOrStdout(), args[0], formats, asserted)
+			if f.out == "" {
+				s, err = writeReport(cmd.OutOrStdout(), args[0], f)
 			} else {
-				s, err = writeReportFile(out, args[0], formats, asserted)
+				s, err = writeReportFile(args[0], f)
 			}
-			if err != nil || len(asserted) == 0 {
+			if err != nil || len(f.asserted) == 0 {
 				return err
 			}
 			return concluded(args[0], s)
 		},
 	}
-	c.Flags().StringSliceVar(&formats, "format", []string{"text"}, strings.Join(reportFormats, ", ")+"; several with commas")
-	c.Flags().StringArrayVar(&asserted, "assert", nil,
+	c.Flags().StringSliceVar(&f.formats, "format", []string{"text"}, strings.Join(reportFormats, ", ")+"; several with commas")
+	c.Flags().StringArrayVar(&f.asserted, "assert", nil,
 		"budget to check the run against, beside its own, such as 'memory_hard_bytes <= 50MB'; may be repeated")
-	c.Flags().StringVarP(&out, "output", "o", "", "file to write instead of standard output")
+	c.Flags().BoolVar(&f.all, "all", false, "of the text everything, not only the answer and what it rests on")
+	c.Flags().StringVarP(&f.out, "output", "o", "", "file to write instead of standard output")
 	return c
 }
 
 // writeReportFile writes the report to a file, which an error leaves as it was.
-func writeReportFile(path, dir string, formats, asserted []string) (*analysis.Summary, error) {
+func writeReportFile(dir string, f reportFlags) (*analysis.Summary, error) {
+	path := f.out
 	var b bytes.Buffer
-	s, err := writeReport(&b, dir, formats, asserted)
+	s, err := writeReport(&b, dir, f)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +124,7 @@ func assert(run *record.Run, texts []string) error {
 	return nil
 }
 
-func writeReport(w io.Writer, dir string, formats, asserted []string) (*analysis.Summary, error) {
+func writeReport(w io.Writer, dir string, flags reportFlags) (*analysis.Summary, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fault.New(fault.Usage, dir, "name the directory that it is in: tare report "+filepath.Dir(dir), "this is a file, not a run directory")
 	}
@@ -120,7 +134,7 @@ func writeReport(w io.Writer, dir string, formats, asserted []string) (*analysis
 	}
 	// What an earlier version could not say of its metrics holds of them as it does today.
 	c.Run.Metrics = metric.Complete(c.Run.Metrics, measured.Definitions())
-	if err := assert(&c.Run, asserted); err != nil {
+	if err := assert(&c.Run, flags.asserted); err != nil {
 		return nil, err
 	}
 	s, err := analysis.Summarize(c.Run, c.Trials)
@@ -128,16 +142,22 @@ func writeReport(w io.Writer, dir string, formats, asserted []string) (*analysis
 		return nil, fmt.Errorf("reporting on %s: %w", dir, err)
 	}
 	s.Warnings = append(s.Warnings, c.Warnings...)
-	for _, f := range formats {
+	for _, f := range flags.formats {
 		switch f {
 		case "text":
-			err = report.Text(w, s, c.Run, textOptions(w, dir))
+			err = report.Text(w, s, c.Run, textOptions(w, dir, flags.all))
 		case "html":
 			err = report.HTML(w, s, c.Run, c.Trials, report.HTMLOptions{Dir: dir})
 		case "md":
 			err = report.Markdown(w, s, c.Run)
 		case "json":
 			err = report.JSON(w, s)
+		case "csv":
+			err = report.CSV(w, s, c.Run)
+		case "openmetrics":
+			err = report.OpenMetrics(w, s, c.Run)
+		case "otlp":
+			err = report.OTLP(w, s, c.Run)
 		case "bench":
 			err = report.Bench(w, c.Run, c.Trials)
 		case "junit":
@@ -154,8 +174,8 @@ func writeReport(w io.Writer, dir string, formats, asserted []string) (*analysis
 
 // textOptions suit what w is: colours and the width of the window on a terminal, plain text elsewhere or when NO_COLOR
 // is set (no-color.org).
-func textOptions(w io.Writer, dir string) report.Options {
-	o := report.Options{Dir: dir}
+func textOptions(w io.Writer, dir string, all bool) report.Options {
+	o := report.Options{Dir: dir, All: all}
 	f := fileOf(w)
 	if f == nil || !isatty.IsTerminal(f.Fd()) {
 		return o

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"tare/internal/analysis"
 	"tare/internal/analysis/analysistest"
 	"tare/internal/fault"
@@ -19,11 +21,18 @@ func writeRun(t *testing.T, keep int) string {
 	t.Helper()
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6})
 	dir := filepath.Join(t.TempDir(), "run")
+	writeRecord(t, dir, run, trials[:keep])
+	return dir
+}
+
+// writeRecord writes a run into a directory.
+func writeRecord(t *testing.T, dir string, run record.Run, trials []record.Trial) {
+	t.Helper()
 	w, err := record.Create(dir, run)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, trial := range trials[:keep] {
+	for _, trial := range trials {
 		if err := w.Append(trial); err != nil {
 			t.Fatal(err)
 		}
@@ -31,11 +40,12 @@ func writeRun(t *testing.T, keep int) string {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return dir
 }
 
-func runReport(args ...string) (string, error) {
-	c := newReport()
+func runReport(args ...string) (string, error) { return runCommand(newReport(), args...) }
+
+// runCommand runs one command by itself, and gives what it prints.
+func runCommand(c *cobra.Command, args ...string) (string, error) {
 	c.SilenceErrors, c.SilenceUsage = true, true
 	var out bytes.Buffer
 	c.SetOut(&out)

@@ -47,7 +47,18 @@ type runFlags struct {
 	seeded    bool
 	overrides engine.Overrides
 	nodes     nodesFlags
-	json      bool // print the summary instead of the report
+	show      shown
+}
+
+// shown is what of a run is printed.
+type shown struct {
+	json bool // the summary instead of the report
+	all  bool // of the report everything, instead of the answer and the headlines
+}
+
+func (s *shown) register(fs *pflag.FlagSet) {
+	fs.BoolVar(&s.json, "json", false, "print the summary as one JSON document instead of the report")
+	fs.BoolVar(&s.all, "all", false, "print every metric, note and model, not only the answer and what it rests on")
 }
 
 func newRun() *cobra.Command {
@@ -112,6 +123,7 @@ exit code is 4.`,
 
 // registerLength adds the flags of every run: where it goes, how long it is, and its seed.
 func (f *runFlags) registerLength(fs *pflag.FlagSet) {
+	f.show.register(fs)
 	fs.StringVar(&f.out, "out", "", "run directory; default tare-run-NAME-TIME here")
 	fs.IntVar(&f.overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
 	fs.StringVar(&f.overrides.Precision, "precision", "",
@@ -243,7 +255,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	}}
 	trials, runErr := runner.Run(ctx)
 	p.done()
-	return conclude(out, w, r, trials, runErr, f.json)
+	return conclude(out, w, r, trials, runErr, f.show)
 }
 
 // enough reports whether a run without a number of blocks may end, and why, or what is missing.
@@ -337,7 +349,7 @@ func environment(layout *cgroup.Layout) record.Environment {
 }
 
 // conclude writes the summary, prints it or the report, and turns what went wrong into one error.
-func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, runErr error, asJSON bool) error {
+func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, runErr error, as shown) error {
 	if len(trials) == 0 {
 		return ended(r, trials, w.Dir(), runErr)
 	}
@@ -346,18 +358,18 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 		return errors.Join(runErr, fmt.Errorf("summarizing %s: %w", w.Dir(), err))
 	}
 	written := errors.Join(w.WriteSummary(summary), writePage(w.Dir(), summary, r, trials))
-	show := func() error { return report.Text(out, summary, r, textOptions(out, w.Dir())) }
-	if asJSON {
+	show := func() error { return report.Text(out, summary, r, textOptions(out, w.Dir(), as.all)) }
+	if as.json {
 		show = func() error { return report.JSON(out, summary) }
 	}
 	if err := show(); err != nil {
 		written = errors.Join(written, fmt.Errorf("printing the report: %w", err))
 	}
-	if written == nil && !asJSON {
+	if written == nil && !as.json {
 		fmt.Fprintf(out, "report:    %s\n", filepath.Join(w.Dir(), record.ReportFile))
 	}
 	if summary.Valid && runErr == nil {
-		written = errors.Join(written, produce(out, w.Dir(), r, trials, asJSON))
+		written = errors.Join(written, produce(out, w.Dir(), r, trials, as.json))
 	}
 	switch {
 	case runErr != nil:

@@ -95,7 +95,6 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 	f.run.registerLength(fs)
 	fs.StringArrayVar(&f.run.overrides.Set, "set", nil,
 		"setting=value of a workload, such as connections.rate=500; may be repeated")
-	fs.BoolVar(&f.run.json, "json", false, "print the summary as one JSON document instead of the report")
 	f.command = param.Flags(fs, commandFlags()...)
 	return c
 }

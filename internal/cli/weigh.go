@@ -116,7 +116,7 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 				enc.SetIndent("", " ")
 				return enc.Encode(l)
 			}
-			return report.Ledger(out, l, textOptions(out, ""))
+			return report.Ledger(out, l, textOptions(out, "", true))
 		},
 	}
 	f := cmd.Flags()

@@ -218,10 +218,14 @@ func Counted(n int, thing string) string {
 	return strconv.Itoa(n) + " " + thing + "s"
 }
 
-// Wait is d for a person who waits: "40 s", "3 min 05 s".
+// Wait is d for a person who waits: "40 s", "3 min 05 s", "4 h 30 min".
 func Wait(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%d s", int(d.Round(time.Second).Seconds()))
+	}
+	if d >= 3*time.Hour {
+		d = d.Round(time.Minute)
+		return fmt.Sprintf("%d h %02d min", int(d.Hours()), int(d.Minutes())%60)
 	}
 	d = d.Round(5 * time.Second)
 	return fmt.Sprintf("%d min %02d s", int(d.Minutes()), int(d.Seconds())%60)

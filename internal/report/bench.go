@@ -17,6 +17,10 @@ import (
 	"tare/internal/record"
 )
 
+// benchWarning is for who would put the lines of two runs next to each other: what differs between two runs of the same
+// is larger than what differs within one, and benchstat, to which every trial is independent, calls it significant.
+const benchWarning = "compare arms of one run (-col /arm); two runs differ by more than their trials show: see tare compare"
+
 // Bench writes what stands of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format), one
 // line for each attempt, so that benchstat can do statistics of its own: "benchstat -col /arm FILE" compares the arms.
 // Trials of one arm and level share a name, as repetitions of one benchmark do; benchstat then takes the arms as
@@ -36,6 +40,8 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 			fmt.Fprintf(b, "%s: %s\n", c.key, clean(c.value))
 		}
 	}
+	// benchstat prints what stands here above its tables.
+	fmt.Fprintf(b, "warning: %s\n", benchWarning)
 	for _, arm := range slices.Sorted(maps.Keys(run.Absent)) {
 		fmt.Fprintf(b, "absent-%s: %s\n", word(arm), clean(run.Absent[arm]))
 	}

@@ -130,12 +130,20 @@ type fact struct{ Name, Value string }
 
 // htmlSection and htmlRow are section and row with names that a template can see.
 type htmlSection struct {
-	Title string
-	Rows  []htmlRow
+	Title, Baseline string
+
+	Rows []htmlRow
+	More []htmlRow // those that a reader does not want first, where there are others
+}
+
+// Rest is the section with the further rows alone.
+func (s htmlSection) Rest() htmlSection {
+	s.Rows, s.More = s.More, nil
+	return s
 }
 
 type htmlRow struct {
-	Metric, Arm, Value, Difference, Visible string
+	Metric, Arm, Value, Difference, Visible, Takes string
 
 	First bool // of its metric
 	Muted bool
@@ -144,9 +152,17 @@ type htmlRow struct {
 func htmlSections(s *analysis.Summary) []htmlSection {
 	var all []htmlSection
 	for _, sec := range sections(s) {
-		h := htmlSection{Title: sec.title}
+		h := htmlSection{Title: sec.title, Baseline: baseline(s)}
 		for _, r := range sec.rows {
-			h.Rows = append(h.Rows, htmlRow{r.metric, r.arm, r.value, r.difference, r.visible, r.metric != "", r.muted})
+			shown := htmlRow{r.metric, r.arm, r.value, r.difference, r.visible, r.takes, r.metric != "", r.muted}
+			if r.first {
+				h.Rows = append(h.Rows, shown)
+			} else {
+				h.More = append(h.More, shown)
+			}
+		}
+		if len(h.Rows) == 0 {
+			h = h.Rest()
 		}
 		all = append(all, h)
 	}

@@ -72,6 +72,8 @@ type chartMetric struct {
 	Unit  string `json:"unit"`
 	Lag   bool   `json:"lag"` // of the load generator: about the measurement, not about the subject
 
+	Headline bool `json:"headline"` // among those that a reader wants first
+
 	Ladder string `json:"ladder"` // that it is a rung of; empty: none
 	Rung   string `json:"rung"`
 
@@ -237,7 +239,8 @@ func (m *dataMaker) names() {
 			m.metric[e.Metric] = 0
 			m.Metrics = append(m.Metrics, chartMetric{
 				Name: e.Metric, Label: clean(quantity.Label(e.Metric)), Unit: e.Unit, Lag: e.Rank == metric.RankGenerator,
-				Ladder: clean(defined.Of(e.Metric).Ladder), Rung: clean(defined.Of(e.Metric).Rung),
+				Headline: slices.Contains(m.s.Headlines, e.Metric),
+				Ladder:   clean(defined.Of(e.Metric).Ladder), Rung: clean(defined.Of(e.Metric).Rung),
 				rank: e.Rank, order: order[e.Metric],
 			})
 		}

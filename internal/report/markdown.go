@@ -21,7 +21,7 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 		if sec.title != "" {
 			fmt.Fprintf(&b, "\n## %s\n", escape(sec.title))
 		}
-		b.WriteString("\n" + markdownRow(header(s)) + "|---|---|---|---|---|\n")
+		b.WriteString("\n" + markdownRow(header(s)) + "|---|---|---|---|---|---|\n")
 		for _, r := range sec.rows {
 			b.WriteString(markdownRow(r))
 		}

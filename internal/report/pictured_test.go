@@ -37,7 +37,7 @@ func TestPictured(t *testing.T) {
 		}
 	}
 	var terminal, markdown bytes.Buffer
-	if err := report.Text(&terminal, s, run, report.Options{}); err != nil {
+	if err := report.Text(&terminal, s, run, report.Options{All: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := report.Markdown(&markdown, s, run); err != nil {

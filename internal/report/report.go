@@ -38,18 +38,26 @@ type section struct {
 // row is one arm's estimate of one metric. The metric and the smallest visible difference stand on its first row only.
 type row struct {
 	metric, arm, value, difference, visible string
-	muted                                   bool // nothing was resolved
+
+	takes string // what would resolve a small difference; empty where one is, or would be, resolved
+	muted bool   // nothing was resolved
+	first bool   // of those that a reader wants first
 }
 
 // header is the row above all others.
 func header(s *analysis.Summary) row {
-	return row{"", "arm", "value", "difference to " + baseline(s), "smallest visible", false}
+	return row{
+		arm: "arm", value: "value", difference: "difference to " + baseline(s), visible: "smallest visible",
+		takes: "to see " + analysis.Forecast{Part: analysis.ForecastPart}.Size(),
+	}
 }
 
 // baseline is what the others are compared with.
 func baseline(s *analysis.Summary) string { return cmp.Or(s.Baseline, record.Direct) }
 
-func (r row) cells() []string { return []string{r.metric, r.arm, r.value, r.difference, r.visible} }
+func (r row) cells() []string {
+	return []string{r.metric, r.arm, r.value, r.difference, r.visible, r.takes}
+}
 
 // sections are the tables in order of level. The twin has no row of its own where there are other arms: it shows as the
 // smallest visible difference.
@@ -87,7 +95,10 @@ func titleOf(s *analysis.Summary, e analysis.Estimate) string {
 }
 
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {
-	r := row{metric: quantity.Label(e.Metric), arm: armOf(s, e), value: quantity.Value(e.Value, e.Unit)}
+	r := row{
+		metric: quantity.Label(e.Metric), arm: armOf(s, e), value: quantity.Value(e.Value, e.Unit),
+		first: slices.Contains(s.Headlines, e.Metric),
+	}
 	switch {
 	case e.Value == 0 && e.Method == analysis.PooledMethod && e.Hi != nil:
 		r.value = fmt.Sprintf("none in %d (below %s)", e.N, quantity.Rough(*e.Hi, e.Unit))
@@ -109,10 +120,15 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 		if e.Ratio != nil {
 			r.difference += fmt.Sprintf(" (%s)", percent(e.Ratio.Value))
 		}
+	case d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
+		r.difference, r.muted = "the same", true
 	case d.Lo == nil:
 		r.difference = quantity.DeltaValue(d.Value, e.Unit) + ", no interval"
 	default:
 		r.difference, r.muted = "not resolved", true
+	}
+	if d.ToResolve != nil {
+		r.takes = d.ToResolve.String()
 	}
 	if v, ok := s.VisibleIn(&e); ok {
 		r.visible = quantity.Rough(v, e.Unit)

@@ -82,9 +82,10 @@ func TestGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var text, colour, md, js bytes.Buffer
+			var text, all, colour, md, js bytes.Buffer
 			err = errors.Join(
 				report.Text(&text, s, run, report.Options{Dir: "runs/quickstart"}),
+				report.Text(&all, s, run, report.Options{Dir: "runs/quickstart", All: true}),
 				report.Text(&colour, s, run, report.Options{Dir: "runs/quickstart", Color: true}),
 				report.Markdown(&md, s, run),
 				report.JSON(&js, s),
@@ -93,6 +94,7 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			golden(t, name+".txt", text.Bytes())
+			golden(t, name+".all.txt", all.Bytes())
 			golden(t, name+".md", md.Bytes())
 			if strings.ContainsRune(text.String(), '\x1b') {
 				t.Error("plain text has escape sequences")
@@ -120,7 +122,7 @@ func TestGrossIsBounded(t *testing.T) {
 		s.Workloads = append(s.Workloads, w)
 	}
 	var text, md bytes.Buffer
-	if err := errors.Join(report.Text(&text, s, run, report.Options{}), report.Markdown(&md, s, run)); err != nil {
+	if err := errors.Join(report.Text(&text, s, run, report.Options{All: true}), report.Markdown(&md, s, run)); err != nil {
 		t.Fatal(err)
 	}
 	for _, got := range []string{text.String(), strings.ReplaceAll(md.String(), `\_`, "_")} {
@@ -284,7 +286,7 @@ func TestComponents(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text, markdown, page bytes.Buffer
-	if err := report.Text(&text, s, run, report.Options{}); err != nil {
+	if err := report.Text(&text, s, run, report.Options{All: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := report.Markdown(&markdown, s, run); err != nil {

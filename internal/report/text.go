@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -18,12 +19,17 @@ type Options struct {
 	Color bool   // styles; no meaning hangs on them alone
 	Width int    // columns for prose; 0: 100. Tables are not folded
 	Dir   string // the run directory, to say where the files are; empty: not said
+	All   bool   // every metric, note and model, instead of the answer and the headlines
 }
 
 // Text writes a summary for a terminal: the question, the answer, then what it rests on.
 func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	t := newText(w, o)
-	t.write(s, run)
+	if o.All {
+		t.write(s, run)
+	} else {
+		t.brief(s, run)
+	}
 	if _, err := io.WriteString(w, t.b.String()); err != nil {
 		return fmt.Errorf("writing the report: %w", err)
 	}
@@ -62,7 +68,6 @@ func (t *text) write(s *analysis.Summary, run record.Run) {
 			t.line(t.bold(clean(sec.title)))
 		}
 		t.table(header(s), sec.rows)
-		t.line("")
 	}
 	t.pictured(s, run)
 	t.gross(s)
@@ -130,7 +135,7 @@ func (t *text) faint(s string) string {
 func (t *text) wrap(lead, prose string) {
 	line := lead
 	empty := true
-	for _, word := range strings.Fields(clean(prose)) {
+	for _, word := range words(clean(prose)) {
 		if !empty && width(line)+1+width(word) > t.Width {
 			t.line(line)
 			line, empty = strings.Repeat(" ", width(lead)), true
@@ -143,23 +148,51 @@ func (t *text) wrap(lead, prose string) {
 	t.line(line)
 }
 
+// words are what a line can be broken between: a number and its per cent sign stay together.
+func words(prose string) (all []string) {
+	for _, word := range strings.Fields(prose) {
+		if n := len(all); n > 0 && strings.HasPrefix(word, "%") {
+			all[n-1] += " " + word
+			continue
+		}
+		all = append(all, word)
+	}
+	return all
+}
+
 func (t *text) table(head row, rows []row) {
 	rows = append([]row{head}, rows...)
 	cells := make([][]string, len(rows))
 	for i, r := range rows {
 		cells[i] = r.cells()
 	}
-	widths := widthsOf(cells)
+	if !slices.ContainsFunc(rows[1:], func(r row) bool { return r.takes != "" }) {
+		for i := range cells {
+			cells[i] = cells[i][:len(cells[i])-1]
+		}
+	}
+	muted := map[int]bool{}
 	for n, r := range rows {
-		line := strings.TrimRight(aligned(cells[n], widths), " ")
+		muted[n] = r.muted
+	}
+	t.columns(cells, muted)
+}
+
+// columns writes rows of text in columns to the left, of which the first is their head, and a blank line. Muted rows are
+// fainter.
+func (t *text) columns(rows [][]string, muted map[int]bool) {
+	widths := widthsOf(rows)
+	for i, r := range rows {
+		line := strings.TrimRight(aligned(r, widths), " ")
 		switch {
-		case n == 0:
+		case i == 0:
 			line = t.bold(line)
-		case r.muted:
+		case muted[i]:
 			line = t.faint(line)
 		}
 		t.line(line)
 	}
+	t.line("")
 }
 
 // widthsOf are the widths of the columns of rows of text.

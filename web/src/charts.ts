@@ -119,15 +119,25 @@ export function levelAxis(name: string, xs: number[], width: number): { x: Plot.
 
 const mostLevels = 6; // of which each has marks of its own
 
+/** firstOnly tells the metrics that a reader wants first from the others; where there are none such, all are. */
+const firstOnly = (d: Data): ((metric: number) => boolean) => {
+  const some = d.metrics.some((m) => m.headline);
+  return (metric) => !some || d.metrics[metric].headline;
+};
+
+/** baselineName is what the other arms are compared with. */
+const baselineName = (d: Data): string => (d.arms.find((a) => a.baseline)?.name ?? "direct").replace(" (baseline)", "");
+
 // The axis of changes: linear in per cent, or logarithmic in how many times where changes differ by far.
-function changeAxis(ratios: number[], width: number): { to: (change: number | null) => number;
+function changeAxis(ratios: number[], width: number, baseline: string): { to: (change: number | null) => number;
   options: Plot.ScaleOptions; zero: number } {
   const sane = ratios.filter((r) => r > 1e-5);
   const [lo, hi] = [Math.min(1, ...sane), Math.max(1, ...sane)];
   if (hi < 4 && lo > 0.02) {
     return {
       to: (c) => (c == null ? NaN : 100 * c), zero: 0,
-      options: { label: "change from direct (%)", grid: true, nice: true, labelAnchor: "center", labelArrow: "none",
+      options: { label: `change from ${baseline} (%)`, domain: [100 * (lo - 1), 100 * (hi - 1)], grid: true, nice: true,
+        labelAnchor: "center", labelArrow: "none",
         tickFormat: (v: number) => (v > 0 ? "+" : "") + short(v), ticks: Math.max(3, Math.floor(width / 90)) },
     };
   }
@@ -142,7 +152,7 @@ function changeAxis(ratios: number[], width: number): { to: (change: number | nu
   return {
     to: (c) => (c == null ? NaN : Math.max(1 + c, from)), zero: 1,
     options: {
-      type: "log", domain: [from, to], label: "change from direct, logarithmic", grid: true, labelAnchor: "center",
+      type: "log", domain: [from, to], label: `change from ${baseline}, logarithmic`, grid: true, labelAnchor: "center",
       labelArrow: "none", ticks,
       tickFormat: (r: number) => (r === 1 ? "0" : r >= 10 ? `${counted(r)} times`
         : `${r > 1 ? "+" : ""}${short(100 * (r - 1))} %`),
@@ -151,9 +161,9 @@ function changeAxis(ratios: number[], width: number): { to: (change: number | nu
 }
 
 /**
- * Change from the baseline: a row for each metric and arm, with the A/A twin's own interval behind it. In a sweep, a
- * plot for the first and the last level, of the metrics in which some arm differs; the sweep and the tables have the
- * others.
+ * Change from the baseline: a row for each headline metric and arm, with the A/A twin's own interval behind it. In a
+ * sweep, a plot for the first and the last level, of the metrics in which some arm differs; the sweep and the tables
+ * have the others. The axis fits what was found: an interval that says nothing does not squeeze those that do.
  */
 export const differences: Draw = (d, f) => {
   const all = looks(d);
@@ -165,12 +175,18 @@ export const differences: Draw = (d, f) => {
   const levels = have.length > 2 ? [have[0], have[have.length - 1]] : have;
   const differs = (e: (typeof estimates)[number]) => !many || estimates.some((x) => x.level === e.level &&
     x.metric === e.metric && x.resolved);
-  const shown = estimates.filter((e) => levels.includes(e.level) && differs(e)).sort((a, b) => a.metric - b.metric ||
+  const first = firstOnly(d);
+  const shown = estimates.filter((e) => levels.includes(e.level) && differs(e) && first(e.metric)).sort((a, b) =>
+    a.metric - b.metric ||
     a.arm - b.arm);
   if (shown.length === 0) return;
   const twins = d.estimates.filter((e) => d.arms[e.arm].twin && e.changeLo != null);
   const ratio = (v: number | null) => (v == null ? null : 1 + v);
-  const axis = changeAxis(range(shown, (e) => [ratio(e.change), ratio(e.changeLo), ratio(e.changeHi)]), f.width);
+  const found = range(shown, (e) => (e.resolved ? [e.change, e.changeLo, e.changeHi] : [e.change]).map(ratio));
+  const wide = range(shown, (e) => [ratio(e.changeLo), ratio(e.changeHi)]);
+  const reach = 2 * Math.max(...found.map((r) => Math.abs(Math.log(r))), 0.01);
+  const fits = (r: number) => Math.abs(Math.log(r)) <= reach;
+  const axis = changeAxis([...found, ...wide.filter(fits)], f.width, baselineName(d));
   const key = (e: { metric: number }) => d.metrics[e.metric].label;
   const left = Math.min(Math.max(...shown.map((e) => key(e).length)) * 6.6 + 16, f.width * 0.45);
   armLegend(f, all.filter((_, i) => shown.some((e) => e.arm === i)), false, true);
@@ -178,14 +194,14 @@ export const differences: Draw = (d, f) => {
     const list = shown.filter((e) => e.level === level);
     if (list.length === 0) continue;
     const row = (e: (typeof list)[number]) => key(e) + "\u0000" + e.arm;
-    const first = new Set(list.filter((e, i) => i === 0 || list[i - 1].metric !== e.metric).map(row));
+    const begins = new Set(list.filter((e, i) => i === 0 || list[i - 1].metric !== e.metric).map(row));
     const back = list.flatMap((s) => twins.filter((t) => t.metric === s.metric && t.level === s.level)
       .map((t) => ({ row: row(s), t })));
     const plot = Plot.plot({
-      width: f.width, height: 50 + (list.length > 1.5 * first.size ? 20 : 28) * list.length, marginLeft: left,
+      width: f.width, height: 50 + (list.length > 1.5 * begins.size ? 20 : 28) * list.length, marginLeft: left,
       marginRight: 30, marginTop: 8, marginBottom: 38,
       x: axis.options,
-      y: { domain: list.map(row), label: null, tickFormat: (r: string) => (first.has(r) ? r.split("\u0000")[0] : ""),
+      y: { domain: list.map(row), label: null, tickFormat: (r: string) => (begins.has(r) ? r.split("\u0000")[0] : ""),
         tickSize: 0 },
       color: paint,
       marks: [
@@ -193,7 +209,7 @@ export const differences: Draw = (d, f) => {
           fill: "var(--band)", fillOpacity: 0.28, insetTop: 3, insetBottom: 3, clip: true, className: "backdrop" }),
         Plot.ruleX([axis.zero], { stroke: "currentColor" }),
         Plot.ruleY(list, { y: row, x1: (e) => axis.to(e.changeLo), x2: (e) => axis.to(e.changeHi),
-          stroke: (e) => all[e.arm].colour, strokeWidth: 1.75 }),
+          stroke: (e) => all[e.arm].colour, strokeWidth: 1.75, clip: true }),
         ...dots(all, list, (e) => e.arm, { x: (e) => axis.to(e.change), y: row, r: 4.5 }, (e) => e.resolved),
         Plot.tip(list, Plot.pointer(tip({
           x: (e) => axis.to(e.change), y: row, channels: {},
@@ -204,7 +220,9 @@ export const differences: Draw = (d, f) => {
     });
     place(f, plot, `Change from the baseline in per cent${where(d, level)}`, d.levels[level].name || undefined,
       undefined, true);
-    const same = [...new Set(estimates.filter((e) => e.level === level && !differs(e)).map(key))];
+    if (list.some((e) => [e.changeLo, e.changeHi].some((c) => c != null && !fits(1 + c))))
+      hint(f, "Intervals that end at the edge go on beyond it; the tables have them whole.");
+    const same = [...new Set(estimates.filter((e) => e.level === level && !differs(e) && first(e.metric)).map(key))];
     if (same.length > 0) hint(f, `Resolved in no arm${where(d, level)}, and not drawn: ${same.join(", ")}.`);
   }
 };
@@ -222,9 +240,11 @@ export const values: Draw = (d, f) => {
   const one = d.levels.length === 1;
   if (!one) return; // the sweep shows them against the factor, the tables by level
   const g = grid(f, 3, 250);
+  const first = firstOnly(d);
   for (const [i, m] of d.metrics.entries()) {
     const list = d.estimates.filter((e) => e.metric === i);
-    if (m.lag || m.ladder || list.length < 2 || list.every((e) => e.value === list[0].value && !e.lo)) continue;
+    if (m.lag || m.ladder || !first(i) || list.length < 2) continue;
+    if (list.every((e) => e.value === list[0].value && !e.lo)) continue;
     const s = scaleOf(m.unit, range(list, (e) => [e.value, e.hi]));
     const by = (v: number | null) => (v == null ? NaN : v / s.factor);
     const plot = Plot.plot({

@@ -3,7 +3,8 @@
 
 export interface Arm { name: string; baseline: boolean; twin: boolean }
 export interface Level { name: string; rest: string; numbers: Record<string, number> }
-export interface Metric { name: string; label: string; unit: string; lag: boolean; ladder: string; rung: string }
+export interface Metric { name: string; label: string; unit: string; lag: boolean; headline: boolean;
+  ladder: string; rung: string }
 export interface Estimate {
   metric: number; arm: number; level: number; value: number; lo: number | null; hi: number | null; text: string;
   change: number | null; changeLo: number | null; changeHi: number | null; resolved: boolean; verdict: string;

@@ -28,14 +28,16 @@ type Truth struct {
 	Lag      float64 // of the generator, in every arm
 	ExtraLag float64 // of the generator, in the arm of candidate
 	MapBytes float64
+
+	Day uint64 // of the run, from 0; each has noise of its own
 }
 
 // Quickstart makes a run of the arms direct, aa and candidate. The same truth gives the same run.
 func Quickstart(truth Truth) (record.Run, []record.Trial) {
-	rng := rand.New(rand.NewPCG(11, 17))
-	started := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	rng := rand.New(rand.NewPCG(11, 17+truth.Day))
+	started := time.Date(2026, 1, 2+int(truth.Day), 3, 4, 5, 0, time.UTC)
 	run := record.Run{
-		Schema: record.RunSchema, ID: "quickstart-20260102-030405", Experiment: "quickstart",
+		Schema: record.RunSchema, ID: "quickstart-" + started.Format("20060102-150405"), Experiment: "quickstart",
 		Question: "What does an eBPF mesh data plane add to each new connection?",
 		Spec:     json.RawMessage(`{"name":"quickstart"}`), Seed: 42, Blocks: truth.Blocks, Started: started, Version: "0.1.0", Build: "go1.26.0 abcdef0",
 		Environment: record.Environment{

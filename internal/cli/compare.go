@@ -1,0 +1,296 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/analysis"
+	"tare/internal/comparison"
+	"tare/internal/fault"
+	"tare/internal/measured"
+	"tare/internal/metric"
+	"tare/internal/record"
+	"tare/internal/report"
+)
+
+func init() { register(newCompare) }
+
+// maxRuns is how many runs a directory of runs may hold.
+const maxRuns = 1000
+
+// compareFlags are the flags of tare compare.
+type compareFlags struct {
+	history string
+	anyway  bool
+	page    string // file to write as HTML
+	show    shown
+}
+
+func newCompare() *cobra.Command {
+	var f compareFlags
+	c := &cobra.Command{
+		Use:   "compare OLD NEW...",
+		Short: "Hold recorded runs against each other, with the variance between runs",
+		Long: `Hold recorded runs of one experiment against each other. OLD and NEW are run directories, or directories that hold
+repeated runs of the same thing. Each run is taken against its own baseline, and the intervals hold what differs from
+run to run: by the repeats, by a --history, or by the A/A twins of the runs, whichever knows most. Where none of them
+does, there is no verdict. Of several NEW each is held against OLD.
+
+The better way is one run with both versions as arms, which differ in nothing else:
+
+  tare try --against 'OLD COMMAND' -- NEW COMMAND
+
+Without runs, --history DIR shows what became of each metric over all runs in DIR, and where its level shifted.
+
+Runs of other machines, kernels, specs or definitions of metrics, and invalid ones, are refused unless --anyway is
+given.`,
+		Example: `  tare compare tare-run-quickstart-20260102-030405 tare-run-quickstart-20260109-030405
+  tare compare before/ after/
+  tare compare last-release/ tare-run-quickstart-20260109-030405 --history runs/
+  tare compare --history runs/`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case len(args) == 0 && f.history != "", len(args) >= 2:
+				return nil
+			}
+			return fault.New(fault.Usage, cmd.CommandPath(), "name an old run and a new one, or --history DIR alone",
+				"want two runs or more, got %d", len(args))
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return compare(cmd.OutOrStdout(), args, f) },
+	}
+	c.Flags().StringVar(&f.history, "history", "", "directory with runs of the experiment: alone to show their course, else for the variance between runs")
+	c.Flags().BoolVar(&f.anyway, "anyway", false, "compare what differs in machine, kernel, spec or definitions, and invalid runs")
+	c.Flags().StringVar(&f.page, "html", "", "file to write as a page, beside what is printed")
+	f.show.register(c.Flags())
+	return c
+}
+
+// write writes a page, if one was asked for.
+func (f compareFlags) write(make func(io.Writer) error) error {
+	if f.page == "" {
+		return nil
+	}
+	var b bytes.Buffer
+	if err := make(&b); err != nil {
+		return err
+	}
+	if err := os.WriteFile(f.page, b.Bytes(), 0o644); err != nil {
+		return fault.Wrap(err, fault.Machine, f.page, "make room, or name another file with --html", "cannot write the page")
+	}
+	return nil
+}
+
+func compare(out io.Writer, args []string, f compareFlags) error {
+	var history []comparison.Source
+	if f.history != "" {
+		var err error
+		if history, err = f.readHistory(); err != nil {
+			return err
+		}
+	}
+	o := textOptions(out, "", f.show.all)
+	if len(args) == 0 {
+		last := slices.MaxFunc(history, func(a, b comparison.Source) int { return a.Run.Started.Compare(b.Run.Started) })
+		course := comparison.Over(f.like(history, last), 1)
+		if err := f.write(func(w io.Writer) error { return report.HistoryHTML(w, &course) }); err != nil {
+			return err
+		}
+		if f.show.json {
+			return report.AsJSON(out, course)
+		}
+		return report.History(out, &course, o)
+	}
+	if (f.show.json || f.page != "") && len(args) > 2 {
+		return fault.New(fault.Usage, "--json, --html", "name one OLD and one NEW", "one document holds one comparison")
+	}
+	old, err := f.side(args[0])
+	if err != nil {
+		return err
+	}
+	history = f.like(history, old[0])
+	for i, arg := range args[1:] {
+		c, err := f.hold(old, args[0], arg, history)
+		if err != nil {
+			return err
+		}
+		if err := f.write(func(w io.Writer) error { return report.ComparisonHTML(w, c) }); err != nil {
+			return err
+		}
+		if f.show.json {
+			return report.AsJSON(out, c)
+		}
+		if i > 0 {
+			fmt.Fprintln(out)
+		}
+		if err := report.Comparison(out, c, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hold holds one new side against the old one.
+func (f compareFlags) hold(old []comparison.Source, was, is string, history []comparison.Source) (*comparison.Comparison, error) {
+	new, err := f.side(is)
+	if err != nil {
+		return nil, err
+	}
+	if err := alike(slices.Concat(old[:1], new), f.anyway); err != nil {
+		return nil, err
+	}
+	for _, n := range new {
+		if slices.ContainsFunc(old, func(o comparison.Source) bool { return comparison.Name(o) == comparison.Name(n) }) {
+			return nil, fault.New(fault.Usage, n.Dir, "name another run", "this run is in %s as well, and would be compared with itself", was)
+		}
+	}
+	c := comparison.Compare(old, new, history)
+	if len(c.Changes) == 0 {
+		return nil, fault.New(fault.Usage, is, "their arms are "+armsOf(old)+", and "+armsOf(new),
+			"it has no estimate with an interval in common with %s", was)
+	}
+	return &c, nil
+}
+
+// side is one side of a comparison: runs of one thing.
+func (f compareFlags) side(dir string) ([]comparison.Source, error) {
+	sources, err := sourcesIn(dir, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := alike(sources, f.anyway); err != nil {
+		return nil, err
+	}
+	runs := make([]record.Run, len(sources))
+	for i, s := range sources {
+		runs[i] = s.Run
+	}
+	if what := comparison.Mixed(runs); what != "" && !f.anyway {
+		return nil, fault.New(fault.Usage, dir, "put the runs of each version into a directory of its own, or give --anyway",
+			"its runs are no repeats of one thing: they differ in %s", what)
+	}
+	return sources, nil
+}
+
+// readHistory reads the runs of a history, without those that cannot be read, which it names on standard error.
+func (f compareFlags) readHistory() ([]comparison.Source, error) {
+	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(os.Stderr, "left out: %s\n", printable(err.Error())) })
+	if err != nil {
+		return nil, err
+	}
+	valid := slices.DeleteFunc(slices.Clone(history), func(h comparison.Source) bool { return !h.Summary.Valid })
+	switch {
+	case f.anyway && len(history) > 0:
+		return history, nil
+	case len(valid) == 0:
+		return nil, fault.New(fault.Invalid, f.history, "see what is wrong with each: tare report", "it holds no valid run")
+	}
+	return valid, nil
+}
+
+// like are the runs of a history that a run can be compared with. How many are left out it says on standard error.
+func (f compareFlags) like(history []comparison.Source, s comparison.Source) []comparison.Source {
+	if f.anyway || len(history) == 0 {
+		return history
+	}
+	kept := slices.DeleteFunc(slices.Clone(history), func(h comparison.Source) bool {
+		return len(comparison.Apart(s.Run, h.Run)) > 0
+	})
+	if left := len(history) - len(kept); left > 0 {
+		fmt.Fprintf(os.Stderr, "%s: %d of %d runs are left out, for they differ from %s in more than what was weighed\n",
+			f.history, left, len(history), s.Dir)
+	}
+	return kept
+}
+
+// armsOf names the arms of runs that have a baseline.
+func armsOf(sources []comparison.Source) string {
+	var arms []string
+	for _, e := range sources[0].Summary.Estimates {
+		if e.Arm != record.Direct && e.Arm != record.AA && !slices.Contains(arms, e.Arm) {
+			arms = append(arms, e.Arm)
+		}
+	}
+	if len(arms) == 0 {
+		return "none but the baseline"
+	}
+	return strings.Join(arms, ", ")
+}
+
+// sourcesIn reads a run, or all runs in a directory. Where skip is not nil it is told of those that cannot be read, and
+// the others are given; else that is an error.
+func sourcesIn(dir string, skip func(error)) ([]comparison.Source, error) {
+	dirs := []string{dir}
+	if _, err := os.Stat(filepath.Join(dir, record.RunFile)); err != nil {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Usage, dir, "name a run directory, or one that holds some", "cannot read it")
+		}
+		dirs = nil
+		for _, e := range entries {
+			if _, err := os.Stat(filepath.Join(dir, e.Name(), record.RunFile)); err == nil {
+				dirs = append(dirs, filepath.Join(dir, e.Name()))
+			}
+		}
+		switch {
+		case len(dirs) == 0:
+			return nil, fault.New(fault.Usage, dir, "a run directory is what 'tare run' writes",
+				"there is no %s, neither in it nor in a directory in it", record.RunFile)
+		case len(dirs) > maxRuns:
+			return nil, fault.New(fault.Usage, dir, "put fewer there", "it holds %d runs, and %d are allowed", len(dirs), maxRuns)
+		}
+	}
+	var sources []comparison.Source
+	for _, d := range dirs {
+		s, err := sourceOf(d)
+		switch {
+		case err == nil:
+			sources = append(sources, s)
+		case skip != nil:
+			skip(err)
+		default:
+			return nil, err
+		}
+	}
+	if len(sources) == 0 {
+		return nil, fault.New(fault.Usage, dir, "", "it holds no run that can be read")
+	}
+	return sources, nil
+}
+
+func sourceOf(dir string) (comparison.Source, error) {
+	c, err := record.Read(dir)
+	if err != nil {
+		return comparison.Source{}, err
+	}
+	c.Run.Metrics = metric.Complete(c.Run.Metrics, measured.Definitions())
+	s, err := analysis.Summarize(c.Run, c.Trials)
+	if err != nil {
+		return comparison.Source{}, fmt.Errorf("summarizing %s: %w", dir, err)
+	}
+	return comparison.Source{Dir: dir, Run: c.Run, Summary: s, Warnings: c.Warnings}, nil
+}
+
+// alike refuses runs that cannot be compared.
+func alike(sources []comparison.Source, anyway bool) error {
+	if anyway {
+		return nil
+	}
+	for _, s := range sources {
+		if !s.Summary.Valid {
+			return fault.New(fault.Invalid, s.Dir, "run it again, or compare it with --anyway", "the run is invalid: %s",
+				strings.Join(s.Summary.InvalidReasons, "; "))
+		}
+		if reasons := comparison.Apart(sources[0].Run, s.Run); len(reasons) > 0 {
+			return fault.New(fault.Usage, s.Dir, "compare runs that differ in what was weighed alone, or give --anyway",
+				"it cannot be compared with %s, from which it differs in %s", sources[0].Dir, strings.Join(reasons, "; "))
+		}
+	}
+	return nil
+}

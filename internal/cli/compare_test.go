@@ -1,0 +1,211 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tare/internal/analysis"
+	"tare/internal/analysis/analysistest"
+	"tare/internal/comparison"
+	"tare/internal/fault"
+	"tare/internal/record"
+)
+
+// writeRuns writes made runs of successive days, each into a directory of its own, that add so much to latency.
+func writeRuns(t *testing.T, from uint64, latencies ...float64) (parent string) {
+	t.Helper()
+	parent = t.TempDir()
+	for i, latency := range latencies {
+		run, trials := analysistest.Quickstart(analysistest.Truth{
+			Blocks: 8, BPF: 3.1e-6, Latency: latency, Noise: 0.5e-6, MapBytes: 1.2e6, Day: from + uint64(i),
+		})
+		writeRecord(t, filepath.Join(parent, run.ID), run, trials)
+	}
+	return parent
+}
+
+func runCompare(args ...string) (string, error) { return runCommand(newCompare(), args...) }
+
+func TestCompareCommand(t *testing.T) {
+	const fast, slow = 9e-6, 40e-6
+	old, new := writeRuns(t, 0, fast, fast, fast), writeRuns(t, 3, slow, slow, slow)
+	same := writeRuns(t, 6, fast)
+	out, err := runCompare(old, new)
+	if err != nil || !strings.Contains(out, "Changed: ") || !strings.Contains(out, "latency p50 of candidate (+") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if out, err = runCompare(old, same); err != nil || strings.Contains(out, "latency p50 of candidate (+") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if out, err = runCompare(old, new, same); err != nil || strings.Count(out, "new against old") != 2 {
+		t.Errorf("of two new ones: %v\n%s", err, out)
+	}
+	var c comparison.Comparison
+	if out, err = runCompare(old, new, "--json"); err != nil || json.Unmarshal([]byte(out), &c) != nil || c.Schema != comparison.Schema {
+		t.Errorf("%v\n%s", err, out)
+	}
+	history := writeRuns(t, 10, fast, fast, fast, fast, fast, fast, fast, slow, slow, slow, slow, slow, slow, slow)
+	if out, err = runCompare("--history", history); err != nil || !strings.Contains(out, "14 runs") ||
+		!strings.Contains(out, "since 2026-01-19") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	var course comparison.Course
+	if out, err = runCompare("--history", history, "--json"); err != nil || json.Unmarshal([]byte(out), &course) != nil ||
+		course.Schema != comparison.HistorySchema || len(course.Lines) == 0 {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestComparePages: the pages need no script and fetch nothing, and have what the text has.
+func TestComparePages(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "page.html")
+	for want, args := range map[string][]string{
+		"latency p50":           {writeRuns(t, 0, 9e-6, 9e-6), writeRuns(t, 2, 40e-6, 40e-6)},
+		"<svg class=\"course\"": {"--history", writeRuns(t, 4, 9e-6, 9e-6, 9e-6)},
+	} {
+		if _, err := runCompare(append(args, "--html", page)...); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(page)
+		if err != nil || !strings.Contains(string(text), want) || strings.Contains(string(text), "<script") {
+			t.Errorf("%v, no %q in\n%s", err, want, text)
+		}
+	}
+	if _, err := runCompare("--history", writeRuns(t, 0, 9e-6), "--html", filepath.Join(page, "x")); fault.CodeOf(err) != fault.Machine {
+		t.Errorf("a page that cannot be written: %v", err)
+	}
+}
+
+func TestCompareRefuses(t *testing.T) {
+	one, two := writeRuns(t, 0, 9e-6), writeRuns(t, 1, 9e-6)
+	alter := func(parent, old, new string) {
+		entries, err := os.ReadDir(parent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(parent, entries[0].Name(), record.RunFile)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Contains(text, []byte(old)) {
+			t.Fatalf("%s lacks %s", path, old)
+		}
+		if err := os.WriteFile(path, bytes.ReplaceAll(text, []byte(old), []byte(new)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	empty := t.TempDir()
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{nil, "want two runs or more"},
+		{[]string{one}, "want two runs or more"},
+		{[]string{one, empty}, "there is no run.json, neither in it nor in a directory in it"},
+		{[]string{one, filepath.Join(empty, "none")}, "cannot read it"},
+		{[]string{one, two, two, "--json"}, "one document holds one comparison"},
+	} {
+		if out, err := runCompare(c.args...); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v: %v, want %q\n%s", c.args, err, c.says, out)
+		}
+	}
+	alter(two, "6.18.0", "6.1.0")
+	if _, err := runCompare(one, two); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the kernel: 6.18.0 and 6.1.0") {
+		t.Errorf("another kernel: %v", err)
+	}
+	if out, err := runCompare(one, two, "--anyway"); err != nil {
+		t.Errorf("another kernel, anyway: %v\n%s", err, out)
+	}
+	alter(two, "6.1.0", "6.18.0")
+	if _, err := runCompare(one, one); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "compared with itself") {
+		t.Errorf("the same run twice: %v", err)
+	}
+	alter(two, `"candidate": "0.1.0"`, `"candidate": "0.2.0"`)
+	mixed := t.TempDir()
+	for i, parent := range []string{one, two} {
+		entries, err := os.ReadDir(parent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(filepath.Join(parent, entries[0].Name()), filepath.Join(mixed, strings.Repeat("x", i+1))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	three := writeRuns(t, 2, 9e-6)
+	if _, err := runCompare(mixed, three); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "no repeats of one thing") {
+		t.Errorf("two versions on one side: %v", err)
+	}
+	// A history holds any versions, and what cannot be read is left out.
+	if err := os.MkdirAll(filepath.Join(mixed, "torn"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(mixed, "torn", record.RunFile), []byte(`{"schema":`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := runCompare("--history", mixed); err != nil || !strings.Contains(out, "2 runs") {
+		t.Errorf("a history of two versions and a torn record: %v\n%s", err, out)
+	}
+	for _, parent := range []string{one, two} {
+		entries, err := os.ReadDir(parent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(parent, entries[0].Name(), record.TrialsFile)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if parent == two {
+			if err := os.WriteFile(path, bytes.ReplaceAll(text, []byte(`"candidate"`), []byte(`"other"`)), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	alter(two, `"candidate"`, `"other"`)
+	if _, err := runCompare(one, two); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "no estimate with an interval in common") {
+		t.Errorf("other arms: %v", err)
+	}
+}
+
+func TestPowerCommand(t *testing.T) {
+	dir := writeRun(t, 24)
+	run := func(args ...string) (string, error) { return runCommand(newPower(), args...) }
+	out, err := run(dir, "--see", "2%,50%", "--all")
+	if err != nil || !strings.Contains(out, "latency p50") || !strings.Contains(out, "50 %") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	var p analysis.Power
+	if out, err = run(dir, "--json"); err != nil || json.Unmarshal([]byte(out), &p) != nil || len(p.Rows) == 0 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, r := range p.Rows {
+		if len(r.Needs) != 3 || r.Base <= 0 {
+			t.Errorf("%+v", r)
+			continue
+		}
+		for i, n := range r.Needs {
+			if n.Blocks != nil && (*n.Blocks < 6 || i > 0 && r.Needs[i-1].Blocks != nil && *n.Blocks > *r.Needs[i-1].Blocks) {
+				t.Errorf("%s: %d blocks for %g", r.Metric, *n.Blocks, n.Part)
+			}
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		code fault.Code
+		says string
+	}{
+		{[]string{}, fault.Usage, "want one run directory"},
+		{[]string{dir, "--see", "5"}, fault.Usage, `"5" is no percentage`},
+		{[]string{dir, "--power", "100%"}, fault.Usage, "is no percentage between 50 and 99.9"},
+		{[]string{writeRun(t, 9)}, fault.Invalid, "no difference to its baseline has an interval"},
+	} {
+		if out, err := run(c.args...); fault.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v: %v, want %q\n%s", c.args, err, c.says, out)
+		}
+	}
+}

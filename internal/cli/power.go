@@ -1,0 +1,83 @@
+package cli
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/analysis"
+	"tare/internal/fault"
+	"tare/internal/measured"
+	"tare/internal/metric"
+	"tare/internal/record"
+	"tare/internal/report"
+)
+
+func init() { register(newPower) }
+
+func newPower() *cobra.Command {
+	var sizes []string
+	var probability string
+	var show shown
+	c := &cobra.Command{
+		Use:   "power DIR",
+		Short: "How many blocks a run needs to tell a difference, by the noise of one before",
+		Long: `From a recorded run, how many blocks runs like it need to tell differences of 5, 10 and 20 % of the baseline. The run
+may be of the baseline alone, with its A/A twin, and short: six blocks are enough to begin with.`,
+		Example: `  tare power tare-run-quickstart-20260102-030405
+  tare power DIR --see 2%,10% --power 80%`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote", "want one run directory, got %d", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var parts []float64
+			for _, text := range sizes {
+				part, err := percentOf("--see", text, 0, 1000)
+				if err != nil {
+					return err
+				}
+				parts = append(parts, part)
+			}
+			power, err := percentOf("--power", probability, 50, 99.9)
+			if err != nil {
+				return err
+			}
+			c, err := record.Read(args[0])
+			if err != nil {
+				return err
+			}
+			c.Run.Metrics = metric.Complete(c.Run.Metrics, measured.Definitions())
+			p, err := analysis.PowerOf(c.Run, c.Trials, parts, power)
+			if err != nil {
+				return err
+			}
+			if len(p.Rows) == 0 {
+				return fault.New(fault.Invalid, args[0], "run it with six blocks or more (--blocks 6)",
+					"no difference to its baseline has an interval, so its noise is not known")
+			}
+			out := cmd.OutOrStdout()
+			if show.json {
+				return report.AsJSON(out, p)
+			}
+			return report.Power(out, p, textOptions(out, "", show.all))
+		},
+	}
+	c.Flags().StringSliceVar(&sizes, "see", []string{"5%", "10%", "20%"}, "sizes of differences, in per cent of the baseline")
+	c.Flags().StringVar(&probability, "power", "95%", "the part of such runs that tell")
+	show.register(c.Flags())
+	return c
+}
+
+// percentOf reads a percentage above one limit and below another, as a part.
+func percentOf(flag, text string, above, below float64) (float64, error) {
+	number, is := strings.CutSuffix(strings.TrimSpace(text), "%")
+	v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if !is || err != nil || !(v > above && v < below) {
+		return 0, fault.New(fault.Usage, flag, "such as 10%", "%q is no percentage between %g and %g", text, above, below)
+	}
+	return v / 100, nil
+}
