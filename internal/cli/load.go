@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -92,9 +93,20 @@ func (w *window) run(cmd *cobra.Command, err error, asRole func(*role.Conn) erro
 		return err
 	}
 	if w.asJSON {
-		return encodeLoad(cmd.OutOrStdout(), r)
+		print = encodeLoad
 	}
-	return print(cmd.OutOrStdout(), r)
+	return errors.Join(print(cmd.OutOrStdout(), r), allFailed(cmd, r))
+}
+
+// loadSchema names the JSON form of the result of one load.
+const loadSchema = "tare.load/v1"
+
+// loadDocument is what --json prints.
+type loadDocument struct {
+	Schema string `json:"schema"`
+	*load.Result
+	Failed        int64                        `json:"failed"` // the sum of errors
+	Distributions map[string]load.Distribution `json:"distributions"`
 }
 
 // encodeLoad writes the result as JSON, with quantiles beside the histograms that only a library can read.
@@ -103,10 +115,27 @@ func encodeLoad(w io.Writer, r *load.Result) error {
 	if err != nil {
 		return err
 	}
-	return json.NewEncoder(w).Encode(struct {
-		*load.Result
-		Distributions map[string]load.Distribution `json:"distributions"`
-	}{r, distributions})
+	return json.NewEncoder(w).Encode(loadDocument{loadSchema, r, failedOf(r), distributions})
+}
+
+func failedOf(r *load.Result) (n int64) {
+	for _, of := range r.Errors {
+		n += of
+	}
+	return n
+}
+
+// allFailed is the error of a load of which nothing worked, which a script must not take for a measurement.
+func allFailed(cmd *cobra.Command, r *load.Result) error {
+	failed := failedOf(r)
+	if r.Done > 0 || failed == 0 {
+		return nil
+	}
+	kinds := slices.SortedFunc(maps.Keys(r.Errors), func(a, b string) int {
+		return cmp.Or(cmp.Compare(r.Errors[b], r.Errors[a]), cmp.Compare(a, b))
+	})
+	return fault.New(fault.Exceeded, cmd.CommandPath(), "see what it is put to work on",
+		"nothing worked: all %d failed, most of them by %s", failed, kinds[0])
 }
 
 // wrongUse makes what a guest says of its settings an error of wrong use.

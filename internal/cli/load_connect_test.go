@@ -60,7 +60,7 @@ func TestLoadConnect(t *testing.T) {
 	if err != nil || !strings.Contains(out, " connections made in 0.3s") || !strings.Contains(out, "connect: p50 ") || strings.Contains(out, "neither") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if out, err = run("--service", "127.64.7.1:80", "--duration", "300ms", "--json"); err != nil || !strings.HasPrefix(out, `{"generator":"connect","mode":"closed"`) {
+	if out, err = run("--service", "127.64.7.1:80", "--duration", "300ms", "--json"); err != nil || !strings.HasPrefix(out, `{"schema":"tare.load/v1","generator":"connect","mode":"closed"`) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, args := range [][]string{{}, {"--service", "nowhere"}, {"--service", "127.64.7.1:80", "--services", "0"}, {"--replacer", "1", "--service", "127.64.7.1:80"}, {"--service", "127.64.7.1:80", "--duration", "0s"}} {

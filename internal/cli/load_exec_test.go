@@ -58,7 +58,7 @@ func TestLoadExec(t *testing.T) {
 	if err != nil || !strings.HasPrefix(out, "storm for 0.5s, 1 workers on 1 CPUs\n") || !strings.Contains(out, "\nlatency: p50 ") || strings.Contains(out, "service") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if out, err = run("--rate", "100", "--duration", "50ms", "--json"); err != nil || !strings.HasPrefix(out, `{"generator":"exec","mode":"open","arrivals":"constant"`) || !strings.Contains(out, `"execs_made":`) {
+	if out, err = run("--rate", "100", "--duration", "50ms", "--json"); err != nil || !strings.HasPrefix(out, `{"schema":"tare.load/v1","generator":"exec","mode":"open","arrivals":"constant"`) || !strings.Contains(out, `"execs_made":`) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, args := range [][]string{{"--rate", "-1"}, {"--rate", "gale"}, {"--workers", "-1"}, {"--workers", "1024"}, {"--duration", "0s"}} {

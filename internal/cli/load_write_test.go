@@ -59,7 +59,7 @@ func TestLoadWrite(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, err = run("--rate", "100", "--arrivals", "constant", "--duration", "300ms", "--json")
-	if err != nil || !strings.HasPrefix(out, `{"generator":"write","mode":"open","arrivals":"constant"`) ||
+	if err != nil || !strings.HasPrefix(out, `{"schema":"tare.load/v1","generator":"write","mode":"open","arrivals":"constant"`) ||
 		!strings.Contains(out, `"intended":30,`) || !strings.Contains(out, `"written_bytes":`) {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -8,15 +8,18 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
-	"tare/internal/record"
 	"testing"
 	"time"
 
+	"tare/internal/record"
 	"tare/test/binary"
+	"tare/test/schematest"
 )
 
 // bin is the path of the tare binary under test. TARE_BIN names another one.
@@ -140,7 +143,37 @@ func (p *process) wait(t *testing.T) output {
 	if p.err != nil && !errors.As(p.err, &exit) {
 		t.Fatalf("%s: %v: %s", p.cmd, p.err, o)
 	}
+	p.checkSchemas(t, o)
 	return o
+}
+
+// checkSchemas holds what tare printed and recorded for programs against the published schemas.
+func (p *process) checkSchemas(t *testing.T, o output) {
+	t.Helper()
+	if text := strings.TrimSpace(o.stdout); strings.HasPrefix(text, "{") {
+		if err := schematest.Check([]byte(text)); err != nil && !errors.Is(err, schematest.ErrNone) {
+			t.Errorf("%s printed what no schema allows: %v", p.cmd, err)
+		}
+	}
+	at := slices.Index(p.cmd.Args, "--out") + 1
+	if at == 0 || at == len(p.cmd.Args) || !slices.Contains([]int{0, 4, 5}, o.code) {
+		return
+	}
+	dir := p.cmd.Args[at]
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join(p.cmd.Dir, dir)
+	}
+	for file, check := range map[string]func([]byte) error{
+		record.RunFile: schematest.Check, record.SummaryFile: schematest.Check, record.TrialsFile: schematest.Lines,
+	} {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		if len(text) == 0 || err != nil {
+			continue // a run that ended before its first trial has not all of them
+		}
+		if err := check(text); err != nil {
+			t.Errorf("%s wrote what no schema allows into %s: %v", p.cmd, file, err)
+		}
+	}
 }
 
 // signal sends a signal to tare alone, not to what it has started.

@@ -1,0 +1,23 @@
+// Package schemas holds a JSON Schema (draft 2020-12) of each format that docs/formats.md describes. They are made from
+// the types that are printed, by a test of package cli: go test ./internal/cli -run TestSchemas -update.
+package schemas
+
+import (
+	"embed"
+	"strings"
+)
+
+//go:embed *.json
+var files embed.FS
+
+// FileOf is the name of the file with the schema of a format, such as "tare.run/v1".
+func FileOf(format string) string { return strings.ReplaceAll(format, "/", ".") + ".json" }
+
+// Of is the schema of a format; nil where there is none.
+func Of(format string) []byte {
+	text, err := files.ReadFile(FileOf(format))
+	if err != nil {
+		return nil
+	}
+	return text
+}
