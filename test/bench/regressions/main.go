@@ -1,0 +1,236 @@
+// Command regressions repeats what a check in CI must do, and counts how often it did it:
+//
+//	go run ./test/bench/regressions [-n 20] [-for 1h] [-only cpu] [-state FILE]
+//	go run ./test/bench/regressions -table
+//
+// A tracer of which the old version is known takes 10 % more CPU time for each event (cpu), loses one event in 10,000
+// (loss), or has not changed (same). Each is held against the budget of a check with the number of blocks that tare
+// power plans: cpu and loss must fail (exit code 5), same must not. Each run adds a line to the state file, so that a
+// campaign that ends goes on where it was. Run test/neighbour beside it for the noisy half.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"tare/internal/analysis"
+	"tare/test/campaign"
+)
+
+const (
+	metricOfCPU = "cpu_seconds_per_kiloevent"
+	budget      = 0.05  // of CPU time, beyond the old version
+	planted     = 0.10  // likewise
+	lossy       = 1e-4  // of events
+	perTrial    = 4000  // events
+	enough      = 30000 // events: one is lost among them in 95 of 100 runs
+	pilotBlocks = 12
+	oldWork     = 200 * time.Microsecond // for each event
+)
+
+var kinds = []string{"cpu", "loss", "same"}
+
+// outcome is one line of the state file.
+type outcome struct {
+	Kind    string    `json:"kind"`
+	At      time.Time `json:"at"`
+	Blocks  int       `json:"blocks"`
+	Exit    int       `json:"exit"` // of tare
+	Caught  bool      `json:"caught"`
+	Results []string  `json:"results"` // of the assertions
+	Seconds float64   `json:"seconds"`
+}
+
+type bench struct {
+	n           int
+	tare, state string
+	dir         string // for what is built and run
+	tracers     string
+}
+
+func main() {
+	var c bench
+	flag.IntVar(&c.n, "n", 20, "runs of each kind")
+	flag.StringVar(&c.tare, "tare", "bin/tare", "the binary")
+	flag.StringVar(&c.state, "state", "regressions.jsonl", "file of what was found, which grows")
+	only := flag.String("only", "", "cpu, loss or same; all when empty")
+	length := flag.Duration("for", time.Hour, "start no run after this time")
+	table := flag.Bool("table", false, "print the counts of what was found, and run nothing")
+	flag.Parse()
+	err := func() error {
+		found, err := campaign.Read[outcome](c.state)
+		if err != nil || *table {
+			printTable(found)
+			return err
+		}
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		return c.run(ctx, *only, found, time.Now().Add(*length))
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "regressions:", err)
+		os.Exit(1)
+	}
+}
+
+func printTable(found []outcome) {
+	fmt.Println("| planted | runs | blocks | failed the check | undecided or invalid | seconds each |\n|---|---|---|---|---|---|")
+	for _, kind := range kinds {
+		runs, caught, open, blocks, seconds := 0, 0, 0, 0, 0.0
+		for _, o := range found {
+			if o.Kind != kind {
+				continue
+			}
+			runs++
+			blocks, seconds = blocks+o.Blocks, seconds+o.Seconds
+			if o.Caught {
+				caught++
+			}
+			if o.Exit == 4 {
+				open++
+			}
+		}
+		if runs > 0 {
+			fmt.Printf("| %s | %d | %.1f | %d | %d | %.0f |\n", kind, runs, float64(blocks)/float64(runs), caught, open,
+				seconds/float64(runs))
+		}
+	}
+}
+
+func (c *bench) run(ctx context.Context, only string, found []outcome, until time.Time) (err error) {
+	if c.tare, err = filepath.Abs(c.tare); err != nil {
+		return err
+	}
+	if c.dir, err = os.MkdirTemp("", "tare-regressions-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(c.dir)
+	c.tracers = filepath.Join(c.dir, "tracers")
+	build := exec.CommandContext(ctx, "go", "build", "-o", c.tracers, "tare/test/tracers")
+	if text, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("building the tracers: %w\n%s", err, text)
+	}
+	blocks, each, err := c.plan(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("an event takes %v; %d blocks are planned\n", each, blocks)
+	done := map[string]int{}
+	for _, o := range found {
+		done[o.Kind]++
+	}
+	for i := range c.n {
+		for _, kind := range kinds {
+			if only != "" && kind != only || done[kind] > i {
+				continue
+			}
+			if time.Now().After(until) || ctx.Err() != nil {
+				return ctx.Err()
+			}
+			work, n := "work="+oldWork.String(), blocks
+			switch kind {
+			case "cpu":
+				work = "work=" + (oldWork + time.Duration(planted*float64(each))).String()
+			case "loss":
+				work, n = fmt.Sprintf("lose=%g", lossy), max(enough/perTrial+1, 6)
+			}
+			o, err := c.one(ctx, kind, work, n)
+			if err != nil {
+				return err
+			}
+			fmt.Printf("%s: exit %d %v, %.0f s\n", kind, o.Exit, o.Results, o.Seconds)
+			if err := campaign.Append(c.state, o); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// plan weighs the old version against itself: how many blocks the budget takes here, and what an event costs.
+func (c *bench) plan(ctx context.Context) (blocks int, each time.Duration, err error) {
+	out := filepath.Join(c.dir, "pilot")
+	if _, _, err := c.weigh(ctx, out, "work="+oldWork.String(), pilotBlocks, "cpu"); err != nil {
+		return 0, 0, err
+	}
+	text, err := exec.CommandContext(ctx, c.tare, "power", out, "--see", fmt.Sprintf("%g%%", 100*budget), "--json").Output()
+	if err != nil {
+		return 0, 0, fmt.Errorf("planning: %w", err)
+	}
+	var p analysis.Power
+	if err := json.Unmarshal(text, &p); err != nil {
+		return 0, 0, fmt.Errorf("reading the plan: %w", err)
+	}
+	for _, r := range p.Rows {
+		if r.Metric == metricOfCPU && len(r.Needs) == 1 && r.Needs[0].Blocks != nil {
+			return *r.Needs[0].Blocks, time.Duration(r.Base * 1e6), os.RemoveAll(out) // seconds of 1,000 events
+		}
+	}
+	return 0, 0, fmt.Errorf("there is no plan for %s: %s", metricOfCPU, text)
+}
+
+func (c *bench) one(ctx context.Context, kind, work string, blocks int) (outcome, error) {
+	out := filepath.Join(c.dir, "run")
+	began := time.Now()
+	exit, s, err := c.weigh(ctx, out, work, blocks, kind)
+	if err != nil {
+		return outcome{}, err
+	}
+	o := outcome{Kind: kind, At: began, Blocks: blocks, Exit: exit, Caught: exit == 5, Seconds: time.Since(began).Seconds()}
+	for _, v := range s.Verdicts {
+		o.Results = append(o.Results, string(v.Result))
+	}
+	return o, os.RemoveAll(out)
+}
+
+// weigh runs the check: the old version is the baseline.
+func (c *bench) weigh(ctx context.Context, out, work string, blocks int, kind string) (exit int, s *analysis.Summary, err error) {
+	tracer := func(fault string) string {
+		return fmt.Sprintf("{subject: command, command: \"%s %s {self} subject exectrace --cgroup={cgroup_dir} --ring=64MiB\", "+
+			"ready: '^exectrace: ready', lines: '^\\{'}", c.tracers, fault)
+	}
+	asserted := fmt.Sprintf("%s{arm=new} <= +%g%%", metricOfCPU, 100*budget)
+	if kind == "loss" {
+		asserted = "events_lost{arm=new} == 0"
+	}
+	spec := filepath.Join(c.dir, "check.yaml")
+	text := fmt.Sprintf(`name: check
+question: Has it become worse?
+blocks: %d
+warmup: 0s
+duration: 2s
+loads: {execs: {kind: exec, rate: %d, workers: 1}}
+gates: {rate: 0, lag: 60s, drift: 1000}
+baseline: %s
+arms: {new: %s}
+`, blocks, perTrial/2, tracer("work="+oldWork.String()), tracer(work))
+	if err := os.WriteFile(spec, []byte(text), 0o600); err != nil {
+		return 0, nil, err
+	}
+	cmd := exec.CommandContext(ctx, c.tare, "run", spec, "--out", out, "--json", "--assert", asserted)
+	cmd.Stderr = os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	printed, err := cmd.Output()
+	var ended *exec.ExitError
+	if err != nil && !errors.As(err, &ended) {
+		return 0, nil, err
+	}
+	exit = cmd.ProcessState.ExitCode()
+	if exit != 0 && exit != 4 && exit != 5 {
+		return exit, nil, fmt.Errorf("tare ended with exit code %d", exit)
+	}
+	s = &analysis.Summary{}
+	if err := json.Unmarshal(printed, s); err != nil {
+		return exit, nil, fmt.Errorf("reading the summary: %w", err)
+	}
+	return exit, s, nil
+}
