@@ -178,8 +178,8 @@ func (t *text) table(head row, rows []row) {
 	t.columns(cells, muted)
 }
 
-// columns writes rows of text in columns to the left, of which the first is their head, and a blank line. Muted rows are
-// fainter.
+// columns writes rows of text in columns to the left, the first of which is their head, and a blank line. Muted rows
+// are fainter.
 func (t *text) columns(rows [][]string, muted map[int]bool) {
 	widths := widthsOf(rows)
 	for i, r := range rows {
