@@ -151,6 +151,9 @@ func (p *proxy) take(ctx context.Context, r *response) error {
 		return p.out.answer(p, k, r, "this proxy refuses everything")
 	}
 	marks := p.store(k, r)
+	if f.o.Keep {
+		p.publish() // before anybody is told that it is there
+	}
 	s.answered, s.nonce, s.version = true, r.nonce, r.version
 	if err := p.out.answer(p, k, r, ""); err != nil {
 		return err
@@ -206,9 +209,6 @@ func (p *proxy) follow(k resourceType) error {
 	if p.answers() && p.complete.Load() == 0 && p.whole() {
 		p.complete.Store(pace.Now())
 		p.fleet.completed()
-	}
-	if p.fleet.o.Keep {
-		p.publish()
 	}
 	return nil
 }
