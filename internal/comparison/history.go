@@ -12,7 +12,7 @@ import (
 // HistorySchema names the JSON form of Course.
 const HistorySchema = "tare.history/v1"
 
-// Course is what became of an experiment over its runs.
+// Course is how an experiment changed over its runs.
 type Course struct {
 	Schema     string `json:"schema"`
 	Experiment string `json:"experiment"`
@@ -20,7 +20,7 @@ type Course struct {
 	Lines      []Line `json:"lines"`
 }
 
-// Line is what became of one metric of one arm at one level over the runs.
+// Line is the history of one metric of one arm at one level over the runs.
 type Line struct {
 	Of
 	Points []Point `json:"points"` // of the runs that have it

@@ -206,7 +206,7 @@ func betweenTexts(c *comparison.Comparison) (texts []string) {
 	return texts
 }
 
-// History writes what became of an experiment for a terminal: a line of blocks for each metric, and its shifts.
+// History writes the history of an experiment for a terminal: a line of blocks for each metric, and its shifts.
 func History(w io.Writer, c *comparison.Course, o Options) error {
 	t := newText(w, o)
 	t.history(c)

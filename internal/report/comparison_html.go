@@ -130,7 +130,7 @@ func ComparisonHTML(w io.Writer, c *comparison.Comparison) error {
 // HistoryHTML writes the course of an experiment as a page, those with a shift first.
 func HistoryHTML(w io.Writer, c *comparison.Course) error {
 	d := comparisonData{
-		Title: clean(c.Experiment), Question: "What became of it over its runs?", Heading: "Courses",
+		Title: clean(c.Experiment), Question: "How did it change over its runs?", Heading: "Courses",
 		Notes: []string{historyNote(c)}, Head: []string{"metric", "arm", "first", "last", "shifts", "course"},
 	}
 	shifted := 0
