@@ -47,7 +47,7 @@ The better way is one run with both versions as arms, which differ in nothing el
 
   tare try --against 'OLD COMMAND' -- NEW COMMAND
 
-Without runs, --history DIR shows what became of each metric over all runs in DIR, and where its level shifted.
+Without runs, --history DIR shows the history of each metric over all runs in DIR, and where its level shifted.
 
 Runs of other machines, kernels, specs or definitions of metrics, and invalid ones, are refused unless --anyway is
 given.`,
