@@ -14,6 +14,9 @@ import (
 // ForecastPart is the size of the difference, as a part of the baseline's value, that forecasts are of.
 const ForecastPart = 0.05
 
+// mostForecast is the most blocks of which answers speak; tables have more.
+const mostForecast = 1000
+
 // Forecast is how many blocks would resolve a difference of some size in 8 of 10 runs, if the noise stays as it is.
 type Forecast struct {
 	Part    float64 `json:"part"`         // of the baseline's value
@@ -118,7 +121,7 @@ func (p *prose) endUnresolved() {
 			reasons = append(reasons, reason)
 		}
 		of[reason] = append(of[reason], label)
-		if f := u.e.Difference.ToResolve; f != nil {
+		if f := u.e.Difference.ToResolve; f != nil && f.Blocks <= mostForecast {
 			if forecasts++; worst.e == nil || f.Blocks > worst.e.Difference.ToResolve.Blocks {
 				worst = u
 			}
