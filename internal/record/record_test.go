@@ -259,3 +259,73 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// A directory that somebody else may write to is refused: a link there, at the place of a file of the run, would be
+// written through with the run's privileges.
+func TestCreateRefusesDirectoriesOfOthers(t *testing.T) {
+	for name, prepare := range map[string]func(dir string) error{
+		"another user": func(dir string) error { return os.Chown(dir, 65534, 65534) },
+		"others may":   func(dir string) error { return os.Chmod(dir, 0o777) },
+		"(its mode":    func(dir string) error { return os.Chmod(dir, 0o775) },
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := prepare(dir); err != nil {
+			t.Fatal(err)
+		}
+		w, err := Create(dir, Run{Schema: RunSchema})
+		if err == nil {
+			w.Close()
+		}
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), name) || fault.MendOf(err) == "" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("%s: it left %v, %v", name, left, err)
+		}
+	}
+}
+
+// Files are written in the directory that was made, through no link, whatever becomes of the directories above it.
+func TestWriterFollowsNoLinks(t *testing.T) {
+	base := t.TempDir()
+	dir, victim := filepath.Join(base, "run"), filepath.Join(base, "victim")
+	if err := os.WriteFile(victim, []byte("precious"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	w, err := Create(dir, Run{Schema: RunSchema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(victim, filepath.Join(dir, ReportFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.WriteFile(ReportFile, []byte("report")); err != nil {
+		t.Fatal(err)
+	}
+	moved, decoy := filepath.Join(base, "moved"), filepath.Join(base, "decoy")
+	if err := errors.Join(os.Rename(dir, moved), os.Mkdir(decoy, 0o755), os.Symlink(decoy, dir)); err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(w.WriteSummary(struct{}{}), w.UpdateRun(Run{Schema: RunSchema}), w.WriteFile("costs.yaml", nil),
+		w.Append(Trial{Schema: TrialSchema}), w.Close())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(decoy); err != nil || len(left) > 0 {
+		t.Errorf("it wrote %v elsewhere: %v", left, err)
+	}
+	for _, name := range []string{RunFile, TrialsFile, SummaryFile, ReportFile, "costs.yaml"} {
+		if info, err := os.Lstat(filepath.Join(moved, name)); err != nil || !info.Mode().IsRegular() {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "precious" {
+		t.Errorf("the victim has %q, %v", text, err)
+	}
+	if left, err := os.ReadDir(moved); err != nil || len(left) != 5 {
+		t.Errorf("left in the directory: %v, %v", left, err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -16,37 +17,80 @@ import (
 // Writer writes a run directory. It is for one goroutine.
 type Writer struct {
 	dir    string
+	root   *os.Root // the directory, whatever is at its path now
 	trials *os.File
 	size   int64 // of the whole lines in trials
 }
 
 // Create makes the run directory dir, which must not exist or be empty, and writes run.json. Its errors are faults:
-// Usage when dir is in use, Machine when it cannot be written.
-func Create(dir string, run Run) (*Writer, error) {
+// Usage when dir is in use or somebody else's, Machine when it cannot be written.
+//
+// All files are created relative to the directory that this opened, without following links: whoever can change the
+// directories above it cannot make a run write elsewhere.
+func Create(dir string, run Run) (_ *Writer, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, cannotWrite(err, dir)
 	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
+	w := &Writer{dir: dir}
+	if w.root, err = os.OpenRoot(dir); err != nil {
 		return nil, cannotWrite(err, dir)
 	}
-	if len(entries) > 0 {
-		return nil, inUse(dir)
+	defer func() {
+		if err != nil {
+			w.root.Close()
+		}
+	}()
+	if err := w.ours(); err != nil {
+		return nil, err
 	}
-	w := &Writer{dir: dir}
 	// The trials come first, for only one of two runs that found the directory empty can make them.
-	path := filepath.Join(dir, TrialsFile)
-	w.trials, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o644)
+	w.trials, err = w.root.OpenFile(TrialsFile, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
 		return nil, inUse(dir)
 	}
 	if err != nil {
-		return nil, cannotWrite(err, path)
+		return nil, cannotWrite(err, filepath.Join(dir, TrialsFile))
 	}
 	if err := w.writeJSON(RunFile, run); err != nil {
-		return nil, errors.Join(err, w.trials.Close(), os.Remove(path))
+		return nil, errors.Join(err, w.trials.Close(), w.root.Remove(TrialsFile))
 	}
 	return w, nil
+}
+
+// ours refuses a directory that is not empty, or that another user can write to: whoever can put a link where a run is
+// about to write a file, or change what its processes read, has the run's privileges.
+func (w *Writer) ours() error {
+	d, err := w.root.Open(".")
+	if err != nil {
+		return cannotWrite(err, w.dir)
+	}
+	defer d.Close()
+	info, err := d.Stat()
+	if err != nil {
+		return cannotWrite(err, w.dir)
+	}
+	const mend = "name a directory that does not exist yet with --out: Tare creates it so that only you can write to it"
+	switch owner, known := ownerOf(info); {
+	case !known || owner != os.Geteuid():
+		return fault.New(fault.Usage, w.dir, mend, "the run directory belongs to another user (%d)", owner)
+	case info.Mode().Perm()&0o022 != 0:
+		return fault.New(fault.Usage, w.dir, mend, "others may write to the run directory (its mode is %#o)", info.Mode().Perm())
+	}
+	switch _, err := d.Readdirnames(1); {
+	case err == nil:
+		return inUse(w.dir)
+	case !errors.Is(err, io.EOF):
+		return cannotWrite(err, w.dir)
+	}
+	return nil
+}
+
+func ownerOf(info fs.FileInfo) (uid int, known bool) {
+	s, known := info.Sys().(*syscall.Stat_t)
+	if !known {
+		return -1, false
+	}
+	return int(s.Uid), true
 }
 
 func inUse(dir string) error {
@@ -82,12 +126,14 @@ func (w *Writer) Append(t Trial) error {
 // WriteSummary writes summary.json; v is an *analysis.Summary, which this package need not know.
 func (w *Writer) WriteSummary(v any) error { return w.writeJSON(SummaryFile, v) }
 
-// Close closes the trials file.
+// WriteFile writes a further file of the run directory, completely or not at all.
+func (w *Writer) WriteFile(name string, data []byte) error {
+	return cannotWrite(replaceIn(w.root, name, data), filepath.Join(w.dir, name))
+}
+
+// Close closes the trials file and the directory.
 func (w *Writer) Close() error {
-	if err := w.trials.Close(); err != nil {
-		return cannotWrite(err, w.trials.Name())
-	}
-	return nil
+	return cannotWrite(errors.Join(w.trials.Close(), w.root.Close()), filepath.Join(w.dir, TrialsFile))
 }
 
 // writeJSON writes a file whole or not at all.
@@ -96,23 +142,29 @@ func (w *Writer) writeJSON(name string, v any) error {
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", name, err)
 	}
-	path := filepath.Join(w.dir, name)
-	if err := ReplaceFile(path, append(data, '\n')); err != nil {
-		return cannotWrite(err, path)
-	}
-	return nil
+	return w.WriteFile(name, append(data, '\n'))
 }
 
-// ReplaceFile writes a file whole or not at all, through a new file beside it: a link that somebody else left at its
-// place is replaced and not followed.
-func ReplaceFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+// ReplaceFile writes a file completely or not at all, through a new file beside it: a link at its path is replaced, not
+// followed.
+func ReplaceFile(path string, data []byte) error {
+	root, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(replaceIn(root, filepath.Base(path), data), root.Close())
+}
+
+// replaceIn is ReplaceFile of a file in a directory that is open.
+func replaceIn(root *os.Root, name string, data []byte) error {
+	part := fmt.Sprintf(".%s-%016x", name, rand.Uint64())
+	f, err := root.OpenFile(part, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			os.Remove(f.Name())
+			_ = root.Remove(part) // what could not be written can most often be removed
 		}
 	}()
 	_, err = f.Write(data)
@@ -125,11 +177,15 @@ func ReplaceFile(path string, data []byte) (err error) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), path)
+	err = root.Rename(part, name)
+	return err
 }
 
 // cannotWrite says why the run directory could not be written and what to do about it.
 func cannotWrite(err error, path string) error {
+	if err == nil {
+		return nil
+	}
 	mend := "name a directory that can be written with --out"
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, io.ErrShortWrite) {
 		mend = "make room, or name a directory on another disk with --out; trials that had ended are kept"
