@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -14,8 +13,6 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/comparison"
 	"tare/internal/fault"
-	"tare/internal/measured"
-	"tare/internal/metric"
 	"tare/internal/record"
 	"tare/internal/report"
 )
@@ -40,8 +37,8 @@ func newCompare() *cobra.Command {
 		Short: "Hold recorded runs against each other, with the variance between runs",
 		Long: `Hold recorded runs of one experiment against each other. OLD and NEW are run directories, or directories that hold
 repeated runs of the same thing. Each run is taken against its own baseline, and the intervals hold what differs from
-run to run: by the repeats, by a --history, or by the A/A twins of the runs, whichever knows most. Where none of them
-does, there is no verdict. Of several NEW each is held against OLD.
+run to run: by the repeats or a --history where there are runs enough, else by the A/A twins of the runs. Where none of
+them tells, there is no verdict. Of several NEW each is held against OLD.
 
 The better way is one run with both versions as arms, which differ in nothing else:
 
@@ -77,14 +74,7 @@ func (f compareFlags) write(make func(io.Writer) error) error {
 	if f.page == "" {
 		return nil
 	}
-	var b bytes.Buffer
-	if err := make(&b); err != nil {
-		return err
-	}
-	if err := os.WriteFile(f.page, b.Bytes(), 0o644); err != nil {
-		return fault.Wrap(err, fault.Machine, f.page, "make room, or name another file with --html", "cannot write the page")
-	}
-	return nil
+	return writeFile(f.page, "the page", "make room, or name another file with --html", make)
 }
 
 func compare(out io.Writer, args []string, f compareFlags) error {
@@ -265,11 +255,10 @@ func sourcesIn(dir string, skip func(error)) ([]comparison.Source, error) {
 }
 
 func sourceOf(dir string) (comparison.Source, error) {
-	c, err := record.Read(dir)
+	c, err := readRun(dir)
 	if err != nil {
 		return comparison.Source{}, err
 	}
-	c.Run.Metrics = metric.Complete(c.Run.Metrics, measured.Definitions())
 	s, err := analysis.Summarize(c.Run, c.Trials)
 	if err != nil {
 		return comparison.Source{}, fmt.Errorf("summarizing %s: %w", dir, err)

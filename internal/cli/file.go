@@ -1,15 +1,22 @@
 package cli
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/measured"
+	"tare/internal/metric"
+	"tare/internal/record"
 )
 
 // maxSpecFile bounds the file of a spec before anything looks into it; experiment.Parse has bounds of its own.
@@ -50,4 +57,51 @@ func readFile(path, what, mend string) ([]byte, error) {
 		err = fmt.Errorf("it has more than %d MiB", maxSpecFile>>20)
 	}
 	return data, fault.Wrap(err, fault.Usage, path, mend, "%s cannot be read", what)
+}
+
+// writeFile writes a file that a person named, completely or not at all. A link at its path is replaced, not followed;
+// a pipe or a device is written to.
+func writeFile(path, what, mend string, make func(io.Writer) error) error {
+	var b bytes.Buffer
+	if err := make(&b); err != nil {
+		return err
+	}
+	write := record.ReplaceFile
+	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+		link := info.Mode().Type() == fs.ModeSymlink
+		if !link || strings.HasPrefix(path, "/dev/") || strings.HasPrefix(path, "/proc/") { // /dev/stdout is a link
+			write = writeThrough
+		}
+	}
+	return fault.Wrap(write(path, b.Bytes()), fault.Machine, path, mend, "%s cannot be written", what)
+}
+
+func writeThrough(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
+}
+
+// oneRun are the arguments of commands that read one run directory.
+func oneRun(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote", "want one run directory, got %d", len(args))
+	}
+	return nil
+}
+
+// readRun reads a run directory. Properties of metrics that an earlier version did not record are today's.
+func readRun(dir string) (*record.Contents, error) {
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return nil, fault.New(fault.Usage, dir, "name the directory that it is in: "+filepath.Dir(dir), "this is a file, not a run directory")
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		return nil, err
+	}
+	c.Run.Metrics = metric.Complete(c.Run.Metrics, measured.Definitions())
+	return c, nil
 }

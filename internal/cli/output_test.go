@@ -116,7 +116,7 @@ func TestWrongUseInWords(t *testing.T) {
 		{"subject kernelmesh --services s", "--cgroup: missing value", "--help"},
 		{"subject kernelmesh --services s --cgroup /x --source here", `--source: "here" is not an address`, "auto, none"},
 		{"run quickstart --blocks 99999", `--blocks: "blocks" must be at most 10000, not 99999`, "1 to 10000"},
-		{"report " + run + "/run.json", run + "/run.json: this is a file, not a run directory", "tare report " + run},
+		{"report " + run + "/run.json", run + "/run.json: this is a file, not a run directory", "name the directory that it is in: " + run},
 	} {
 		out, err := execute(strings.Fields(c.args)...)
 		if err == nil || err.Error() != c.want || fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.MendOf(err), c.mend) || out != "" {

@@ -8,9 +8,6 @@ import (
 
 	"tare/internal/analysis"
 	"tare/internal/fault"
-	"tare/internal/measured"
-	"tare/internal/metric"
-	"tare/internal/record"
 	"tare/internal/report"
 )
 
@@ -27,12 +24,7 @@ func newPower() *cobra.Command {
 may be of the baseline alone, with its A/A twin, and short: six blocks are enough to begin with.`,
 		Example: `  tare power tare-run-quickstart-20260102-030405
   tare power DIR --see 2%,10% --power 80%`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote", "want one run directory, got %d", len(args))
-			}
-			return nil
-		},
+		Args: oneRun,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var parts []float64
 			for _, text := range sizes {
@@ -46,11 +38,10 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 			if err != nil {
 				return err
 			}
-			c, err := record.Read(args[0])
+			c, err := readRun(args[0])
 			if err != nil {
 				return err
 			}
-			c.Run.Metrics = metric.Complete(c.Run.Metrics, measured.Definitions())
 			p, err := analysis.PowerOf(c.Run, c.Trials, parts, power)
 			if err != nil {
 				return err

@@ -1,11 +1,9 @@
 package cli
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -17,8 +15,6 @@ import (
 	"tare/internal/assertion"
 	"tare/internal/engine"
 	"tare/internal/fault"
-	"tare/internal/measured"
-	"tare/internal/metric"
 	"tare/internal/near"
 	"tare/internal/record"
 	"tare/internal/report"
@@ -63,12 +59,7 @@ undecided, or the run is invalid or partial.`,
   tare report DIR --format junit -o tare.xml
   tare report DIR --assert 'memory_hard_bytes <= 50MB'
   tare report DIR --format bench > run.txt && benchstat -col /arm run.txt`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote", "want one run directory, got %d", len(args))
-			}
-			return nil
-		},
+		Args: oneRun,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, format := range f.formats {
 				if !slices.Contains(reportFormats, format) {
@@ -97,17 +88,12 @@ undecided, or the run is invalid or partial.`,
 }
 
 // writeReportFile writes the report to a file, which an error leaves as it was.
-func writeReportFile(dir string, f reportFlags) (*analysis.Summary, error) {
-	path := f.out
-	var b bytes.Buffer
-	s, err := writeReport(&b, dir, f)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
-		return nil, fault.Wrap(err, fault.Machine, path, "make room, or name another file with -o", "cannot write the report")
-	}
-	return s, nil
+func writeReportFile(dir string, f reportFlags) (s *analysis.Summary, err error) {
+	err = writeFile(f.out, "the report", "make room, or name another file with -o", func(w io.Writer) error {
+		s, err = writeReport(w, dir, f)
+		return err
+	})
+	return s, err
 }
 
 // assert adds assertions to those of a run.
@@ -125,15 +111,10 @@ func assert(run *record.Run, texts []string) error {
 }
 
 func writeReport(w io.Writer, dir string, flags reportFlags) (*analysis.Summary, error) {
-	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-		return nil, fault.New(fault.Usage, dir, "name the directory that it is in: tare report "+filepath.Dir(dir), "this is a file, not a run directory")
-	}
-	c, err := record.Read(dir)
+	c, err := readRun(dir)
 	if err != nil {
 		return nil, err
 	}
-	// What an earlier version could not say of its metrics holds of them as it does today.
-	c.Run.Metrics = metric.Complete(c.Run.Metrics, measured.Definitions())
 	if err := assert(&c.Run, flags.asserted); err != nil {
 		return nil, err
 	}

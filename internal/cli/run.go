@@ -357,7 +357,7 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 	if err != nil {
 		return errors.Join(runErr, fmt.Errorf("summarizing %s: %w", w.Dir(), err))
 	}
-	written := errors.Join(w.WriteSummary(summary), writePage(w.Dir(), summary, r, trials))
+	written := errors.Join(w.WriteSummary(summary), writePage(w, summary, r, trials))
 	show := func() error { return report.Text(out, summary, r, textOptions(out, w.Dir(), as.all)) }
 	if as.json {
 		show = func() error { return report.JSON(out, summary) }
@@ -369,7 +369,7 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 		fmt.Fprintf(out, "report:    %s\n", filepath.Join(w.Dir(), record.ReportFile))
 	}
 	if summary.Valid && runErr == nil {
-		written = errors.Join(written, produce(out, w.Dir(), r, trials, as.json))
+		written = errors.Join(written, produce(out, w, r, trials, as.json))
 	}
 	switch {
 	case runErr != nil:
@@ -427,19 +427,18 @@ func several(n int, one, many string) string {
 }
 
 // produce writes what guests make of the run, and says what that is.
-func produce(out io.Writer, dir string, r record.Run, trials []record.Trial, silent bool) error {
+func produce(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, silent bool) error {
 	for _, g := range kind.All(kind.Subject) {
 		p, ok := g.(measured.Producer)
 		if !ok {
 			continue
 		}
 		for _, made := range p.Produce(r, trials) {
-			path := filepath.Join(dir, made.File)
-			if err := os.WriteFile(path, []byte(made.Text), 0o644); err != nil {
-				return fault.Wrap(err, fault.Machine, path, "make room, and run it again", "cannot write it")
+			if err := w.WriteFile(made.File, []byte(made.Text)); err != nil {
+				return err
 			}
 			if !silent {
-				fmt.Fprintf(out, "made:      %s: %s\n", path, made.Says)
+				fmt.Fprintf(out, "made:      %s: %s\n", filepath.Join(w.Dir(), made.File), made.Says)
 			}
 		}
 	}
@@ -447,16 +446,12 @@ func produce(out io.Writer, dir string, r record.Run, trials []record.Trial, sil
 }
 
 // writePage writes the run's page, the report for people who would rather look than read.
-func writePage(dir string, s *analysis.Summary, r record.Run, trials []record.Trial) error {
+func writePage(w *record.Writer, s *analysis.Summary, r record.Run, trials []record.Trial) error {
 	var b bytes.Buffer
-	if err := report.HTML(&b, s, r, trials, report.HTMLOptions{Dir: dir}); err != nil {
+	if err := report.HTML(&b, s, r, trials, report.HTMLOptions{Dir: w.Dir()}); err != nil {
 		return err
 	}
-	path := filepath.Join(dir, record.ReportFile)
-	if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
-		return fault.Wrap(err, fault.Machine, path, "make room; 'tare report "+dir+" --format html' makes it again", "cannot write the report")
-	}
-	return nil
+	return w.WriteFile(record.ReportFile, b.Bytes())
 }
 
 // ended says that the run ended before its time. One that was interrupted is not what was asked for, and whoever waits

@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
+)
+
+// What a person names is written whole or left as it was, and a link at its place is replaced; a pipe is written to.
+func TestWriteFile(t *testing.T) {
+	dir := t.TempDir()
+	path, victim := filepath.Join(dir, "report"), filepath.Join(dir, "victim")
+	made := func(text string) func(io.Writer) error {
+		return func(w io.Writer) error { _, err := io.WriteString(w, text); return err }
+	}
+	read := func(path, want string) {
+		t.Helper()
+		if text, err := os.ReadFile(path); err != nil || string(text) != want {
+			t.Errorf("%s has %q, want %q: %v", filepath.Base(path), text, want, err)
+		}
+	}
+	if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, path)); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeFile(path, "the report", "", made("new")); err != nil {
+		t.Fatal(err)
+	}
+	read(path, "new")
+	read(victim, "precious")
+	failed := errors.New("half way")
+	err := writeFile(path, "the report", "", func(w io.Writer) error { return errors.Join(made("half")(w), failed) })
+	if !errors.Is(err, failed) {
+		t.Errorf("error %v", err)
+	}
+	read(path, "new")
+	if err := writeFile(filepath.Join(dir, "none", "report"), "the report", "make room", made("new")); fault.CodeOf(err) != fault.Machine ||
+		fault.MendOf(err) != "make room" {
+		t.Errorf("no directory: %v", err)
+	}
+
+	pipe := filepath.Join(dir, "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	came := make(chan string, 1)
+	go func() {
+		text, err := os.ReadFile(pipe)
+		came <- string(text) + fault.MendOf(err)
+	}()
+	if err := writeFile(pipe, "the report", "", made("through")); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-came; got != "through" {
+		t.Errorf("through the pipe came %q", got)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := writeFile(fmt.Sprintf("/proc/self/fd/%d", w.Fd()), "the report", "", made("out")); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if text, err := io.ReadAll(r); err != nil || string(text) != "out" {
+		t.Errorf("standard output, as a file, had %q: %v", text, err)
+	}
+}
