@@ -26,7 +26,7 @@ func newApp() *cobra.Command {
 }
 
 func newAppHTTP() *cobra.Command {
-	var o apphttp.Options // what the command line alone has, at first
+	var only apphttp.Options // those that the command line alone has
 	var values param.Values
 	var asRole bool
 	var distribution string
@@ -36,12 +36,13 @@ func newAppHTTP() *cobra.Command {
 		Example: `  tare app http --listen 127.0.0.1:8080 --body 1024
   tare app http --listen 127.0.0.1:8080 --delay 2ms
   tare app http --listen 127.0.0.1:8080 --protocol http2
+  tare app http --listen 127.0.0.1:8443 --tls
   tare app http --listen 127.0.0.1:8080 --protocol grpc --echo=false
   tare app http --listen 127.0.0.1:8080 --delay-dist two-point:2ms:20ms:0.05 --stall 500ms --stall-every 2s`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			of, err := apphttp.OptionsOf(values)
-			o.Protocol, o.Body, o.Deaf, o.Delay = of.Protocol, of.Body, of.Deaf, of.Delay
+			o, err := apphttp.OptionsOf(values)
+			o.Listen, o.Seed, o.Stall, o.Skip = only.Listen, only.Seed, only.Stall, only.Skip
 			if err == nil && distribution != "" {
 				o.Distribution, err = apphttp.ParseDistribution(distribution)
 			}
@@ -57,6 +58,9 @@ func newAppHTTP() *cobra.Command {
 			}
 			return apphttp.Serve(cmd.Context(), o, func(r apphttp.Ready) error {
 				scheme := "http"
+				if o.TLS {
+					scheme = "https"
+				}
 				if o.Protocol == apphttp.TCP {
 					scheme = "tcp"
 				}
@@ -67,12 +71,12 @@ func newAppHTTP() *cobra.Command {
 	}
 	f := cmd.Flags()
 	values = param.Flags(f, apphttp.Settings...)
-	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
+	f.StringVar(&only.Listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
 	f.StringVar(&distribution, "delay-dist", "", "distribution of the delay, instead of --delay: constant:5ms, uniform:2ms:10ms, two-point:2ms:20ms:0.05")
-	f.Uint64Var(&o.Seed, "seed", 1, "seed of --delay-dist")
-	f.DurationVar(&o.Stall.For, "stall", 0, "length of stalls, in which nothing is answered; 0 for none")
-	f.DurationVar(&o.Stall.Every, "stall-every", 0, "time from the beginning of one stall to that of the next")
-	f.Int64Var(&o.Skip, "skip", 0, "requests at the beginning that are not recorded (--role)")
+	f.Uint64Var(&only.Seed, "seed", 1, "seed of --delay-dist")
+	f.DurationVar(&only.Stall.For, "stall", 0, "length of stalls, in which nothing is answered; 0 for none")
+	f.DurationVar(&only.Stall.Every, "stall-every", 0, "time from the beginning of one stall to that of the next")
+	f.Int64Var(&only.Skip, "skip", 0, "requests at the beginning that are not recorded (--role)")
 	f.BoolVar(&asRole, "role", false, "speak the role protocol on standard input and output")
 	return cmd
 }

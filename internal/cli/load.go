@@ -157,6 +157,7 @@ func newLoadHTTP() *cobra.Command {
 		Example: `  tare load http --url http://127.0.0.1:8080/ --rate 5000 --connections 16 --duration 10s
   tare load http --url http://127.0.0.1:8080/ --mode closed --connections 64 --keepalive=false
   tare load http --url http://127.0.0.1:8080/ --protocol http2 --rate 5000 --connections 4 --streams 32
+  tare load http --url https://127.0.0.1:8443/ --tls unverified --rate 500 --keepalive=false
   tare load http --url http://127.0.0.1:8080/tare.Echo/Echo --protocol grpc --rate 1000 --request-body 1KiB`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -171,7 +172,7 @@ func newLoadHTTP() *cobra.Command {
 	}
 	f := cmd.Flags()
 	values = param.Flags(f, loadhttp.Settings...)
-	f.StringArrayVar(&only.Targets, "url", nil, "what to request, http://host:port/path; several are used in turn")
+	f.StringArrayVar(&only.Targets, "url", nil, "what to request, http[s]://host:port/path; several are used in turn")
 	f.Uint64Var(&only.Seed, "seed", 1, "seed of poisson arrivals")
 	f.StringVar(&only.Method, "method", "", "request method; GET, or POST with a body, when left out")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {

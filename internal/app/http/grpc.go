@@ -2,10 +2,12 @@ package http
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/http"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
@@ -35,9 +37,13 @@ func echo(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServ
 // grpcServer is grpc-go's server in the shape of net/http's.
 type grpcServer struct{ *grpc.Server }
 
-func newGRPC(a *answers) grpcServer {
+func newGRPC(a *answers, secured *tls.Config) grpcServer {
 	const framing = 16 // bytes of a message that are not its value, at most
-	s := grpc.NewServer(grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxEcho+framing))
+	options := []grpc.ServerOption{grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxEcho + framing)}
+	if secured != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(secured)))
+	}
+	s := grpc.NewServer(options...)
 	s.RegisterService(&echoService, a)
 	return grpcServer{s}
 }

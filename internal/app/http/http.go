@@ -2,16 +2,18 @@
 // delay, in a process of its own (tare app http). It is plain net/http or grpc-go, as an application would be; a faster
 // server would make whatever is weighed look dearer than it is to anybody's real one.
 //
-// HTTP/2, without TLS and with prior knowledge, is served beside HTTP/1.1 where it is asked for. Where it is not, it
-// costs nothing: net/http finds out with a read of its own, of 14 bytes, what each new connection speaks.
+// HTTP/2, with prior knowledge where there is no TLS, is served beside HTTP/1.1 where it is asked for. Where it is not,
+// it costs nothing: net/http finds out with a read of its own, of 14 bytes, what each new connection speaks.
 package http
 
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"strconv"
@@ -32,6 +34,7 @@ type Options struct {
 	Delay    time.Duration // from the request's arrival in the handler to its answer
 	Body     int           // bytes of the answer to a request without a body; of gRPC, of the value in the message
 	Deaf     bool          // the answer to a request with a body is the same, and not its echo
+	TLS      bool          // with a certificate for the host of Listen, signed by itself
 
 	Distribution *Distribution // of the delay; nil for always Delay
 	Seed         uint64        // of the distribution
@@ -45,8 +48,8 @@ type Protocol string
 // The protocols.
 const (
 	HTTP1 Protocol = "http1"
-	HTTP2 Protocol = "http2" // with prior knowledge; and HTTP/1.1 on the same port
-	GRPC  Protocol = "grpc"  // over HTTP/2 with prior knowledge
+	HTTP2 Protocol = "http2" // with prior knowledge where there is no TLS; and HTTP/1.1 on the same port
+	GRPC  Protocol = "grpc"  // over HTTP/2
 	TCP   Protocol = "tcp"   // what comes is sent back: RFC 862
 )
 
@@ -94,7 +97,14 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*S
 		return nil, listenError(o.Listen, err)
 	}
 	w := newWaits(o, pace.Now())
-	server := newServer(&answers{waits: w, body: filling(o.Body), echo: !o.Deaf}, o.Protocol)
+	var secured *tls.Config
+	if o.TLS {
+		host, _, _ := net.SplitHostPort(o.Listen) // it listens there
+		if secured, err = selfSigned(host); err != nil {
+			return nil, errors.Join(err, listener.Close())
+		}
+	}
+	server := newServer(&answers{waits: w, body: filling(o.Body), echo: !o.Deaf}, o.Protocol, secured)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	if err = ready(Ready{Address: listener.Addr().String(), StallsFrom: w.stallsFrom()}); err == nil {
@@ -141,18 +151,24 @@ type server interface {
 	Close() error
 }
 
-func newServer(a *answers, p Protocol) server {
+// newServer makes a server; without TLS where secured is nil.
+func newServer(a *answers, p Protocol, secured *tls.Config) server {
 	switch p {
 	case GRPC:
-		return newGRPC(a)
+		return newGRPC(a, secured)
 	case TCP:
-		return newEcho()
+		return newEcho(secured)
 	}
-	s := &http.Server{Handler: a}
+	s := &http.Server{Handler: a, TLSConfig: secured, Protocols: new(http.Protocols)}
+	s.Protocols.SetHTTP1(true)
 	if p == HTTP2 {
-		s.Protocols, s.HTTP2 = new(http.Protocols), &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
-		s.Protocols.SetHTTP1(true)
-		s.Protocols.SetUnencryptedHTTP2(true)
+		s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
+		s.Protocols.SetHTTP2(secured != nil)
+		s.Protocols.SetUnencryptedHTTP2(secured == nil)
+	}
+	if secured != nil {
+		s.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that clients leave: their business
+		return encrypted{s}
 	}
 	return s
 }

@@ -1,6 +1,7 @@
 package http
 
 import (
+	"crypto/tls"
 	"net"
 	"net/http"
 	"sync"
@@ -16,12 +17,18 @@ type echoServer struct {
 	listener net.Listener
 	open     map[net.Conn]bool
 	serving  sync.WaitGroup
+	secured  *tls.Config // nil: in the clear
 }
 
-func newEcho() *echoServer { return &echoServer{open: map[net.Conn]bool{}} }
+func newEcho(secured *tls.Config) *echoServer {
+	return &echoServer{open: map[net.Conn]bool{}, secured: secured}
+}
 
 // Serve returns http.ErrServerClosed after Close, when all connections have ended.
 func (s *echoServer) Serve(l net.Listener) error {
+	if s.secured != nil {
+		l = tls.NewListener(l, s.secured)
+	}
 	if !s.listens(l) {
 		return http.ErrServerClosed
 	}

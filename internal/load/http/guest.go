@@ -44,6 +44,12 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if speaks != serves && !(speaks == string(HTTP1) && serves == string(HTTP2)) { // that one serves both
 		return fmt.Errorf("it speaks %s, and %s serves %s: set the protocol of both", speaks, part.To, serves)
 	}
+	switch encrypts, wants := app.Options.On("tls"), TLS(part.Options["tls"]); {
+	case encrypts && wants != TLSUnverified:
+		return fmt.Errorf("%s serves TLS with a certificate of its own making: set tls to %s", part.To, TLSUnverified)
+	case !encrypts && wants != TLSOff && wants != "":
+		return fmt.Errorf("it speaks TLS, and %s does not: set tls of both", part.To)
+	}
 	return nil
 }
 

@@ -23,10 +23,11 @@
 //
 // # HTTP/2 and gRPC
 //
-// HTTP/2 is spoken without TLS and with prior knowledge (RFC 9113, section 3.3). A connection carries up to Streams
-// requests at once; in open loop a start takes the stream that has been free for longest, so that requests go round all
-// connections. Frames and HPACK are those of x/net, the event loop and the sockets are the same as for HTTP/1.1.
-// Requests on one connection are alike, so that all but the first are references into the server's HPACK table.
+// HTTP/2 is spoken without TLS and with prior knowledge (RFC 9113, section 3.3), or over TLS. A connection carries up
+// to Streams requests at once; in open loop a start takes the stream that has been free for longest, so that requests
+// go round all connections. Frames and HPACK are those of x/net, the event loop and the sockets are the same as for
+// HTTP/1.1. Requests on one connection are alike, so that all but the first are references into the server's HPACK
+// table.
 //
 // When a server leaves (GOAWAY), requests that it says it has not looked at are sent again over a new connection, up to
 // three times, with their times unchanged; RFC 9113 allows it for any method. All others fail: a stream that is reset,
@@ -34,6 +35,11 @@
 // goes on, unless nothing was heard from the server since the request was sent.
 //
 // gRPC calls are unary and without compression. They succeed with one message and a grpc-status of 0.
+//
+// # TLS
+//
+// TLS is crypto/tls, on the load's own threads: its CPU time is the generator's. The TLS handshake counts as part of
+// connecting, and is always a full one. Connections end by the same reset as without TLS, with no close_notify.
 //
 // # TCP
 //
@@ -43,6 +49,7 @@ package http
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -86,7 +93,7 @@ type Protocol string
 // The protocols.
 const (
 	HTTP1 Protocol = "http1"
-	HTTP2 Protocol = "http2" // without TLS, with prior knowledge
+	HTTP2 Protocol = "http2" // with prior knowledge where there is no TLS
 	GRPC  Protocol = "grpc"  // unary calls, likewise
 	TCP   Protocol = "tcp"   // bytes that come back as they were sent: RFC 862
 )
@@ -100,7 +107,8 @@ const EchoMethod = "/tare.Echo/Echo"
 
 // Options is the load to make. The zero value of a field that has a default, its own or that of its setting, takes it.
 type Options struct {
-	Targets     []string      // URLs: http://host[:port][/path]; connections are dealt out among them in turn
+	Targets     []string      // URLs: http[s]://host[:port][/path]; connections are dealt out among them in turn
+	TLS         TLS           // default off: as the URLs say
 	Protocol    Protocol      // default http1
 	Streams     int           // requests at once on a connection, of HTTP/2 and gRPC; default 1
 	Rate        float64       // requests per second in all; 0 for closed loop
@@ -200,6 +208,8 @@ func (o *Options) complete() error {
 		return usage("protocol", "use http1, http2, grpc or tcp", "%q is no protocol of this load", o.Protocol)
 	case o.Streams < 1 || o.Streams > maxStreams:
 		return usage("streams", fmt.Sprintf("give 1 to %d", maxStreams), "%d streams make no load", o.Streams)
+	case o.TLS != "" && o.TLS != TLSOff && o.TLS != TLSOn && o.TLS != TLSUnverified:
+		return usage("tls", "use off, on or unverified", "%q is not a TLS mode", o.TLS)
 	case o.Protocol.multiplexed() && o.Recycle:
 		return usage("recycle", "use it with protocol http1", "sockets of HTTP/2 are not recycled")
 	case o.Protocol == GRPC && o.Method != "POST":
@@ -242,8 +252,17 @@ type target struct {
 	spread  bool    // over source addresses
 	next    *target // in a ring
 
-	request  []byte    // of HTTP/1.1 and TCP
-	request2 *request2 // of HTTP/2
+	request  []byte      // of HTTP/1.1 and TCP
+	request2 *request2   // of HTTP/2
+	config   *tls.Config // nil: in the clear
+}
+
+// secure is TLS over a new socket to t; nil where it is in the clear.
+func (t *target) secure(fd int) *secure {
+	if t.config == nil {
+		return nil
+	}
+	return secureOver(fd, t.config)
 }
 
 // resolve makes targets of the URLs.
@@ -263,15 +282,20 @@ func (o *Options) resolve(ctx context.Context) ([]*target, error) {
 }
 
 func (o *Options) target(ctx context.Context, raw string) (*target, error) {
-	const form = "give it as http://host:port/path"
+	const form = "give it as http://host:port/path, or https://"
 	u, err := url.Parse(raw)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Usage, raw, form, "this is not a URL")
 	}
-	if u.Scheme != "http" && !(o.Protocol == TCP && u.Scheme == "tcp") || u.Hostname() == "" {
-		return nil, fault.New(fault.Usage, raw, form, "only plain HTTP URLs can be put under load")
+	https := u.Scheme == "https"
+	if u.Scheme != "http" && !https && !(o.Protocol == TCP && u.Scheme == "tcp") || u.Hostname() == "" {
+		return nil, fault.New(fault.Usage, raw, form, "only http and https URLs can be put under load")
 	}
+	config := o.config(u.Hostname(), https)
 	port := uint64(80)
+	if config != nil {
+		port = 443
+	}
 	if p := u.Port(); p != "" {
 		if port, err = strconv.ParseUint(p, 10, 16); err != nil || port == 0 {
 			return nil, fault.New(fault.Usage, raw, "use 1 to 65535", "port %s does not exist", p)
@@ -300,6 +324,7 @@ func (o *Options) target(ctx context.Context, raw string) (*target, error) {
 		name:    ap.String(),
 		address: newAddress(ap),
 		spread:  o.Source == SourceLoopback || o.Source == SourceAuto && ip.Is4() && ip.IsLoopback(),
+		config:  config,
 	}
 	switch o.Protocol {
 	case HTTP1:
@@ -307,7 +332,7 @@ func (o *Options) target(ctx context.Context, raw string) (*target, error) {
 	case TCP:
 		t.request = filling(max(o.Body, 1))
 	default:
-		t.request2, err = o.request2(u)
+		t.request2, err = o.request2(u, config != nil)
 	}
 	return t, err
 }
@@ -336,15 +361,18 @@ var ofConnections = []string{
 }
 
 // request2 is the request to u in HTTP/2.
-func (o *Options) request2(u *url.URL) (*request2, error) {
-	path := u.RequestURI()
+func (o *Options) request2(u *url.URL, encrypted bool) (*request2, error) {
+	path, scheme := u.RequestURI(), "http"
+	if encrypted {
+		scheme = "https"
+	}
 	if o.Protocol == GRPC && path == "/" {
 		path = EchoMethod
 	}
 	r := &request2{grpc: o.Protocol == GRPC}
 	add := func(name, value string) { r.fields = append(r.fields, hpack.HeaderField{Name: name, Value: value}) }
 	add(":method", o.Method)
-	add(":scheme", "http")
+	add(":scheme", scheme)
 	add(":path", path)
 	add(":authority", u.Host)
 	if r.grpc {
@@ -378,8 +406,9 @@ func (o *Options) request2(u *url.URL) (*request2, error) {
 // Generator is a load that is ready to run: names resolved, servers found to answer, and with keep-alive all
 // connections open.
 type Generator struct {
-	o       Options
-	workers []*worker
+	o         Options
+	workers   []*worker
+	encrypted bool // some of its connections
 }
 
 // Prepare makes a generator. It is an error of code Usage when the options make no sense, and of code Machine when no
@@ -392,7 +421,7 @@ func Prepare(ctx context.Context, o Options) (*Generator, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Generator{o: o}
+	g := &Generator{o: o, encrypted: slices.ContainsFunc(targets, func(t *target) bool { return t.config != nil })}
 	for part := range o.Threads {
 		w, err := newWorker(&g.o, targets, part, o.Threads)
 		if err != nil {
@@ -496,8 +525,9 @@ func (w *worker) establish(ctx context.Context, s *slot) error {
 	if errno != 0 {
 		return fault.Wrap(errno, fault.Machine, s.target.name, startServer, "no connection could be made")
 	}
+	events := int16(unix.POLLOUT)
 	for deadline := pace.Now() + patience; ; {
-		ready := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}
+		ready := []unix.PollFd{{Fd: int32(s.fd), Events: events}}
 		n, err := unix.Poll(ready, 50)
 		switch {
 		case ctx.Err() != nil:
@@ -508,18 +538,50 @@ func (w *worker) establish(ctx context.Context, s *slot) error {
 			err = unix.ETIMEDOUT
 		case err == nil:
 			var code int
-			if code, err = unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code == 0 {
-				return nil
-			} else if err == nil {
+			if code, err = unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code != 0 {
 				err = unix.Errno(code)
+			} else if err == nil {
+				errno, awaited := s.shake()
+				if errno == 0 {
+					return nil
+				}
+				if errno == unix.EAGAIN && pace.Now() < deadline {
+					events = awaited
+					continue
+				}
+				err = errno
 			}
+		}
+		var explained error
+		if s.tls != nil && s.tls.proceed != nil { // else there was no connection yet
+			explained = s.tls.explain(s.target.name, err)
 		}
 		w.hangUp(s)
 		if ctx.Err() != nil {
 			return err
 		}
+		if explained != nil {
+			return explained
+		}
 		return fault.Wrap(err, fault.Machine, s.target.name, startServer, "no connection could be made")
 	}
+}
+
+// shake goes on with the slot's handshake of TLS, where there is one: EAGAIN while it waits for these events.
+func (s *slot) shake() (errno unix.Errno, awaited int16) {
+	if s.tls == nil {
+		return 0, 0
+	}
+	if s.tls.shaking {
+		errno = s.tls.shake()
+	}
+	if errno == 0 {
+		errno = s.tls.flush()
+	}
+	if awaited = unix.POLLIN; s.tls.pending() {
+		awaited |= unix.POLLOUT
+	}
+	return errno, awaited
 }
 
 // Close ends all connections. It must not be called while the generator runs.
@@ -552,11 +614,11 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
-	// HTTP/1.1 allocates nothing during the run, so there is nothing to collect; a limit stands guard against hostile
-	// servers. HTTP/2 allocates little where connections are kept, and some kilobytes for each that is new.
+	// HTTP/1.1 in the clear allocates nothing during the run, so there is nothing to collect; a limit stands guard against
+	// hostile servers. HTTP/2 and TLS allocate little where connections are kept, and some kilobytes for each that is new.
 	runtime.GC()
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 30))
-	if !g.o.Protocol.multiplexed() {
+	if !g.o.Protocol.multiplexed() && !g.encrypted {
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
 

@@ -489,7 +489,8 @@ func TestWrongUse(t *testing.T) {
 	}{
 		{"no target", Options{}, fault.Usage, "nothing to put under load"},
 		{"refused", Options{Targets: []string{dead}}, fault.Machine, "connection refused"},
-		{"https", Options{Targets: []string{"https://127.0.0.1/"}}, fault.Usage, "only plain HTTP"},
+		{"scheme", Options{Targets: []string{"ftp://127.0.0.1/"}}, fault.Usage, "only http and https"},
+		{"tls", Options{Targets: []string{live}, TLS: "most"}, fault.Usage, "not a TLS mode"},
 		{"no URL", Options{Targets: []string{"127.0.0.1:80"}}, fault.Usage, "URL"},
 		{"bad port", Options{Targets: []string{"http://127.0.0.1:70000/"}}, fault.Usage, "port 70000"},
 		{"unknown name", Options{Targets: []string{"http://no-such-host.invalid/"}}, fault.Usage, "no address is known"},
@@ -706,7 +707,7 @@ func TestRoleEndsWithItsParent(t *testing.T) {
 }
 
 func TestRoleTellsItsFault(t *testing.T) {
-	cmd, conn, in := child(t, Options{Targets: []string{"https://127.0.0.1/"}})
+	cmd, conn, in := child(t, Options{Targets: []string{"ftp://127.0.0.1/"}})
 	err := conn.Expect(role.Ready, nil, nil)
 	if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
 		t.Errorf("error %v", err)

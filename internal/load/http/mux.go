@@ -42,6 +42,7 @@ type connection struct {
 	id         int32
 	place      int32
 	fd         int
+	tls        *secure // over it; nil: in the clear
 	written    int     // bytes of the session's output
 	waiting    []int32 // slots whose requests must wait for the server's limit
 	opener     int32   // slot whose request dialled; -1: none
@@ -121,7 +122,8 @@ func (m *mux) dial(place int32, now int64) (*connection, unix.Errno) {
 		m.byID = append(m.byID, nil)
 	}
 	last := len(m.freeIDs) - 1
-	c := &connection{mux: m, id: m.freeIDs[last], place: place, fd: fd, opener: -1, dialled: now, connecting: true}
+	c := &connection{mux: m, id: m.freeIDs[last], place: place, fd: fd, tls: p.target.secure(fd),
+		opener: -1, dialled: now, connecting: true}
 	m.freeIDs = m.freeIDs[:last]
 	c.session = newSession(c, m.codec, p.target.request2, m.streams)
 	m.byID[c.id], p.now = c, c
@@ -173,8 +175,8 @@ func (m *mux) flush() {
 
 // write writes the connection's output, as far as there is room.
 func (m *mux) write(c *connection) {
-	for len(c.out) > 0 {
-		n, errno := sysWrite(c.fd, c.out[c.written:])
+	for len(c.out) > 0 || c.tls.pending() {
+		n, errno := put(c.fd, c.tls, c.out[c.written:])
 		if errno == 0 && c.connecting {
 			m.connected(c)
 		}
@@ -184,14 +186,11 @@ func (m *mux) write(c *connection) {
 		case errno != 0 && c.connecting:
 			m.lose(c, connectFailure(errno), errno)
 			return
-		case errno == unix.ECONNRESET || errno == unix.EPIPE:
-			m.lose(c, readReset, errno)
-			return
 		case errno != 0:
-			m.lose(c, writeFailed, errno)
+			m.lose(c, writeFailure(errno), errno)
 			return
 		}
-		if c.written += n; c.written < len(c.out) {
+		if c.written += n; c.written < len(c.out) || c.tls.pending() {
 			break
 		}
 		c.written = 0
@@ -203,7 +202,10 @@ func (m *mux) write(c *connection) {
 // watch has epoll report what comes, and room to write where that is awaited: as long as it lasts, so that one read for
 // each report is enough and no connection holds up the others.
 func (m *mux) watch(c *connection) {
-	full := len(c.out) > 0
+	full := len(c.out) > 0 || c.tls.pending()
+	if c.tls != nil && c.tls.shaking { // there would be room all the time
+		full = c.tls.pending()
+	}
 	if c.watched && c.writable == full {
 		return
 	}
@@ -254,42 +256,40 @@ func (m *mux) handle(id int32, events uint32) {
 	if c.connecting || events&unix.EPOLLOUT != 0 {
 		m.write(c)
 	}
-	if !c.gone && !c.connecting {
-		m.read(c)
+	for again := true; again && !c.gone && !c.connecting; {
+		again = m.read(c) && c.tls != nil // which may hold more than the socket shows
 	}
 	m.flush()
 }
 
-// read takes what has come, once.
-func (m *mux) read(c *connection) {
+// read takes what has come, once. It reports whether anything had.
+func (m *mux) read(c *connection) bool {
 	buffer := m.w.buffer
 	kept := len(c.torn)
-	n, errno := sysRead(c.fd, buffer[kept:])
+	n, errno := take(c.fd, c.tls, buffer[kept:])
 	switch {
 	case errno == unix.EAGAIN:
-		return
-	case errno == unix.ECONNRESET:
-		m.lose(c, readReset, errno)
-		return
+		return false
 	case errno != 0:
-		m.lose(c, readOther, errno)
-		return
+		m.lose(c, readFailure(errno), errno)
+		return false
 	case n == 0:
 		m.lose(c, closedEarly, errClosed)
-		return
+		return false
 	}
 	c.heard = pace.Now()
 	all := buffer[:copy(buffer, c.torn)+n]
 	used, err := c.feed(all)
 	if c.gone { // its one request has ended
-		return
+		return true
 	}
 	if err != nil {
 		m.lose(c, badResponse, err)
-		return
+		return true
 	}
 	c.torn = append(c.torn[:0], all[used:]...)
 	c.mark()
+	return true
 }
 
 var errClosed = errors.New("the server closed the connection")
@@ -333,7 +333,9 @@ func (m *mux) release(i int32, kind failure) {
 
 // lose gives up a connection, and the requests on it fail.
 func (m *mux) lose(c *connection, kind failure, why error) {
-	c.why = why
+	if c.why = why; kind == tlsFailed {
+		c.why = c.tls.err
+	}
 	m.hangUp(c)
 	now := pace.Now()
 	for index := range c.streams {
@@ -348,6 +350,7 @@ func (m *mux) lose(c *connection, kind failure, why error) {
 
 // hangUp closes a connection with a reset, as everywhere in this package.
 func (m *mux) hangUp(c *connection) {
+	c.tls.close()
 	sysClose(c.fd)
 	m.w.open--
 	c.gone = true
@@ -355,6 +358,15 @@ func (m *mux) hangUp(c *connection) {
 	m.freeIDs = append(m.freeIDs, c.id)
 	if p := &m.places[c.place]; p.now == c {
 		p.now = nil
+	}
+}
+
+// abandon closes connections that are being made.
+func (m *mux) abandon() {
+	for _, c := range m.byID {
+		if c != nil && c.connecting {
+			m.hangUp(c)
+		}
 	}
 }
 
@@ -368,7 +380,10 @@ func (m *mux) close() {
 
 // establish opens the connection of a place, and waits until the server has sent its settings.
 func (m *mux) establish(ctx context.Context, place int32) (*connection, error) {
-	const hint = "see that the server speaks HTTP/2 without TLS and without an upgrade (h2c with prior knowledge)"
+	hint := "see that the server speaks HTTP/2 without TLS and without an upgrade (h2c with prior knowledge)"
+	if m.places[place].target.config != nil {
+		hint = "see that the server speaks HTTP/2 over TLS"
+	}
 	name := m.places[place].target.name
 	c, errno := m.dial(place, pace.Now())
 	if errno != 0 {
@@ -393,7 +408,14 @@ func (m *mux) establish(ctx context.Context, place int32) (*connection, error) {
 			m.lose(c, connectTimeout, unix.ETIMEDOUT)
 		}
 	}
+	if !c.gone && c.tls != nil && c.tls.conn.ConnectionState().NegotiatedProtocol != "h2" {
+		m.hangUp(c)
+		c.why = errors.New("it did not agree to h2 in the handshake of TLS (ALPN)")
+	}
 	if c.gone {
+		if kind := c.tls.explain(name, nil); kind != nil {
+			return nil, kind
+		}
 		if c.connecting {
 			return nil, fault.Wrap(c.why, fault.Machine, name, startServer, "no connection could be made")
 		}

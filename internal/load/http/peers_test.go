@@ -113,12 +113,23 @@ func TestPeerNghttpd(t *testing.T) {
 		"--header-table-size=0", port)
 	works(t, Options{Targets: []string{url + "/file"}, Protocol: HTTP2, Connections: 2, Streams: 3}, false)
 	works(t, Options{Targets: []string{url + "/"}, Protocol: HTTP2, Connections: 2, Streams: 3, Body: 1 << 20}, false)
+
+	certificate, key := pair(t, echoTLS(t))
+	host, port = freeAddress(t)
+	url = "https://" + net.JoinHostPort(host, port)
+	peer(t, net.JoinHostPort(host, port), path, "-a", host, "-d", dir, "--echo-upload", port, key, certificate)
+	works(t, Options{Targets: []string{url + "/file"}, TLS: TLSUnverified, Protocol: HTTP2, Connections: 2, Streams: 3}, false)
+	works(t, Options{Targets: []string{url + "/"}, TLS: TLSUnverified, Protocol: HTTP2, Connections: 2, Streams: 3,
+		Body: 1 << 20}, false)
 }
 
 func TestPeerNginx(t *testing.T) {
 	t.Parallel()
 	path := program(t, "nginx")
 	host, port := freeAddress(t)
+	_, port1 := freeAddress(t)
+	_, port2 := freeAddress(t)
+	certificate, key := pair(t, echoTLS(t))
 	dir := t.TempDir()
 	config := filepath.Join(dir, "nginx.conf")
 	temps := ""
@@ -130,15 +141,21 @@ func TestPeerNginx(t *testing.T) {
 events { worker_connections 100; }
 http {
 	access_log off; keepalive_requests 50; client_max_body_size 10m; %[2]s
+	ssl_certificate %[6]s; ssl_certificate_key %[7]s;
 	server { listen %[3]s:%[4]s http2; location / { return 200 "%[5]s"; } }
+	server { listen %[3]s:%[8]s ssl; location / { return 200 "%[5]s"; } }
+	server { listen %[3]s:%[9]s ssl http2; ssl_protocols TLSv1.2; location / { return 200 "%[5]s"; } }
 }
-`, dir, temps, host, port, strings.Repeat("x", 128))
+`, dir, temps, host, port, strings.Repeat("x", 128), certificate, key, port1, port2)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	peer(t, net.JoinHostPort(host, port), path, "-e", dir+"/errors", "-p", dir, "-c", config)
 	works(t, Options{Targets: []string{"http://" + net.JoinHostPort(host, port) + "/"}, Protocol: HTTP2, Connections: 2,
 		Streams: 10}, true)
+	works(t, Options{Targets: []string{"https://" + net.JoinHostPort(host, port1) + "/"}, TLS: TLSUnverified, Connections: 2}, true)
+	works(t, Options{Targets: []string{"https://" + net.JoinHostPort(host, port2) + "/"}, TLS: TLSUnverified, Protocol: HTTP2,
+		Connections: 2, Streams: 10}, true)
 }
 
 // grpcEcho is grpc-go's server with an echo; requests with a value of 7 bytes fail.

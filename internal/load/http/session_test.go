@@ -46,7 +46,7 @@ func newBench(t testing.TB, p Protocol, body, streams, requests int) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := o.request2(u)
+	r, err := o.request2(u, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +437,7 @@ func TestSmallTable(t *testing.T) {
 		o := Options{Protocol: HTTP2, Headers: tt.headers, KeepAlive: true, Targets: []string{"http://127.0.0.1:1/"},
 			Method: "GET"}
 		u, _ := url.Parse("http://127.0.0.1:1/some/path?and=more")
-		r, err := o.request2(u)
+		r, err := o.request2(u, false)
 		if err != nil {
 			t.Fatal(err)
 		}

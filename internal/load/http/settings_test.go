@@ -33,6 +33,19 @@ func TestCheckSetup(t *testing.T) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
+	for serves, speaks := range map[string]map[TLS]bool{
+		"true":  {TLSUnverified: true, TLSOn: false, TLSOff: false},
+		"false": {TLSUnverified: false, TLSOn: false, TLSOff: true},
+	} {
+		for tls, fits := range speaks {
+			part := &kind.Part{Kind: guest{}, To: "server", Options: param.Values{"protocol": "http1", "tls": string(tls)}}
+			app := &kind.Part{Kind: serving("http"), Options: param.Values{"protocol": "http1", "tls": serves}}
+			s := &kind.Setup{Applications: map[string]*kind.Part{"server": app}}
+			if err := (guest{}).CheckSetup(s, "loads.client", part); (err == nil) != fits {
+				t.Errorf("tls: %s against tls: %s: %v", tls, serves, err)
+			}
+		}
+	}
 }
 
 // TestOptionsOf: options that leave something open and settings that do mean the same.

@@ -86,6 +86,7 @@ const (
 	connectDescriptors
 	connectTimeout
 	connectOther
+	tlsFailed
 	writeFailed
 	readReset
 	readOther
@@ -113,6 +114,7 @@ var failureNames = [kinds]string{
 	connectDescriptors: "connect-no-descriptors",
 	connectTimeout:     "connect-timeout",
 	connectOther:       "connect",
+	tlsFailed:          "tls",
 	writeFailed:        "write",
 	readReset:          "reset",
 	readOther:          "read",
@@ -136,8 +138,28 @@ func connectFailure(errno unix.Errno) failure {
 		return connectDescriptors
 	case unix.ETIMEDOUT:
 		return connectTimeout
+	case unix.EPROTO: // secure
+		return tlsFailed
 	}
 	return connectOther
+}
+
+// readFailure is that of an established connection.
+func readFailure(errno unix.Errno) failure {
+	switch errno {
+	case unix.ECONNRESET, unix.EPIPE:
+		return readReset
+	case unix.EPROTO: // secure
+		return tlsFailed
+	}
+	return readOther
+}
+
+func writeFailure(errno unix.Errno) failure {
+	if kind := readFailure(errno); kind != readOther {
+		return kind
+	}
+	return writeFailed
 }
 
 // errors adds what failed to m.
@@ -161,7 +183,8 @@ func (c *counts) errors(m map[string]int64) {
 
 // slot is one connection, with the request that it carries; in HTTP/2, one stream.
 type slot struct {
-	fd         int // -1 when closed
+	fd         int     // -1 when closed
+	tls        *secure // over it; nil: in the clear
 	target     *target
 	state      state
 	dissolved  bool  // the socket is there, without a connection (Options.Recycle)
@@ -267,6 +290,14 @@ func (w *worker) run() error {
 	now := pace.Now()
 	for i := w.oldest; i >= 0; i = w.slots[i].next { // what is still without an answer
 		w.keep(&w.slots[i], now, false)
+	}
+	for i := range w.slots { // a handshake belongs to this thread
+		if w.slots[i].state == connecting {
+			w.hangUp(&w.slots[i])
+		}
+	}
+	if w.mux != nil {
+		w.mux.abandon()
 	}
 	for ; w.owing(); w.arrivals.Advance() { // what was never sent
 		if w.arrivals.Peek() >= w.warm {
@@ -439,7 +470,7 @@ func (w *worker) dial(s *slot) unix.Errno {
 			w.hangUp(s)
 			return errno
 		}
-		s.dissolved = false
+		s.dissolved, s.tls = false, s.target.secure(s.fd)
 		w.open++
 		return 0
 	}
@@ -448,7 +479,7 @@ func (w *worker) dial(s *slot) unix.Errno {
 	if errno != 0 {
 		return errno
 	}
-	s.fd, s.watched, s.writable = fd, false, false
+	s.fd, s.tls, s.watched, s.writable = fd, s.target.secure(fd), false, false
 	w.open++
 	return 0
 }
@@ -506,7 +537,7 @@ const edgeTriggered = 1 << 31 // EPOLLET; the constant of package unix is negati
 // write sends what is left of the request, as far as there is room.
 func (w *worker) write(i int32) {
 	s := &w.slots[i]
-	n, errno := sysWrite(s.fd, s.target.request[s.written:])
+	n, errno := put(s.fd, s.tls, s.target.request[s.written:])
 	if errno == 0 && s.state == connecting {
 		w.connected(s)
 	}
@@ -516,15 +547,12 @@ func (w *worker) write(i int32) {
 	case errno != 0 && s.state == connecting:
 		w.finish(i, pace.Now(), connectFailure(errno))
 		return
-	case errno == unix.ECONNRESET || errno == unix.EPIPE:
-		w.finish(i, pace.Now(), readReset)
-		return
 	case errno != 0:
-		w.finish(i, pace.Now(), writeFailed)
+		w.finish(i, pace.Now(), writeFailure(errno))
 		return
 	}
 	s.written += n
-	all := s.written == len(s.target.request)
+	all := s.written == len(s.target.request) && !s.tls.pending()
 	if all {
 		s.state = receiving
 	}
@@ -572,7 +600,7 @@ func (w *worker) handle(i int32, events uint32) {
 	}
 	const ends = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
 	for {
-		n, errno := sysRead(s.fd, w.buffer)
+		n, errno := take(s.fd, s.tls, w.buffer)
 		if errno == unix.EAGAIN {
 			return
 		}
@@ -581,11 +609,7 @@ func (w *worker) handle(i int32, events uint32) {
 			return
 		}
 		if errno != 0 {
-			kind := readOther
-			if errno == unix.ECONNRESET {
-				kind = readReset
-			}
-			w.finish(i, pace.Now(), kind)
+			w.finish(i, pace.Now(), readFailure(errno))
 			return
 		}
 		if n == 0 {
@@ -605,7 +629,7 @@ func (w *worker) handle(i int32, events uint32) {
 			w.finish(i, pace.Now(), none)
 			return
 		}
-		if n < len(w.buffer) && events&ends == 0 {
+		if n < len(w.buffer) && events&ends == 0 && s.tls == nil {
 			return // drained: what comes later makes a new edge
 		}
 	}
@@ -712,11 +736,12 @@ func (w *worker) hangUp(s *slot) {
 	if s.fd < 0 {
 		return
 	}
+	s.tls.close()
 	sysClose(s.fd)
 	if !s.dissolved {
 		w.open--
 	}
-	s.fd, s.dissolved = -1, false
+	s.fd, s.tls, s.dissolved = -1, nil, false
 }
 
 // dissolve ends the slot's connection with the same reset, and keeps the socket with its options and source address.
