@@ -10,6 +10,8 @@
 //	stop     stops the good one for 2 s (SIGSTOP) after its first 1,000 events: it then loses, and says so itself
 //	lose=P   leaves out each event with the probability P, and says nothing
 //	work=D   spends the time D of its CPU on each event, and delivers all
+//
+// work and lose can be combined, as in work=200us,lose=1e-4.
 package main
 
 import (
@@ -81,18 +83,19 @@ func run(fault string, command []string) error {
 
 // deliver passes events on, save for the fault.
 func deliver(fault string, good *os.Process, events *bufio.Reader, out *bufio.Writer) error {
-	fault, amount, _ := strings.Cut(fault, "=")
 	var probability float64
 	var work time.Duration
-	var err error
-	switch fault {
-	case "lose":
-		probability, err = strconv.ParseFloat(amount, 64)
-	case "work":
-		work, err = time.ParseDuration(amount)
-	}
-	if err != nil {
-		return err
+	for part := range strings.SplitSeq(fault, ",") {
+		var err error
+		switch name, amount, _ := strings.Cut(part, "="); name {
+		case "lose":
+			probability, err = strconv.ParseFloat(amount, 64)
+		case "work":
+			work, err = time.ParseDuration(amount)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	for n := 1; ; n++ {
 		line, err := events.ReadSlice('\n')
@@ -113,11 +116,12 @@ func deliver(fault string, good *os.Process, events *bufio.Reader, out *bufio.Wr
 				return fmt.Errorf("out of ideas after %d events", n)
 			}
 		}
+		if work > 0 {
+			spend(work)
+		}
 		switch {
 		case rand.Float64() < probability:
 			times = 0
-		case work > 0:
-			spend(work)
 		case fault == "flood" && n == 1:
 			go flood()
 		case fault == "stop" && n == each:

@@ -1,12 +1,14 @@
 // Command regressions repeats what a check in CI must do, and counts how often it did it:
 //
-//	go run ./test/bench/regressions [-n 20] [-for 1h] [-only cpu] [-state FILE]
+//	go run ./test/bench/regressions [-neighbour] [-n 20] [-for 1h] [-only cpu] [-state FILE]
 //	go run ./test/bench/regressions -table
 //
-// A tracer of which the old version is known takes 10 % more CPU time for each event (cpu), loses one event in 10,000
-// (loss), or has not changed (same). Each is held against the budgets of one check, on CPU time and on losses, with the
-// number of blocks that tare power plans: cpu and loss must fail (exit code 5), same must not. Each run adds a line to
-// the state file, so that a campaign that ends goes on where it was. Run test/neighbour beside it for the noisy half.
+// The new version of a tracer takes 10 % more CPU time for each event (cpu), loses one event in 10,000 (loss), or has
+// not changed (same). Each is held against the budgets of one check, on CPU time and on losses: cpu and loss must fail
+// it (exit code 5), same must not. The number of blocks is planned beforehand: for CPU time by tare power, from a pilot
+// of the old version against itself; for losses the trials are so long that 99 of 100 runs meet one. With -neighbour, pilot and runs share
+// the machine with a neighbour that takes half of every CPU (test/neighbour). Each run adds a line to the state file, and
+// an interrupted campaign continues from there.
 package main
 
 import (
@@ -25,16 +27,18 @@ import (
 
 	"tare/internal/analysis"
 	"tare/test/campaign"
+	"tare/test/neighbour/neighbour"
 )
 
 const (
 	metricOfCPU  = "cpu_seconds_per_kiloevent"
 	metricOfLoss = "events_lost"
-	budget       = 0.05  // of CPU time, beyond the old version
-	planted      = 0.10  // likewise
-	lossy        = 1e-4  // of events
-	perTrial     = 4000  // events
-	enough       = 30000 // events: one is lost among them in 95 of 100 runs
+	budget       = 0.05 // of CPU time, beyond the old version
+	planted      = 0.10 // likewise
+	lossy        = 1e-4 // of events
+	rate         = 2000 // events per second
+	shortest     = 2 * time.Second // window of a trial
+	enough       = 46052 // events: 1 - (1 - lossy)^enough = 0.99
 	pilotBlocks  = 12
 	oldWork      = 200 * time.Microsecond // for each event
 )
@@ -43,17 +47,19 @@ var kinds = []string{"cpu", "loss", "same"}
 
 // outcome is one line of the state file.
 type outcome struct {
-	Kind    string    `json:"kind"`
-	At      time.Time `json:"at"`
-	Blocks  int       `json:"blocks"`
-	Exit    int       `json:"exit"` // of tare
-	Caught  bool      `json:"caught"`
-	Results []string  `json:"results"` // of the assertions
-	Seconds float64   `json:"seconds"`
+	Kind      string    `json:"kind"`
+	Neighbour bool      `json:"neighbour"`
+	At        time.Time `json:"at"`
+	Blocks    int       `json:"blocks"`
+	Exit      int       `json:"exit"` // of tare
+	Caught    bool      `json:"caught"`
+	Results   []string  `json:"results"` // of the assertions
+	Seconds   float64   `json:"seconds"`
 }
 
 type bench struct {
 	n           int
+	neighbour   bool
 	tare, state string
 	dir         string // for what is built and run
 	tracers     string
@@ -62,10 +68,11 @@ type bench struct {
 func main() {
 	var c bench
 	flag.IntVar(&c.n, "n", 20, "runs of each kind")
+	flag.BoolVar(&c.neighbour, "neighbour", false, "run beside a neighbour that takes half of every CPU")
 	flag.StringVar(&c.tare, "tare", "bin/tare", "the binary")
 	flag.StringVar(&c.state, "state", "regressions.jsonl", "file of what was found, which grows")
 	only := flag.String("only", "", "cpu, loss or same; all when empty")
-	length := flag.Duration("for", time.Hour, "start no run after this time")
+	most := flag.Duration("for", time.Hour, "start no run after this time")
 	table := flag.Bool("table", false, "print the counts of what was found, and run nothing")
 	flag.Parse()
 	err := func() error {
@@ -76,7 +83,7 @@ func main() {
 		}
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
-		return c.run(ctx, *only, found, time.Now().Add(*length))
+		return c.run(ctx, *only, found, time.Now().Add(*most))
 	}()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "regressions:", err)
@@ -85,25 +92,27 @@ func main() {
 }
 
 func printTable(found []outcome) {
-	fmt.Println("| planted | runs | blocks | failed the check | undecided or invalid | seconds each |\n|---|---|---|---|---|---|")
-	for _, kind := range kinds {
-		runs, caught, open, blocks, seconds := 0, 0, 0, 0, 0.0
-		for _, o := range found {
-			if o.Kind != kind {
-				continue
+	fmt.Println("| machine | planted | runs | failed the check | undecided or invalid | blocks, mean | seconds, mean |\n|---|---|---|---|---|---|---|")
+	for _, machine := range []string{"quiet", "neighbour"} {
+		for _, kind := range kinds {
+			runs, caught, open, blocks, seconds := 0, 0, 0, 0, 0.0
+			for _, o := range found {
+				if o.Kind != kind || o.Neighbour != (machine == "neighbour") {
+					continue
+				}
+				runs++
+				blocks, seconds = blocks+o.Blocks, seconds+o.Seconds
+				if o.Caught {
+					caught++
+				}
+				if o.Exit == 4 {
+					open++
+				}
 			}
-			runs++
-			blocks, seconds = blocks+o.Blocks, seconds+o.Seconds
-			if o.Caught {
-				caught++
+			if runs > 0 {
+				fmt.Printf("| %s | %s | %d | %d | %d | %.1f | %.0f |\n", machine, kind, runs, caught, open,
+					float64(blocks)/float64(runs), seconds/float64(runs))
 			}
-			if o.Exit == 4 {
-				open++
-			}
-		}
-		if runs > 0 {
-			fmt.Printf("| %s | %d | %.1f | %d | %d | %.0f |\n", kind, runs, float64(blocks)/float64(runs), caught, open,
-				seconds/float64(runs))
 		}
 	}
 }
@@ -121,6 +130,17 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, until tim
 	if text, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("building the tracers: %w\n%s", err, text)
 	}
+	if c.neighbour {
+		command, err := neighbour.Build(c.dir)
+		if err != nil {
+			return err
+		}
+		p, err := neighbour.Launch(command, neighbour.Options{For: time.Until(until) + time.Hour, Seed: uint64(time.Now().UnixNano())})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, p.Stop()) }()
+	}
 	blocks, each, err := c.plan(ctx)
 	if err != nil {
 		return err
@@ -128,7 +148,9 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, until tim
 	fmt.Printf("an event takes %v; %d blocks are planned\n", each, blocks)
 	done := map[string]int{}
 	for _, o := range found {
-		done[o.Kind]++
+		if o.Neighbour == c.neighbour {
+			done[o.Kind]++
+		}
 	}
 	for i := range c.n {
 		for _, kind := range kinds {
@@ -138,14 +160,15 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, until tim
 			if time.Now().After(until) || ctx.Err() != nil {
 				return ctx.Err()
 			}
-			work, n := "work="+oldWork.String(), blocks
+			work, length := "work="+oldWork.String(), shortest
 			switch kind {
 			case "cpu":
 				work = "work=" + (oldWork + time.Duration(planted*float64(each))).String()
 			case "loss":
-				work, n = fmt.Sprintf("lose=%g", lossy), max(enough/perTrial+1, 6)
+				work = fmt.Sprintf("%s,lose=%g", work, lossy)
+				length = max(length, time.Duration(enough*float64(time.Second)/rate/float64(blocks)).Round(time.Millisecond))
 			}
-			o, err := c.one(ctx, kind, work, n)
+			o, err := c.one(ctx, kind, work, blocks, length)
 			if err != nil {
 				return err
 			}
@@ -161,7 +184,7 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, until tim
 // plan weighs the old version against itself: how many blocks the budget takes here, and what an event costs.
 func (c *bench) plan(ctx context.Context) (blocks int, each time.Duration, err error) {
 	out := filepath.Join(c.dir, "pilot")
-	if _, _, err := c.weigh(ctx, out, "work="+oldWork.String(), pilotBlocks); err != nil {
+	if _, _, err := c.weigh(ctx, out, "work="+oldWork.String(), pilotBlocks, shortest); err != nil {
 		return 0, 0, err
 	}
 	text, err := exec.CommandContext(ctx, c.tare, "power", out, "--see", fmt.Sprintf("%g%%", 100*budget), "--json").Output()
@@ -180,14 +203,14 @@ func (c *bench) plan(ctx context.Context) (blocks int, each time.Duration, err e
 	return 0, 0, fmt.Errorf("there is no plan for %s: %s", metricOfCPU, text)
 }
 
-func (c *bench) one(ctx context.Context, kind, work string, blocks int) (outcome, error) {
+func (c *bench) one(ctx context.Context, kind, work string, blocks int, length time.Duration) (outcome, error) {
 	out := filepath.Join(c.dir, "run")
 	began := time.Now()
-	exit, s, err := c.weigh(ctx, out, work, blocks)
+	exit, s, err := c.weigh(ctx, out, work, blocks, length)
 	if err != nil {
 		return outcome{}, err
 	}
-	o := outcome{Kind: kind, At: began, Blocks: blocks, Exit: exit, Seconds: time.Since(began).Seconds()}
+	o := outcome{Kind: kind, Neighbour: c.neighbour, At: began, Blocks: blocks, Exit: exit, Seconds: time.Since(began).Seconds()}
 	for _, v := range s.Verdicts {
 		o.Results = append(o.Results, string(v.Result))
 		planted := kind == "cpu" && strings.HasPrefix(v.Assertion, metricOfCPU) || kind == "loss" && strings.HasPrefix(v.Assertion, metricOfLoss) || kind == "same"
@@ -197,7 +220,7 @@ func (c *bench) one(ctx context.Context, kind, work string, blocks int) (outcome
 }
 
 // weigh runs the check: the old version is the baseline.
-func (c *bench) weigh(ctx context.Context, out, work string, blocks int) (exit int, s *analysis.Summary, err error) {
+func (c *bench) weigh(ctx context.Context, out, work string, blocks int, length time.Duration) (exit int, s *analysis.Summary, err error) {
 	tracer := func(fault string) string {
 		return fmt.Sprintf("{subject: command, command: \"%s %s {self} subject exectrace --cgroup={cgroup_dir} --ring=64MiB\", "+
 			"ready: '^exectrace: ready', lines: '^\\{'}", c.tracers, fault)
@@ -208,12 +231,12 @@ func (c *bench) weigh(ctx context.Context, out, work string, blocks int) (exit i
 question: Has it become worse?
 blocks: %d
 warmup: 0s
-duration: 2s
+duration: %s
 loads: {execs: {kind: exec, rate: %d, workers: 1}}
 gates: {rate: 0, lag: 60s, drift: 1000}
 baseline: %s
 arms: {new: %s}
-`, blocks, perTrial/2, tracer("work="+oldWork.String()), tracer(work))
+`, blocks, length, rate, tracer("work="+oldWork.String()), tracer(work))
 	if err := os.WriteFile(spec, []byte(text), 0o600); err != nil {
 		return 0, nil, err
 	}
