@@ -273,6 +273,26 @@ func shiftText(c *comparison.Course, l comparison.Line) string {
 	return strings.Join(all, "; ")
 }
 
+// courseAnswer says in a sentence which lines shifted; those that did come first.
+func courseAnswer(c *comparison.Course, lines []comparison.Line) string {
+	var named []string
+	for _, l := range lines {
+		if len(l.Shifts) > 0 {
+			named = append(named, fmt.Sprintf("%s of %s %s", quantity.Label(l.Metric), placeOf(l.Arm, l.Component, l.Factors),
+				shiftText(c, l)))
+		}
+	}
+	over := quantity.Counted(len(c.Runs), "run")
+	if len(named) == 0 {
+		return fmt.Sprintf("None of %s shifted over %s.", quantity.Counted(len(lines), "figure"), over)
+	}
+	lead := fmt.Sprintf("%d of %s shifted over %s: ", len(named), quantity.Counted(len(lines), "figure"), over)
+	if more := len(named) - maxMoreLabels; more > 1 {
+		named = append(named[:maxMoreLabels:maxMoreLabels], fmt.Sprintf("%d more", more))
+	}
+	return lead + strings.Join(named, "; ") + "."
+}
+
 // bars are the heights of a sparkline.
 var bars = []rune("▁▂▃▄▅▆▇█")
 

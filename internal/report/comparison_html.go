@@ -26,6 +26,7 @@ var comparisonPage = template.Must(template.New("comparison").Parse(`<!DOCTYPE h
 <title>{{.Title}} - Tare</title>
 <style>{{.Style}}
 .course{width:22rem;height:3.5rem;display:block}
+td:has(.course){vertical-align:middle}
 .course line{stroke:currentColor;stroke-opacity:.45}
 .course circle{fill:currentColor}
 .course .shift{stroke:#c2410c;stroke-opacity:1;stroke-dasharray:4 3}
@@ -133,16 +134,13 @@ func HistoryHTML(w io.Writer, c *comparison.Course) error {
 		Title: clean(c.Experiment), Question: "How did it change over its runs?", Heading: "Courses",
 		Notes: []string{historyNote(c)}, Head: []string{"metric", "arm", "first", "last", "shifts", "course"},
 	}
-	shifted := 0
 	lines := slices.Clone(c.Lines)
 	slices.SortStableFunc(lines, func(a, b comparison.Line) int { return min(len(b.Shifts), 1) - min(len(a.Shifts), 1) })
 	for _, l := range lines {
-		shifted += min(len(l.Shifts), 1)
 		cells := historyCells(c, l)
 		d.Rows = append(d.Rows, comparisonRow{Cells: append(cells[:2:2], cells[3:]...), Picture: pictureOf(c, l)})
 	}
-	d.Answer = fmt.Sprintf("%d of %s shifted over %s.", shifted, quantity.Counted(len(lines), "line"),
-		quantity.Counted(len(c.Runs), "run"))
+	d.Answer = clean(courseAnswer(c, lines))
 	for _, r := range c.Runs {
 		d.Runs = append(d.Runs, refLine(r))
 	}

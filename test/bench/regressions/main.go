@@ -6,9 +6,9 @@
 // The new version of a tracer takes 10 % more CPU time for each event (cpu), loses one event in 10,000 (loss), or has
 // not changed (same). Each is held against the budgets of one check, on CPU time and on losses: cpu and loss must fail
 // it (exit code 5), same must not. The number of blocks is planned beforehand: for CPU time by tare power, from a pilot
-// of the old version against itself; for losses the trials are so long that 99 of 100 runs meet one. With -neighbour, pilot and runs share
-// the machine with a neighbour that takes half of every CPU (test/neighbour). Each run adds a line to the state file, and
-// an interrupted campaign continues from there.
+// of the old version against itself; for losses the trials are long enough that 99 of 100 runs meet one. With
+// -neighbour, pilot and runs share the machine with a neighbour that takes half of every CPU (test/neighbour). Each run
+// adds a line to the state file, and an interrupted campaign continues from there.
 package main
 
 import (
@@ -33,12 +33,12 @@ import (
 const (
 	metricOfCPU  = "cpu_seconds_per_kiloevent"
 	metricOfLoss = "events_lost"
-	budget       = 0.05 // of CPU time, beyond the old version
-	planted      = 0.10 // likewise
-	lossy        = 1e-4 // of events
-	rate         = 2000 // events per second
+	budget       = 0.05            // of CPU time, beyond the old version
+	planted      = 0.10            // likewise
+	lossy        = 1e-4            // of events
+	rate         = 2000            // events per second
 	shortest     = 2 * time.Second // window of a trial
-	enough       = 46052 // events: 1 - (1 - lossy)^enough = 0.99
+	enough       = 46052           // events: 1 - (1 - lossy)^enough = 0.99
 	pilotBlocks  = 12
 	oldWork      = 200 * time.Microsecond // for each event
 )
@@ -169,7 +169,7 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, until tim
 				length = max(length, time.Duration(enough*float64(time.Second)/rate/float64(blocks)).Round(time.Millisecond))
 			}
 			o, err := c.one(ctx, kind, work, blocks, length)
-			if err != nil {
+			if err = errors.Join(err, ctx.Err()); err != nil { // an interrupted run found nothing
 				return err
 			}
 			fmt.Printf("%s: exit %d %v, %.0f s\n", kind, o.Exit, o.Results, o.Seconds)
