@@ -29,20 +29,47 @@ func Plan(s *Spec, seed uint64) []record.PlannedTrial {
 	return plan
 }
 
-// typicalOverhead is what a trial takes beside warm-up and window: starting and stopping processes. It is what the
-// estimate of the length begins with, until trials have been timed.
+// typicalOverhead is what a trial takes beside warm-up and window: starting and stopping processes.
 const typicalOverhead = 200 * time.Millisecond
 
-// Estimate is how long the whole plan will take.
+// mostLevelsTimed bounds the levels that an estimate looks at one by one. Of more it takes these as typical.
+const mostLevelsTimed = 256
+
+// Estimate is how long the whole plan will take, as far as can be told before any trial was timed.
 func Estimate(s *Spec) time.Duration {
-	each := time.Duration(0) // of the trials of one block at one level
-	for _, arm := range s.AllArms() {
-		each += startLead + s.Warmup + s.Duration + typicalOverhead
-		if part := s.Of(arm); part != nil {
-			if slow, ok := part.Kind.(kind.Slow); ok {
-				each += slow.ReadyAfter(part.Options)
-			}
+	levels := s.Levels()
+	timed := levels
+	if len(timed) > mostLevelsTimed {
+		rng := rand.New(rand.NewPCG(1, 0)) // the order of levels is by value
+		timed = nil
+		for _, i := range rng.Perm(len(levels))[:mostLevelsTimed] {
+			timed = append(timed, levels[i])
 		}
 	}
-	return time.Duration(s.Blocks*len(s.Levels())) * each
+	var block time.Duration
+	for _, l := range timed {
+		level := s.At(l)
+		for _, arm := range s.AllArms() {
+			block += startLead + s.Warmup + s.Duration + typicalOverhead + level.As(arm).extra(arm)
+		}
+	}
+	return time.Duration(float64(s.Blocks) * float64(block) * float64(len(levels)) / float64(len(timed)))
+}
+
+// extra is what the guests say that a trial of this arm takes longer than usual. Copies of a part start side by side.
+func (s *Spec) extra(arm string) (extra time.Duration) {
+	add := func(p *kind.Part) {
+		if slow, ok := p.Kind.(kind.Slow); ok {
+			extra += slow.Takes(p.Options)
+		}
+	}
+	if p := s.Of(arm); p != nil {
+		add(p)
+	}
+	for _, of := range []map[string]*kind.Part{s.Applications, s.Loads} {
+		for _, p := range of {
+			add(p)
+		}
+	}
+	return extra
 }

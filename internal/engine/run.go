@@ -104,7 +104,7 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 		defer func() { err = errors.Join(err, prepared.remove()) }() // that of the run
 		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, dir, prepared, t) }
 	}
-	r.each = startLead + r.Spec.Warmup + r.Spec.Duration + typicalOverhead
+	r.each = Estimate(r.Spec) / time.Duration(max(r.Spec.Blocks*len(r.Spec.Levels())*len(r.Spec.AllArms()), 1))
 	r.began, r.vain = r.now(), measured.Vain{}
 	if r.Spec.Open() && (r.Spec.Precision != nil || len(r.Spec.Assert) > 0) {
 		r.look = stats.NextLook(0)

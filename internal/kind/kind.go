@@ -217,10 +217,11 @@ type Preparing interface {
 	ReadyWithin(param.Values) time.Duration
 }
 
-// Slow is a subject that says beforehand how long it takes at least until it is ready. It is for estimates of how long
-// a run will be.
+// Slow is a guest with which a trial takes longer than usual: it starts slowly, settles before the window, or finishes
+// something after it. Takes is by how much, as measured on the project's machine (go run ./test/bench/estimates -v).
+// Estimates of how long a run will take add it up.
 type Slow interface {
-	ReadyAfter(param.Values) time.Duration
+	Takes(param.Values) time.Duration
 }
 
 var registry = map[Role]map[string]Guest{Application: {}, Load: {}, Subject: {}}

@@ -175,8 +175,8 @@ func (guest) Tail(o param.Values) time.Duration {
 	return c.StopTime
 }
 
-// ReadyAfter is the time that its settings give it.
-func (guest) ReadyAfter(o param.Values) time.Duration { return o.Duration("ready-after") }
+// Takes is the time that its settings give it to be ready.
+func (guest) Takes(o param.Values) time.Duration { return o.Duration("ready-after") }
 
 // FindsProcesses makes the subject one of those whose processes' memory is told (tracer.Finder).
 func (guest) FindsProcesses() {}

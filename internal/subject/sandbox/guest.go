@@ -144,9 +144,9 @@ func booting(o param.Values) map[string]string {
 	return map[string]string{microvm.Annotation + "boot_timeout": within.String()}
 }
 
-// ReadyAfter is what booting an emulated virtual machine took on the project's machine
-// (docs/experiments/sandbox-idle.md); containers take a tenth of a second.
-func (guest) ReadyAfter(o param.Values) time.Duration {
+// Takes is what booting an emulated virtual machine took (docs/experiments/sandbox-idle.md); containers take a tenth of a
+// second.
+func (guest) Takes(o param.Values) time.Duration {
 	if o[settingRuntime] == oci.MicroVM {
 		return 4 * time.Second
 	}
