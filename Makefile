@@ -12,7 +12,7 @@ BENCH ?= .
 GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags=-w
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean
+.PHONY: help run test build release runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,14 @@ mesh-kills: ## kill -9 each component of a mesh KILLS times (default 20), with e
 
 web: ## build the charts of the report into web/dist, if Node is there and a source is newer
 	@./web/build
+
+# CycloneDX's own tool for Go; npm has one built in.
+SBOM := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
+release: web ## build bin/tare from a commit, with its bill of materials (CycloneDX) and its provenance (SLSA)
+	$(GOBUILD) -buildvcs=true -o bin/tare ./cmd/tare
+	go run ./release/provenance bin/tare > bin/tare.provenance.json || { rm bin/tare.provenance.json; exit 1; }
+	GOFLAGS= go run $(SBOM) bin -json -output bin/tare.cdx.json bin/tare
+	@if [ -s web/dist/report.js ]; then cd web && npm sbom --package-lock-only --omit dev --sbom-format cyclonedx > ../bin/charts.cdx.json; fi
 
 install: build ## install tare under PREFIX (default /usr/local)
 	install -D -m 755 bin/tare $(DESTDIR)$(PREFIX)/bin/tare
