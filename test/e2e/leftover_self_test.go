@@ -10,6 +10,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"tare/test/footprint"
 )
 
 // The search for leftovers is itself tested: a search that finds nothing would let every other test pass.
@@ -42,6 +46,36 @@ func TestLeftoversAreFound(t *testing.T) {
 			_ = sleep.Wait()
 		}()
 	}
+	for i, name := range []string{dead, alive} {
+		attributes := netlink.NewLinkAttrs()
+		attributes.Name = fmt.Sprintf("tareself%d", i)
+		pair := netlink.NewVeth(attributes)
+		pair.PeerName = fmt.Sprintf("tarepeer%d", i)
+		if err := netlink.LinkAdd(pair); err != nil {
+			t.Fatal(err)
+		}
+		defer netlink.LinkDel(pair)
+		if err := netlink.LinkSetAlias(pair, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("TMPDIR", t.TempDir())
+	for name, locked := range map[string]bool{"tare-scratch-dead": false, "tare-scratch-alive": true} {
+		path := filepath.Join(os.TempDir(), name)
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		d, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		if locked {
+			if err := unix.Flock(int(d.Fd()), unix.LOCK_SH); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	held := look(t)
 	pin(t, program)
 	found := look(t)
@@ -51,6 +85,10 @@ func TestLeftoversAreFound(t *testing.T) {
 		"cgroups of a living owner":    {news(before, found, "cgroup ", alive), 0},
 		"processes of a dead owner":    {news(before, found, "process ", dead), 1},
 		"processes of a living owner":  {news(before, found, "process ", alive), 0},
+		"interfaces of a dead owner":   {news(before, found, "interface ", dead), 1},
+		"interfaces of a living owner": {news(before, found, "interface ", alive), 0},
+		"abandoned directories":        {news(before, found, "directory ", "tare-scratch-dead"), 1},
+		"directories in use":           {news(before, found, "directory ", "tare-scratch-alive"), 0},
 		"programs that a process held": {news(before, held, "eBPF ", "tare_left"), 0},
 		"programs that a pin held":     {news(before, found, "eBPF ", "tare_left"), 1},
 	} {
@@ -61,7 +99,7 @@ func TestLeftoversAreFound(t *testing.T) {
 }
 
 // news counts what is in now and not in before, of a kind and with a name.
-func news(before, now footprint, kind, name string) (n int) {
+func news(before, now footprint.Footprint, kind, name string) (n int) {
 	for what := range now {
 		if !before[what] && strings.HasPrefix(what, kind) && strings.Contains(what, name) {
 			n++

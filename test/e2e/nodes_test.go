@@ -282,7 +282,7 @@ func TestNodesKilled(t *testing.T) {
 	if o := tare(t, "clean"); o.code != 0 {
 		t.Error(o)
 	}
-	for _, what := range before.left(t) {
+	for _, what := range leftSince(t, before) {
 		t.Errorf("left behind: %s", what)
 	}
 	left := []string{"at first"}

@@ -216,7 +216,7 @@ func TestRunKilled(t *testing.T) {
 		if o := tare(t, "clean"); o.code != 0 {
 			t.Errorf("killed after %v: %s", moment, o)
 		}
-		for _, what := range before.left(t) {
+		for _, what := range leftSince(t, before) {
 			t.Errorf("killed after %v: left behind: %s", moment, what)
 		}
 		bystander.unharmed(t)

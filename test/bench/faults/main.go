@@ -1,0 +1,188 @@
+// Command faults makes one system call of each of many runs fail, or kills them there, and says what came of it:
+//
+//	go run ./test/bench/faults [-n 2000] [-for 1h] [-only quickstart,mesh-rate] [-state FILE]
+//	go run ./test/bench/faults -seed 17 -only quickstart   # the same fault again
+//	go run ./test/bench/faults -table
+//
+// Each run is a built-in experiment with very short windows. A seed chooses the call and what happens to it (see
+// test/faults). After each run tare clean must leave nothing behind, every finished trial must be readable, and exit
+// code and error must be those of the documentation. Each run adds a line to the state file, and an interrupted campaign
+// continues from there.
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"tare/experiments"
+	"tare/test/binary"
+	"tare/test/campaign"
+	"tare/test/faults"
+)
+
+func main() {
+	n := flag.Int("n", 2000, "faults in all")
+	state := flag.String("state", "faults.jsonl", "file of what was found, which grows")
+	only := flag.String("only", "", "experiments, with commas between them; all when empty")
+	most := flag.Duration("for", time.Hour, "start no run after this time")
+	seed := flag.Uint64("seed", 0, "make this fault alone, and print all about it")
+	table := flag.Bool("table", false, "print a table of what was found, and run nothing")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := func() error {
+		found, err := campaign.Read[faults.Verdict](*state)
+		if err != nil || *table {
+			printTable(found)
+			return err
+		}
+		names := experiments.Names()
+		if *only != "" {
+			names = strings.Split(*only, ",")
+		}
+		c := &bench{state: *state, names: names, counts: map[string]map[faults.Class]int{}}
+		return c.run(ctx, found, *n, *seed, time.Now().Add(*most))
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "faults:", err)
+		os.Exit(1)
+	}
+}
+
+type bench struct {
+	state  string
+	names  []string
+	counts map[string]map[faults.Class]int // by experiment; nil: this machine cannot run it
+	runner *faults.Runner
+	dir    string
+}
+
+func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uint64, until time.Time) (err error) {
+	if b.dir, err = os.MkdirTemp("", "faults-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(b.dir)
+	tare, err := binary.Build(b.dir)
+	if err != nil {
+		return err
+	}
+	if b.runner, err = faults.New(b.dir, tare); err != nil {
+		return err
+	}
+	if seed > 0 {
+		v, err := b.one(ctx, b.names[0], seed)
+		if v != nil {
+			fmt.Printf("%s: %s\nhit: %s\nexit code %d: %s\nfinished %d, readable %d\nleft before tare clean: %q\nproblems: %q\n",
+				v.Experiment, v.Fault, v.Hit, v.Code, v.Said, v.Finished, v.Readable, v.LeftBefore, v.Problems)
+		}
+		return err
+	}
+	hits, next := 0, uint64(0)
+	for _, v := range found {
+		next = max(next, v.Seed)
+		if v.Hit != "" {
+			hits++
+		}
+	}
+	for hits < n && time.Now().Before(until) && ctx.Err() == nil {
+		next++
+		v, err := b.one(ctx, b.names[int(next)%len(b.names)], next)
+		if err != nil {
+			return err
+		}
+		if v == nil {
+			continue
+		}
+		if v.Hit != "" {
+			hits++
+		}
+		if len(v.Problems) > 0 || v.Hit == "" {
+			fmt.Printf("seed %d, %s, %s, hit %q: exit code %d, %q\n", v.Seed, v.Experiment, v.Fault, v.Hit, v.Code, v.Problems)
+		}
+		if err := campaign.Append(b.state, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// one makes one fault; nil where this machine cannot run the experiment, or all of them can be.
+func (b *bench) one(ctx context.Context, name string, seed uint64) (*faults.Verdict, error) {
+	counts, known := b.counts[name]
+	if !known {
+		r, err := b.runner.Count(ctx, filepath.Join(b.dir, "count"), name)
+		switch {
+		case ctx.Err() != nil:
+			return nil, nil
+		case err != nil:
+			return nil, fmt.Errorf("%s: %w", name, err)
+		case r.Code != 0 && r.Code != 4:
+			fmt.Printf("%s cannot be run here, exit code %d: %s\n", name, r.Code, r.Stderr)
+		default:
+			counts = r.Counts
+		}
+		b.counts[name] = counts
+	}
+	if counts == nil {
+		if len(b.counts) == len(b.names) && !slices.ContainsFunc(b.names, func(n string) bool { return b.counts[n] != nil }) {
+			return nil, fmt.Errorf("none of the experiments can be run here")
+		}
+		return nil, nil
+	}
+	v, err := b.runner.Try(ctx, filepath.Join(b.dir, "try"), name, seed, faults.Choose(seed, counts))
+	if ctx.Err() != nil {
+		return nil, nil // an interrupted run found nothing
+	}
+	return v, err
+}
+
+func printTable(found []faults.Verdict) {
+	type tally struct{ faults, kills, missed, problems int }
+	all := map[string]*tally{}
+	for _, v := range found {
+		for _, key := range []string{v.Experiment, "all"} {
+			t := all[key]
+			if t == nil {
+				t = &tally{}
+				all[key] = t
+			}
+			switch {
+			case v.Hit == "":
+				t.missed++
+				continue
+			case v.Fault.Kill:
+				t.kills++
+			default:
+				t.faults++
+			}
+			if len(v.Problems) > 0 {
+				t.problems++
+			}
+		}
+	}
+	fmt.Println("| experiment | failed calls | kill -9 | with a problem | place not reached |\n|---|---|---|---|---|")
+	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
+		return cmp.Or(cmp.Compare(btoi(a == "all"), btoi(b == "all")), cmp.Compare(a, b))
+	})
+	for _, name := range names {
+		t := all[name]
+		fmt.Printf("| %s | %d | %d | %d | %d |\n", name, t.faults, t.kills, t.problems, t.missed)
+	}
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,48 @@
+package e2e
+
+import (
+	"path/filepath"
+	"testing"
+
+	"tare/test/faults"
+)
+
+// One system call of a run fails, or the run is killed there: whatever it is, the exit code and the error are documented
+// ones, finished trials can be read, and tare clean leaves nothing. test/bench/faults is the long form, over all
+// experiments; a seed that failed here is made again by its -seed.
+func TestFaults(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	look(t) // skips where that is not possible
+	r, err := faults.New(t.TempDir(), bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const each = 8
+	for i, name := range []string{"quickstart", "config-scale"} {
+		counted, err := r.Count(t.Context(), filepath.Join(t.TempDir(), "count"), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if counted.Code != 0 && counted.Code != 4 || len(counted.Counts) < 20 {
+			t.Fatalf("%s without a fault: exit code %d, %d classes of calls\n%s", name, counted.Code, len(counted.Counts), counted.Stderr)
+		}
+		hits := 0
+		for n := range each {
+			seed := uint64(1 + i*each + n)
+			v, err := r.Try(t.Context(), filepath.Join(t.TempDir(), "try"), name, seed, faults.Choose(seed, counted.Counts))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if v.Hit != "" {
+				hits++
+			}
+			for _, p := range v.Problems {
+				t.Errorf("%s, seed %d, %s (%s): %s", name, seed, v.Fault, v.Hit, p)
+			}
+		}
+		if hits < each/2 {
+			t.Errorf("%s: only %d of %d faults came about", name, hits, each)
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/experiments"
+	"tare/internal/record"
+	"tare/test/footprint"
+)
+
+// Verdict is what one fault did to one run. Problems are what must not be, whatever fails: no end, an end without a
+// documented exit code or without an error, a finished trial that cannot be read, something left behind.
+type Verdict struct {
+	Seed       uint64   `json:"seed"`
+	Experiment string   `json:"experiment"`
+	Fault      Fault    `json:"fault"`
+	Hit        string   `json:"hit"` // empty: the call never came in this run
+	Code       int      `json:"code"`
+	Said       string   `json:"said"`        // the first line of its error
+	Finished   int      `json:"finished"`    // trials, by the progress that it printed
+	Readable   int      `json:"readable"`    // trials in the record
+	LeftBefore []string `json:"left_before"` // before tare clean
+	Problems   []string `json:"problems"`
+	Seconds    float64  `json:"seconds"`
+}
+
+var (
+	lengths = regexp.MustCompile(`(?m)^(\s*)(duration|warmup): .*$`)
+	blocks  = regexp.MustCompile(`(?m)^(\s*)blocks: .*$`)
+	trialAt = regexp.MustCompile(`trial (\d+) of (\d+)`)
+)
+
+// Short is the spec of a built-in experiment with windows so short that its figures mean nothing: a run under faults
+// goes through the same code.
+func Short(name string) (string, error) {
+	_, text, ok := experiments.File(name)
+	if !ok {
+		return "", fmt.Errorf("there is no experiment %s", name)
+	}
+	short := lengths.ReplaceAllStringFunc(string(text), func(line string) string {
+		m := lengths.FindStringSubmatch(line)
+		length := "200ms"
+		if m[2] == "warmup" {
+			length = "20ms"
+		}
+		return m[1] + m[2] + ": " + length
+	})
+	return blocks.ReplaceAllString(short, "${1}blocks: 1"), nil
+}
+
+// limit is how long a short run may take, on a machine that is busy with other things.
+const limit = 3 * time.Minute
+
+// Count runs an experiment without a fault and counts its calls. The exit code is 0 or, as windows so short tell little,
+// 4; 3 says that this machine cannot run it.
+func (r *Runner) Count(ctx context.Context, dir, name string) (*Result, error) {
+	args, err := runArgs(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	return r.Run(ctx, dir, Fault{}, limit, args...)
+}
+
+func runArgs(dir, name string) ([]string, error) {
+	text, err := Short(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	spec := filepath.Join(dir, "spec.yaml")
+	if err := os.WriteFile(spec, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	return []string{"run", spec, "--quick", "--seed", "1", "--out", filepath.Join(dir, "run")}, nil
+}
+
+// Try runs an experiment with a fault in a directory that it makes and removes, and says what came of it.
+func (r *Runner) Try(ctx context.Context, dir, name string, seed uint64, f Fault) (*Verdict, error) {
+	before, err := footprint.Look()
+	if err != nil {
+		return nil, err
+	}
+	args, err := runArgs(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	began := time.Now()
+	result, err := r.Run(ctx, dir, f, limit, args...)
+	if err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	v := &Verdict{Seed: seed, Experiment: name, Fault: f, Hit: result.Hit, Code: result.Code, Said: firstError(result.Stderr)}
+	v.judgeEnd(result)
+	v.judgeTrials(filepath.Join(dir, "run"), result)
+	if v.LeftBefore, err = before.Left(); err != nil {
+		return nil, err
+	}
+	// What a killed child was about to do may still be under way, so the second time counts.
+	for range 2 {
+		cleaned, err := r.Run(ctx, dir, Fault{}, limit, "clean")
+		if err != nil {
+			return nil, err
+		}
+		if cleaned.Code != 0 {
+			v.problem("tare clean ended with exit code %d: %s", cleaned.Code, firstError(cleaned.Stderr))
+		}
+		left, err := before.Left()
+		if err != nil {
+			return nil, err
+		}
+		if len(left) == 0 {
+			break
+		}
+		v.problem("left after tare clean: %s", strings.Join(left, "; "))
+	}
+	v.Seconds = time.Since(began).Seconds()
+	return v, nil
+}
+
+func (v *Verdict) problem(format string, args ...any) {
+	v.Problems = append(v.Problems, fmt.Sprintf(format, args...))
+}
+
+// judgeEnd says what is wrong with how a run ended.
+func (v *Verdict) judgeEnd(r *Result) {
+	killed := v.Fault.Kill && r.Hit != ""
+	switch {
+	case r.TimedOut:
+		v.problem("it did not end within %s: %s", limit, clip(r.Stderr))
+	case strings.Contains(r.Stderr, "goroutine ") && strings.Contains(r.Stderr, "[running]"):
+		v.problem("it panicked: %s", clip(r.Stderr))
+	case killed && r.Code == -1:
+	case r.Code < 0 || r.Code > 5:
+		v.problem("exit code %d is not documented: %s", r.Code, clip(r.Stderr))
+	case r.Code == 1:
+		v.problem("it calls the fault an internal error: %s", firstError(r.Stderr))
+	case r.Code != 0 && v.Said == "":
+		v.problem("exit code %d without an error", r.Code)
+	}
+}
+
+// judgeTrials says which trials were lost.
+func (v *Verdict) judgeTrials(dir string, r *Result) {
+	for _, m := range trialAt.FindAllStringSubmatch(r.Stderr, -1) {
+		if n, err := strconv.Atoi(m[1]); err == nil {
+			v.Finished = max(v.Finished, n-1) // before this one
+		}
+	}
+	if r.Code == 0 || v.Finished > 0 {
+		c, err := record.Read(dir)
+		if err != nil {
+			v.problem("the record cannot be read: %v", err)
+			return
+		}
+		v.Readable = len(c.Trials)
+	}
+	if v.Readable < v.Finished {
+		v.problem("%d trials had finished, and %d can be read", v.Finished, v.Readable)
+	}
+}
+
+// firstError is the error that tare printed.
+func firstError(text string) string {
+	for line := range strings.Lines(text) {
+		if said, ok := strings.CutPrefix(line, "tare: "); ok {
+			return strings.TrimSpace(said)
+		}
+	}
+	return ""
+}
+
+// clip is the end of a long text.
+func clip(text string) string {
+	const most = 2000
+	if len(text) > most {
+		text = "..." + text[len(text)-most:]
+	}
+	return text
+}

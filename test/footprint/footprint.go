@@ -1,0 +1,254 @@
+// Package footprint looks for what tare could leave behind on a machine: control groups, processes, eBPF programs, network
+// interfaces, mounts, directories. It looks from the outside, by what the kernel shows, and shares no code with tare.
+package footprint
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Footprint is what has lost its owner, each thing under a name that says what it is.
+type Footprint map[string]bool
+
+// Look finds everything that has lost its owner. What a living tare has on the machine is its own affair. It needs
+// bpftool: an error that is exec.ErrNotFound says that it is missing.
+func Look() (Footprint, error) {
+	f := Footprint{}
+	for _, find := range []func(Footprint) error{
+		findCgroups, findProcesses, findPrograms, findInterfaces, findMounts, findDirectories,
+	} {
+		if err := find(f); err != nil {
+			return nil, fmt.Errorf("looking for what tare left behind: %w", err)
+		}
+	}
+	return f, nil
+}
+
+// Left is what has been left behind since, in order. The kernel frees programs a while after their last holder has gone,
+// so it looks again for some seconds while there is something.
+func (before Footprint) Left() ([]string, error) {
+	var left []string
+	for range 50 {
+		now, err := Look()
+		if err != nil {
+			return nil, err
+		}
+		left = left[:0]
+		for what := range maps.Keys(now) {
+			if !before[what] {
+				left = append(left, what)
+			}
+		}
+		if len(left) == 0 {
+			return nil, nil
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	slices.Sort(left)
+	return left, nil
+}
+
+// findCgroups finds the trees of runs whose owner is dead, in every hierarchy.
+func findCgroups(f Footprint) error {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		field := strings.Fields(line)
+		if len(field) < 3 || field[2] != "cgroup" && field[2] != "cgroup2" {
+			continue
+		}
+		err := filepath.WalkDir(field[1], func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.IsDir() { // groups come and go
+				return nil
+			}
+			if dead, isRun := ownerDead(d.Name()); isRun {
+				if dead {
+					f["cgroup "+path] = true
+				}
+				return fs.SkipDir
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findProcesses finds processes of runs whose owner is dead: each carries the name of its run in TARE_RUN, or as that
+// of an open file in memory.
+func findProcesses(f Footprint) error {
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return err
+	}
+	for _, process := range processes {
+		var names []string
+		env, _ := os.ReadFile(filepath.Join(process, "environ")) // it may have gone
+		for v := range strings.SplitSeq(string(env), "\x00") {
+			if name, ok := strings.CutPrefix(v, "TARE_RUN="); ok {
+				names = append(names, name)
+			}
+		}
+		files, _ := filepath.Glob(filepath.Join(process, "fd/*"))
+		for _, file := range files {
+			to, _ := os.Readlink(file)
+			if name, ok := strings.CutPrefix(to, "/memfd:tare-"); ok {
+				names = append(names, "tare-"+strings.TrimSuffix(name, " (deleted)"))
+			}
+		}
+		for _, name := range names {
+			if dead, isRun := ownerDead(name); isRun && dead {
+				cmdline, _ := os.ReadFile(filepath.Join(process, "cmdline"))
+				f[fmt.Sprintf("process %s of %s: %s", filepath.Base(process), name,
+					bytes.ReplaceAll(cmdline, []byte{0}, []byte(" ")))] = true
+			}
+		}
+	}
+	return nil
+}
+
+var runName = regexp.MustCompile(`^tare-.+-p([0-9]+)-t([0-9]+)$`)
+
+// ownerDead reads the name of a run, tare-<id>-p<pid>-t<start time> of its owner, and says whether that process has
+// gone.
+func ownerDead(name string) (dead, isRun bool) {
+	part := runName.FindStringSubmatch(name)
+	if part == nil {
+		return false, false
+	}
+	pid, start := part[1], part[2]
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%s/stat", pid))
+	if err != nil {
+		return true, true
+	}
+	// The start time is field 22; field 2, the name in parentheses, may hold anything, so count from behind it.
+	field := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	return len(field) < 20 || field[19] != start || field[0] == "Z", true
+}
+
+// findPrograms finds eBPF programs that no process holds by itself or by a link: pinned, or attached for ever.
+func findPrograms(f Footprint) error {
+	out, err := exec.Command("bpftool", "-j", "prog", "show").Output()
+	if err != nil {
+		return fmt.Errorf("bpftool prog show: %w", err)
+	}
+	var programs []struct {
+		ID   uint32 `json:"id"`
+		Type string `json:"type"`
+		Name string `json:"name"`
+	}
+	if err := json.Unmarshal(out, &programs); err != nil {
+		return fmt.Errorf("reading what bpftool printed: %w", err)
+	}
+	if len(programs) == 0 {
+		return nil
+	}
+	held, err := heldPrograms()
+	if err != nil {
+		return err
+	}
+	for _, p := range programs {
+		if !held[fmt.Sprint(p.ID)] {
+			f[fmt.Sprintf("eBPF program %d, %s %s", p.ID, p.Type, p.Name)] = true
+		}
+	}
+	return nil
+}
+
+// heldPrograms are the ids of the programs to which a process has a descriptor, of the program or of a link. (bpftool
+// would tell this too, but Debian's is built without.)
+func heldPrograms() (map[string]bool, error) {
+	infos, err := filepath.Glob("/proc/[0-9]*/fdinfo/*")
+	if err != nil {
+		return nil, err
+	}
+	held := map[string]bool{}
+	for _, path := range infos {
+		info, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has been closed
+		}
+		for line := range strings.Lines(string(info)) {
+			if id, ok := strings.CutPrefix(line, "prog_id:"); ok {
+				held[strings.TrimSpace(id)] = true
+			}
+		}
+	}
+	return held, nil
+}
+
+// findInterfaces finds network interfaces whose alias names a run with a dead owner.
+func findInterfaces(f Footprint) error {
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return fmt.Errorf("listing network interfaces: %w", err)
+	}
+	for _, l := range links {
+		if dead, isRun := ownerDead(l.Attrs().Alias); isRun && dead {
+			f["interface "+l.Attrs().Name+" of "+l.Attrs().Alias] = true
+		}
+	}
+	return nil
+}
+
+// findMounts finds mounts at places with a name of tare's.
+func findMounts(f Footprint) error {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if field := strings.Fields(line); len(field) > 1 && strings.Contains(field[1], "/tare-") {
+			f["mount "+field[1]] = true
+		}
+	}
+	return nil
+}
+
+// findDirectories finds scratch directories that nobody has locked, and the state of sandboxes.
+func findDirectories(f Footprint) error {
+	for _, parent := range []string{os.TempDir(), "/var/tmp"} {
+		found, err := filepath.Glob(filepath.Join(parent, "tare-scratch-*"))
+		if err != nil {
+			return err
+		}
+		for _, path := range found {
+			if !locked(path) {
+				f["directory "+path] = true
+			}
+		}
+	}
+	states, err := filepath.Glob("/run/tare/*")
+	for _, path := range states {
+		f["directory "+path] = true
+	}
+	return err
+}
+
+// locked says whether somebody holds a lock on a directory.
+func locked(path string) bool {
+	d, err := os.Open(path)
+	if err != nil {
+		return false // it has gone
+	}
+	defer d.Close()
+	return unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
+}
