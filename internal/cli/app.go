@@ -2,13 +2,11 @@ package cli
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	apphttp "tare/internal/app/http"
 	"tare/internal/param"
-	"tare/internal/role"
 )
 
 func init() { register(newApp) }
@@ -47,7 +45,7 @@ func newAppHTTP() *cobra.Command {
 				o.Distribution, err = apphttp.ParseDistribution(distribution)
 			}
 			if asRole {
-				conn := role.NewConn(os.Stdin, os.Stdout)
+				conn := unprivileged()
 				if err == nil {
 					err = apphttp.Run(cmd.Context(), o, conn)
 				}

@@ -2,14 +2,12 @@ package cli
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"tare/internal/app/burn"
 	"tare/internal/param"
 	"tare/internal/quantity"
-	"tare/internal/role"
 )
 
 func newAppBurn() *cobra.Command {
@@ -26,7 +24,7 @@ func newAppBurn() *cobra.Command {
 				return wrongUse(cmd, err)
 			}
 			if asRole {
-				conn := role.NewConn(os.Stdin, os.Stdout)
+				conn := unprivileged()
 				return reported(conn, burn.Run(cmd.Context(), o, conn))
 			}
 			return burn.Serve(cmd.Context(), o, func(r burn.Ready) error {

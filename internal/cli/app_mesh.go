@@ -2,14 +2,12 @@ package cli
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	appmesh "tare/internal/app/mesh"
 	"tare/internal/param"
 	"tare/internal/quantity"
-	"tare/internal/role"
 )
 
 func newAppMesh() *cobra.Command {
@@ -29,7 +27,7 @@ func newAppMesh() *cobra.Command {
 			}
 			o.Listen = listen
 			if asRole {
-				conn := role.NewConn(os.Stdin, os.Stdout)
+				conn := unprivileged()
 				return reported(conn, appmesh.Run(cmd.Context(), o, conn))
 			}
 			return appmesh.Serve(cmd.Context(), o, func(r appmesh.Ready) error {

@@ -67,7 +67,7 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 					return controlplane.Run(ctx, o, conn)
 				})
 			}
-			conn := role.NewConn(os.Stdin, os.Stdout)
+			conn := unprivileged()
 			return reported(conn, controlplane.Run(cmd.Context(), o, conn))
 		},
 	}

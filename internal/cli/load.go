@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"os"
-
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -68,7 +66,7 @@ func (w *window) run(cmd *cobra.Command, err error, asRole func(*role.Conn) erro
 	print func(io.Writer, *load.Result) error) error {
 	err = wrongUse(cmd, err)
 	if w.asRole {
-		conn := role.NewConn(os.Stdin, os.Stdout)
+		conn := unprivileged()
 		if err == nil {
 			err = asRole(conn)
 		}

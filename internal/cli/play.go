@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/internal/kind"
+	"tare/internal/privilege"
 	"tare/internal/role"
 )
 
@@ -18,8 +19,18 @@ func newPlay() *cobra.Command {
 		Hidden:             true,
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			conn := role.NewConn(os.Stdin, os.Stdout)
+			conn := unprivileged()
+			if len(args) > 0 && kind.Role(args[0]) == kind.Subject { // eBPF programs, interfaces: subjects need theirs
+				conn = role.NewConn(os.Stdin, os.Stdout)
+			}
 			return reported(conn, kind.Play(cmd.Context(), conn, args))
 		},
 	}
+}
+
+// unprivileged speaks with the parent of an application or a load, which gives up all capabilities once it is set up.
+func unprivileged() *role.Conn {
+	conn := role.NewConn(os.Stdin, os.Stdout)
+	conn.BeforeReady(privilege.Drop)
+	return conn
 }

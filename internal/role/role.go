@@ -70,6 +70,8 @@ type Conn struct {
 	mu  sync.Mutex
 	enc *json.Encoder
 	r   *bufio.Reader
+
+	beforeReady func() error
 }
 
 // NewConn speaks over r and w; a child passes os.Stdin and os.Stdout.
@@ -77,8 +79,17 @@ func NewConn(r io.Reader, w io.Writer) *Conn {
 	return &Conn{enc: json.NewEncoder(w), r: bufio.NewReaderSize(r, 64<<10)}
 }
 
+// BeforeReady has f called before a ready message is sent, when the process has set up all it needs. The message is not
+// sent if f fails.
+func (c *Conn) BeforeReady(f func() error) { c.beforeReady = f }
+
 // Send writes one message.
 func (c *Conn) Send(event string, data any) error {
+	if event == Ready && c.beforeReady != nil {
+		if err := c.beforeReady(); err != nil {
+			return err
+		}
+	}
 	raw, err := json.Marshal(data)
 	if err != nil {
 		return fmt.Errorf("encoding %s message: %w", event, err)

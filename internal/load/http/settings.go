@@ -37,7 +37,7 @@ var Settings = []param.Setting{
 		Doc:    "size of the request's body; over gRPC, of the value in the message; over TCP, at least 1"},
 	{Name: "keepalive", Type: param.TypeSwitch, Default: "true",
 		Phrase: map[string]string{"true": "over kept connections", "false": "over a new connection for each request"},
-		Doc: "whether a connection serves many requests; false: one connection for each request"},
+		Doc:    "whether a connection serves many requests; false: one connection for each request"},
 	{Name: "threads", Type: param.TypeCount, Min: 1, Max: 1024,
 		Doc: "threads of the generator; it chooses when this is left out"},
 	{Name: "timeout", Type: param.TypeDuration, Default: "5s", Min: 0.001, Max: 600,

@@ -1,0 +1,95 @@
+package privilege
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const asked = "TARE_TEST_DROP"
+
+// TestMain is also the process that gives up its privileges.
+func TestMain(m *testing.M) {
+	if os.Getenv(asked) == "" {
+		os.Exit(m.Run())
+	}
+	var threads sync.WaitGroup
+	block := make(chan struct{})
+	for range 8 { // threads that are there before
+		threads.Go(func() { <-block })
+	}
+	if err := Drop(); err != nil {
+		fmt.Println("error:", err)
+		os.Exit(1)
+	}
+	close(block)
+	threads.Wait()
+	tasks, _ := filepath.Glob("/proc/self/task/*/status")
+	for _, path := range tasks {
+		text, _ := os.ReadFile(path)
+		fmt.Print(string(text))
+	}
+	// Root's user ID gives no program its capabilities back.
+	cmd := exec.Command("cat", "/proc/self/status")
+	cmd.Stdout = os.Stdout
+	if err := cmd.Run(); err != nil {
+		fmt.Println("error:", err)
+	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		fmt.Println("error:", err)
+	}
+	// The name that it has already, in case that this works.
+	if err := unix.Sethostname([]byte(unix.ByteSliceToString(name.Nodename[:]))); err != unix.EPERM {
+		fmt.Println("error: it could still set the host's name:", err)
+	}
+	os.Exit(0)
+}
+
+var sets = regexp.MustCompile(`^(CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs):\s*(\S+)`)
+
+func TestDrop(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: others have nothing to give up")
+	}
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), path)
+	cmd.Env = append(os.Environ(), asked+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	statuses := 0
+	for lines := bufio.NewScanner(strings.NewReader(string(out))); lines.Scan(); {
+		line := lines.Text()
+		if strings.HasPrefix(line, "error:") {
+			t.Error(line)
+		}
+		m := sets.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		statuses++
+		want := "0000000000000000"
+		if m[1] == "NoNewPrivs" {
+			want = "1"
+		}
+		if m[2] != want {
+			t.Errorf("%s, want %s", line, want)
+		}
+	}
+	if statuses < 6*3 { // of some threads and of the program that it executed
+		t.Errorf("only %d lines about privileges:\n%s", statuses, out)
+	}
+}
