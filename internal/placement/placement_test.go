@@ -37,12 +37,14 @@ func TestMain(m *testing.M) {
 		os.Exit(ownTree())
 	case "owner of nginx":
 		os.Exit(ownTree("nginx", "-e", "stderr", "-c", os.Getenv(nginxEnv)))
-	case "owner in a PID namespace":
-		if err := errors.Join(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, "")); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+	case "container":
+		os.Exit(enterContainer())
+	case "owner in a container":
+		mountInside()
 		os.Exit(ownTree())
+	case "cleaner in a container":
+		mountInside()
+		os.Exit(cleanInside())
 	case "nobody":
 		os.Exit(tryAsNobody())
 	}
@@ -145,24 +147,28 @@ func gone(pid int) bool {
 }
 
 func TestNames(t *testing.T) {
-	for name, want := range map[string]owner{
-		"tare-quickstart-p12-t345":        {12, 345},
-		"tare-a-p1-t2-p3-t4":              {3, 4},
-		"tare-foo":                        {},
-		"tarefoo":                         {},
-		"tare-foo-12-345":                 {},
-		"tare--p1-t2":                     {},
-		"tare-x-p0-t2":                    {},
-		"tare-x-p1-t2 ":                   {},
-		"tare-x-p1-t99999999999999999999": {},
-		"tare-x-p9999999999-t9":           {9999999999, 9},
-		"tare-../../etc-p1-t2":            {},
-		"tare-X-p1-t2":                    {},
-		"xtare-a-p1-t2":                   {},
-		"tare-a-p1-t2/../x":               {},
+	for name, want := range map[string]proc.Identity{
+		"tare-quickstart-p12-t345":                   {PID: 12, Start: 345},
+		"tare-a-p1-t2-p3-t4":                         {PID: 3, Start: 4},
+		"tare-a-n4026532501-p7-t8":                   {PID: 7, Start: 8, Namespace: 4026532501},
+		"tare-a-n1-n4026532501-p7-t8":                {PID: 7, Start: 8, Namespace: 4026532501},
+		"tare-a-n01-p7-t8":                           {PID: 7, Start: 8}, // an id
+		"tare-n4026532501-p7-t8":                     {PID: 7, Start: 8},
+		"tare-foo":                                   {},
+		"tarefoo":                                    {},
+		"tare-foo-12-345":                            {},
+		"tare--p1-t2":                                {},
+		"tare-x-p0-t2":                               {},
+		"tare-x-p1-t2 ":                              {},
+		"tare-x-p1-t99999999999999999999":            {},
+		"tare-x-p9999999999-t9":                      {PID: 9999999999, Start: 9},
+		"tare-../../etc-p1-t2":                       {},
+		"tare-X-p1-t2":                               {},
+		"xtare-a-p1-t2":                              {},
+		"tare-a-p1-t2/../x":                          {},
 		"tare-" + strings.Repeat("a", 65) + "-p1-t2": {},
 	} {
-		if got, ok := parseTreeName(name); ok != (want != owner{}) || ok && got != want {
+		if got, ok := parseTreeName(name); ok != (want != proc.Identity{}) || ok && got != want {
 			t.Errorf("%q: %+v, %v; want %+v", name, got, ok, want)
 		}
 	}
@@ -688,8 +694,7 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 	}
 	eventually(t, "the masters died with the owner", func() bool { return gone(masters[0]) && gone(masters[1]) })
 	eventually(t, "the owner has died", func() bool {
-		o, ok := parseTreeName(tree)
-		return ok && !o.alive(hierarchies(l), tree)
+		return NewOwners(l).Ended(tree, "")
 	})
 	first := len(traces(l, tree)) > 0 // nobody else has cleaned this machine meanwhile
 	r, err := Clean(l)
@@ -707,28 +712,6 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 	}
 	if gone(stranger.Process.Pid) {
 		t.Error("a stranger with an open file of another name was killed")
-	}
-}
-
-// In a container an owner has another pid than here, and lives all the same.
-func TestCleanSparesOtherPIDNamespaces(t *testing.T) {
-	l := machine(t)
-	owner, tree, _ := startOwnerAs(t, "owner in a PID namespace", &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS})
-	if o, _ := parseTreeName(tree); o.alive(nil, tree) {
-		t.Fatalf("%s: the owner's pid is known here", tree)
-	}
-	if r, err := Clean(l); err != nil || slices.Contains(r.Trees, tree) || slices.ContainsFunc(r.Killed, func(p Process) bool { return p.Tree == tree }) {
-		t.Errorf("the tree of a living owner was taken: %+v, %v", r, err)
-	}
-	if err := owner.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = owner.Wait() // killed
-	if _, err := Clean(l); err != nil {
-		t.Error(err)
-	}
-	if left := traces(l, tree); len(left) > 0 {
-		t.Errorf("left: %v", left)
 	}
 }
 

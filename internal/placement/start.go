@@ -162,7 +162,7 @@ func Enter(args []string) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("asking to die with the parent: %w", err)
 	}
-	if o, ok := parseTreeName(os.Getenv(Mark)); ok && os.Getppid() != o.pid {
+	if o, ok := parseTreeName(os.Getenv(Mark)); ok && os.Getppid() != o.PID {
 		return fmt.Errorf("the run that started this process has ended")
 	}
 	markByFile(os.Getenv(Mark)) // here, where what that takes is charged to nobody who is weighed

@@ -46,7 +46,7 @@ func (f FS) Identify() (Identity, error) {
 		return Identity{}, about(pid, "stat", err)
 	}
 	namespace, err := f.namespace("self", "pid")
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without PID namespaces
 		return Identity{}, about(pid, "ns/pid", err)
 	}
 	return Identity{PID: pid, Start: p.Start, Namespace: namespace}, nil
