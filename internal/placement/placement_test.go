@@ -37,6 +37,8 @@ func TestMain(m *testing.M) {
 		os.Exit(ownTree())
 	case "owner of nginx":
 		os.Exit(ownTree("nginx", "-e", "stderr", "-c", os.Getenv(nginxEnv)))
+	case "owner of daemons":
+		os.Exit(ownTree("bash", "-c", daemon))
 	case "container":
 		os.Exit(enterContainer())
 	case "owner in a container":
@@ -712,6 +714,47 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 	}
 	if gone(stranger.Process.Pid) {
 		t.Error("a stranger with an open file of another name was killed")
+	}
+}
+
+// daemon starts a process that has neither the environment nor the open files of those above it, and outlives them.
+const daemon = `for i in {3..255}; do exec {i}>&-; done; setsid env -i sleep 1000 & wait`
+
+// TestCleanEndsDaemons: a process that has cleared its environment and closed all files is ended all the same.
+func TestCleanEndsDaemons(t *testing.T) {
+	l := machine(t)
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip("needs bash")
+	}
+	owner, tree, shells := startOwnerAs(t, "owner of daemons", &unix.SysProcAttr{})
+	var daemons []int
+	isDaemon := func(pid int) bool { return comm(pid) == "sleep" && markOf(pid) == "" }
+	eventually(t, "the daemons run", func() bool {
+		daemons = slices.DeleteFunc(Members(l, []string{tree}), func(pid int) bool { return !isDaemon(pid) })
+		return len(daemons) == 2
+	})
+	t.Cleanup(func() {
+		for _, pid := range daemons {
+			_ = proc.Kill(pid, func() bool { return isDaemon(pid) })
+		}
+	})
+	if err := owner.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = owner.Wait() // killed
+	eventually(t, "the shells died with the owner", func() bool { return gone(shells[0]) && gone(shells[1]) })
+	r, err := Clean(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range daemons {
+		if !slices.ContainsFunc(r.Killed, func(p Process) bool { return p.PID == pid && p.Tree == tree }) {
+			t.Errorf("the daemon %d is not among those killed: %+v", pid, r)
+		}
+		eventually(t, "a daemon has ended", func() bool { return gone(pid) })
+	}
+	if left := traces(l, tree); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 

@@ -181,15 +181,16 @@ func (o *Owners) Clean() (Report, error) {
 	}
 	spared := ancestors()
 	killed := map[int]bool{}
+	treeOf := marks(slices.Collect(maps.Keys(dead)))
 	// end kills a process if it is marked as of a dead run.
 	end := func(pid int) error {
-		tree := markOf(pid)
+		tree := treeOf(pid)
 		if tree == "" || spared[pid] || !o.Ended(tree, fmt.Sprintf("process %d (%s)", pid, comm(pid))) {
 			return nil
 		}
 		p := Process{PID: pid, Comm: comm(pid), Tree: tree}
 		return kill(pid, func() bool {
-			if markOf(pid) != tree {
+			if treeOf(pid) != tree {
 				return false
 			}
 			if !killed[pid] {
@@ -207,7 +208,7 @@ func (o *Owners) Clean() (Report, error) {
 		}
 		err := empty(dirs, deadline, func(dirs []string) error {
 			for _, pid := range cgroup.Members(dirs) {
-				if markOf(pid) == tree && !spared[pid] {
+				if treeOf(pid) == tree && !spared[pid] {
 					if err := end(pid); err != nil {
 						return err
 					}
@@ -235,8 +236,8 @@ func (o *Owners) Clean() (Report, error) {
 // EndMarked ends all processes that are marked as of a tree, wherever they are, but this process and those that started
 // it, and waits until they have ended. It is for what must not go on while something is removed, before Clean.
 func EndMarked(tree string) error {
-	spared := ancestors()
-	marked := func(pid int) bool { return !spared[pid] && markOf(pid) == tree }
+	spared, treeOf := ancestors(), marks([]string{tree})
+	marked := func(pid int) bool { return !spared[pid] && treeOf(pid) == tree }
 	for deadline := time.Now().Add(patience); ; {
 		pids, err := proc.FS{}.PIDs()
 		if err != nil {
@@ -346,6 +347,21 @@ func markOf(pid int) string {
 		}
 	}
 	return ""
+}
+
+// marks is markOf that also knows processes of some trees by nothing but their limit.
+func marks(trees []string) func(pid int) string {
+	byLimit := map[uint64]string{}
+	for _, tree := range trees {
+		byLimit[limitMark(tree)] = tree
+	}
+	return func(pid int) string {
+		tree := markOf(pid)
+		if tree == "" && len(byLimit) > 0 {
+			tree = byLimit[limitOf(pid)]
+		}
+		return tree
+	}
 }
 
 // ancestors is this process and those that started it: a shell in a dead run may well be what runs 'tare clean'.
