@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"tare/internal/host/bpf"
 	"tare/internal/host/cgroup"
 	"tare/internal/link"
 	"tare/internal/microvm"
@@ -62,6 +64,7 @@ type cleaned struct {
 	Directories []string
 	Sandboxes   []string // by id
 	Left        []placement.Left
+	Pins        []string // made since the first of the runs began, by whom is not known
 }
 
 // cleanUp removes all that is left of runs that have ended, also of those in ended where that cannot be seen.
@@ -76,7 +79,24 @@ func cleanUp(layout *cgroup.Layout, ended ...string) (r cleaned, err error) {
 	err5 := oci.CleanGroups(layout, owners)
 	r = cleaned{Report: report, Links: links, Directories: append(containers, directories...), Sandboxes: sandboxes,
 		Left: owners.Left()}
-	return r, errors.Join(err, err1, err2, err3, err4, err5)
+	var err6 error
+	r.Pins, err6 = pinsSince(report.Trees)
+	return r, errors.Join(err, err1, err2, err3, err4, err5, err6)
+}
+
+// pinsSince are the pins that were made since the first of some runs began. A tracer or a command may have made them,
+// and somebody else as well.
+func pinsSince(trees []string) ([]string, error) {
+	var first time.Time
+	for _, tree := range trees {
+		if began, ok := placement.Began(tree); ok && (first.IsZero() || began.Before(first)) {
+			first = began
+		}
+	}
+	if first.IsZero() {
+		return nil, nil
+	}
+	return bpf.PinsSince(first)
 }
 
 // ground finds the control groups of this machine and the tare binary, and removes what is left of runs that have
@@ -119,6 +139,14 @@ func printCleaned(w io.Writer, r cleaned) error {
 	}
 	for _, d := range r.Directories {
 		fmt.Fprintf(w, "removed the directory %s\n", printable(d))
+	}
+	const mostPins = 10 // others may make many
+	for i, pin := range r.Pins {
+		if i == mostPins {
+			fmt.Fprintf(w, "and %d more pins\n", len(r.Pins)-i)
+			break
+		}
+		fmt.Fprintf(w, "left alone: the eBPF pin %s, made since those runs began: remove it if one of them made it\n", printable(pin))
 	}
 	for _, l := range r.Left {
 		of := ""

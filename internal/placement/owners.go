@@ -65,6 +65,16 @@ func CheckEnded(l *cgroup.Layout, name string) error {
 	return nil
 }
 
+// Began is when the owner of a tree began; false for what is not the name of one.
+func Began(tree string) (time.Time, bool) {
+	id, ok := parseTreeName(tree)
+	if !ok {
+		return time.Time{}, false
+	}
+	ago, err := proc.FS{}.Since(id.Start)
+	return time.Now().Add(-ago), err == nil
+}
+
 // Ended says whether tree is a name that NewTree gave, to an owner that has ended. What a run makes beside control
 // groups can be marked with the name of its tree, and be removed once this is so. What that is, as Left.What, is kept
 // for Left where it cannot be known.
