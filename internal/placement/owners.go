@@ -50,8 +50,8 @@ func NewOwners(l *cgroup.Layout, ended ...string) *Owners {
 	return &Owners{hs: hierarchies(l), given: ended, found: map[string]found{}}
 }
 
-// CheckEnded says whether a name can be one of those that NewOwners is given: its error, with code fault.Usage, is about
-// a name that no tree has, or that of a run that goes on.
+// CheckEnded says whether a name can be one of those that NewOwners is given: its error, with code fault.Usage, is
+// about a name that no tree has, or that of a run that goes on.
 func CheckEnded(l *cgroup.Layout, name string) error {
 	id, ok := parseTreeName(name)
 	if !ok {
@@ -199,8 +199,8 @@ func lock(dir string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// hold takes the lock by which an owner is known to live. It is a shared one, and who cleans up is in the way only while
-// it looks, or removes the directory.
+// hold takes the lock by which an owner is known to live. It is a shared one, and who cleans up is in the way only
+// while it looks, or removes the directory.
 func hold(dir string) (*os.File, error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		f, err := lock(dir, unix.LOCK_SH)

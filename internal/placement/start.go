@@ -232,8 +232,8 @@ func markOfFD(pid, fd int) string {
 	return name
 }
 
-// markByLimit marks this process as of a tree once more, by its limit of file locks (RLIMIT_LOCKS), which the kernel has
-// enforced on nobody since Linux 2.6 (getrlimit(2)). What it becomes may start others with an empty environment and
+// markByLimit marks this process as of a tree once more, by its limit of file locks (RLIMIT_LOCKS), which the kernel
+// has not enforced since Linux 2.4.25 (getrlimit(2)). What it becomes may start others with an empty environment and
 // close all files, as daemons do; they inherit the limit all the same. It is best effort.
 func markByLimit(tree string) {
 	if _, ok := parseTreeName(tree); ok {

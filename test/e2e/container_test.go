@@ -11,8 +11,8 @@ import (
 	"tare/internal/host/cgroup"
 )
 
-// inContainer is a script that enters a control group and runs the command after it with control groups, mounts and PIDs
-// of its own, as a container has them.
+// inContainer is a script that enters a control group and runs the command after it with control groups, mounts and
+// PIDs of its own, as a container has them.
 const inContainer = `
 group=$1; shift
 # A new group of cpuset cannot be entered.

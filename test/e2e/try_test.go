@@ -232,8 +232,8 @@ func missedOf(t *testing.T, path string) (missed []string) {
 	return missed
 }
 
-// TestTryKilled: what a command leaves when tare is killed is removed or named: a daemon of its own that has cleared its
-// environment and closed all files, and what it has pinned.
+// TestTryKilled: what a command leaves when tare is killed is removed or named: a daemon of its own that has cleared
+// its environment and closed all files, and what it has pinned.
 func TestTryKilled(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
