@@ -2,9 +2,11 @@ package bpf
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,14 +50,22 @@ func TestPinsSince(t *testing.T) {
 		}
 		return path
 	}
-	before := pin("before")
-	time.Sleep(50 * time.Millisecond) // more than the clock of files is coarse by
-	since := time.Now()
-	time.Sleep(50 * time.Millisecond)
-	after := pin("below/after")
-	found, err := PinsSince(since)
+	made := func(path string) time.Time {
+		t.Helper()
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.ModTime()
+	}
+	before, after := pin("before"), ""
+	for i := 0; after == "" || !made(after).After(made(before)); i++ { // the clock of files is coarse
+		time.Sleep(time.Millisecond)
+		after = pin(fmt.Sprintf("below/%d", i))
+	}
+	found, err := PinsSince(made(after))
 	if err != nil || !slices.Contains(found, after) || slices.Contains(found, before) ||
-		slices.Contains(found, filepath.Join(again, "below/after")) {
+		slices.Contains(found, filepath.Join(again, strings.TrimPrefix(after, dir))) {
 		t.Errorf("found %q, %v", found, err)
 	}
 }
