@@ -17,6 +17,7 @@ import (
 	"tare/internal/placement"
 	"tare/internal/quantity"
 	"tare/internal/role"
+	"tare/internal/scratch"
 )
 
 const (
@@ -32,7 +33,13 @@ func (b *bench) memory(ctx context.Context) error {
 // takeMemory compares the group's memory before and after its process has taken some.
 func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	o := memoryOrder{Anon: anonBytes, File: fileBytes, Shmem: shmemBytes, Sock: sockBytes}
-	o.Dir, err = diskDir()
+	disk, err := diskDir()
+	if err == nil {
+		var own *scratch.Dir
+		own, err = scratch.New(disk, "weight")
+		defer func() { err = errors.Join(err, own.Close()) }()
+		o.Dir = own.Path()
+	}
 	if err != nil {
 		o.File = 0
 		b.report.Warnings = append(b.report.Warnings, "page cache was not weighed: "+err.Error())

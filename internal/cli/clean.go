@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"tare/internal/host/bpf"
 	"tare/internal/host/cgroup"
 	"tare/internal/link"
 	"tare/internal/microvm"
@@ -19,28 +21,40 @@ import (
 func init() { register(newClean) }
 
 func newClean() *cobra.Command {
-	return &cobra.Command{
+	var ended []string
+	c := &cobra.Command{
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
 		Long: `Remove what killed runs left behind: their control groups, containers and sandboxes of 'tare microvm', the network
 interfaces of local nodes and containers, files in the system's directories for temporary ones and, should any have
 outlived them, their processes. Runs that are under way and everything that is not Tare's own are left alone. Programs
 and maps of a subject go with its process.
-'tare run' does the same before it begins.`,
-		Example: `  tare clean`,
-		Args:    noArgs,
+'tare run' does the same before it begins.
+
+In a container, whether a run of another container or of the host goes on may be impossible to see. What such a run
+has is left alone and listed: run 'tare clean' on the host, where every process is seen, or name the run with --ended.`,
+		Example: `  tare clean
+  tare clean --ended tare-nodes-n4026532501-p7-t123456`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			layout, err := cgroup.Discover(cgroup.Roots{})
 			if err != nil {
 				return err
 			}
-			r, err := cleanUp(layout)
+			for _, name := range ended {
+				if err := placement.CheckEnded(layout, name); err != nil {
+					return err
+				}
+			}
+			r, err := cleanUp(layout, ended...)
 			if e := printCleaned(cmd.OutOrStdout(), r); err == nil {
 				err = e
 			}
 			return err
 		},
 	}
+	c.Flags().StringArrayVar(&ended, "ended", nil, "`name` of a run that has ended, where that cannot be seen from here; may be repeated")
+	return c
 }
 
 // cleaned is what was removed of runs that have ended.
@@ -49,17 +63,40 @@ type cleaned struct {
 	Links       []string
 	Directories []string
 	Sandboxes   []string // by id
+	Left        []placement.Left
+	Pins        []string // made since the first of the runs began, by whom is not known
 }
 
-// cleanUp removes all that is left of runs that have ended.
-func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
-	sandboxes, err := microvm.Clean(layout) // their control groups may be in those of a run
-	containers, err1 := oci.Clean(layout)   // before their processes are ended: a runtime takes away more than these
-	report, err2 := placement.Clean(layout)
-	links, err3 := link.Clean(layout)
+// cleanUp removes all that is left of runs that have ended, also of those in ended where that cannot be seen.
+func cleanUp(layout *cgroup.Layout, ended ...string) (r cleaned, err error) {
+	owners := placement.NewOwners(layout, ended...)
+	defer owners.Close()
+	sandboxes, err := microvm.Clean(owners) // their control groups may be in those of a run
+	containers, err1 := oci.Clean(owners)   // before their processes are ended: a runtime takes away more than these
+	report, err2 := owners.Clean()
+	links, err3 := link.Clean(owners)
 	directories, err4 := scratch.Clean()
-	r = cleaned{Report: report, Links: links, Directories: append(containers, directories...), Sandboxes: sandboxes}
-	return r, errors.Join(err, err1, err2, err3, err4, oci.CleanGroups(layout))
+	err5 := oci.CleanGroups(layout, owners)
+	r = cleaned{Report: report, Links: links, Directories: append(containers, directories...), Sandboxes: sandboxes,
+		Left: owners.Left()}
+	var err6 error
+	r.Pins, err6 = pinsSince(report.Trees)
+	return r, errors.Join(err, err1, err2, err3, err4, err5, err6)
+}
+
+// pinsSince are the pins that were made since the first of some runs began. A tracer or a command may have made them,
+// and somebody else as well.
+func pinsSince(trees []string) ([]string, error) {
+	var first time.Time
+	for _, tree := range trees {
+		if began, ok := placement.Began(tree); ok && (first.IsZero() || began.Before(first)) {
+			first = began
+		}
+	}
+	if first.IsZero() {
+		return nil, nil
+	}
+	return bpf.PinsSince(first)
 }
 
 // ground finds the control groups of this machine and the tare binary, and removes what is left of runs that have
@@ -102,6 +139,26 @@ func printCleaned(w io.Writer, r cleaned) error {
 	}
 	for _, d := range r.Directories {
 		fmt.Fprintf(w, "removed the directory %s\n", printable(d))
+	}
+	const mostPins = 10 // others may make many
+	for i, pin := range r.Pins {
+		if i == mostPins {
+			fmt.Fprintf(w, "and %d more pins\n", len(r.Pins)-i)
+			break
+		}
+		fmt.Fprintf(w, "left alone: the eBPF pin %s, made since those runs began: remove it if one of them made it\n", printable(pin))
+	}
+	for _, l := range r.Left {
+		of := ""
+		if l.Tree != "" {
+			of = " of " + l.Tree
+		}
+		fmt.Fprintf(w, "left alone: %s%s\n", printable(l.What), of)
+	}
+	if len(r.Left) > 0 {
+		_, err := fmt.Fprintln(w, "whether those runs go on cannot be seen from this PID namespace: run 'tare clean' on the host, "+
+			"or name a run that has ended: tare clean --ended NAME")
+		return err
 	}
 	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links)+len(r.Directories)+len(r.Sandboxes) == 0 {
 		_, err := fmt.Fprintln(w, "nothing to remove")

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
-	"tare/internal/host/cgroup"
 	"tare/internal/placement"
 )
 
@@ -89,7 +88,7 @@ func Remove(name string) error {
 
 // Clean removes the interfaces of runs that have ended, which are known by their alias, and gives their names. The
 // kernel removes them by itself with the namespaces at their far ends, but takes its time over it.
-func Clean(l *cgroup.Layout) (removed []string, err error) {
+func Clean(o *placement.Owners) (removed []string, err error) {
 	all, err := netlink.LinkList()
 	// If some came or went meanwhile, those that stayed are in it.
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -98,7 +97,7 @@ func Clean(l *cgroup.Layout) (removed []string, err error) {
 	var errs []error
 	for _, link := range all {
 		a := link.Attrs()
-		if !placement.Ended(l, a.Alias) {
+		if !o.Ended(a.Alias, "the network interface "+a.Name) {
 			continue // somebody else's, or of a run that goes on
 		}
 		if err := netlink.LinkDel(link); errors.Is(err, unix.ENODEV) {

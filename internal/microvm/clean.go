@@ -11,7 +11,6 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"tare/internal/fault"
-	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/pattern"
 	"tare/internal/placement"
@@ -19,10 +18,26 @@ import (
 
 // newName is the name of a directory that is about to become a sandbox's.
 func newName(creator process, id string) string {
-	return fmt.Sprintf(",new-%d-%d-%s", creator.PID, creator.Start, id)
+	namespace := ""
+	if creator.Namespace != 0 && creator.Namespace != proc.InitialPIDNamespace {
+		namespace = fmt.Sprintf("n%d-", creator.Namespace)
+	}
+	return fmt.Sprintf(",new-%s%d-%d-%s", namespace, creator.PID, creator.Start, id)
 }
 
-var newPattern = pattern.Lazy(`^,new-([0-9]{1,10})-([0-9]{1,20})-(.*)$`)
+var newPattern = pattern.Lazy(`^,new-(?:n([0-9]{10})-)?([0-9]{1,10})-([0-9]{1,20})-(.*)$`)
+
+// parseNewName reads what newName gave; false for every other name.
+func parseNewName(name string) (creator process, id string, ok bool) {
+	m := newPattern().FindStringSubmatch(name)
+	if m == nil {
+		return process{}, "", false
+	}
+	namespace, _ := strconv.ParseUint(m[1], 10, 64) // 0 where there is none
+	pid, err1 := strconv.Atoi(m[2])
+	start, err2 := strconv.ParseUint(m[3], 10, 64)
+	return process{pid, start, namespace}, m[4], err1 == nil && err2 == nil
+}
 
 // destroy ends what is left of a sandbox's processes and removes all that it has on this machine.
 func (box *sandbox) destroy() error {
@@ -49,16 +64,18 @@ func (box *sandbox) destroy() error {
 
 // kill ends a process and waits until it has ended.
 func (p process) kill() error {
-	if p.PID == 0 {
+	pid, fate := p.find()
+	if fate != proc.Running {
 		return nil
 	}
-	if err := proc.Kill(p.PID, p.alive); err != nil {
+	meant := func() bool { now, fate := p.find(); return fate == proc.Running && now == pid }
+	if err := proc.Kill(pid, meant); err != nil {
 		return err
 	}
-	ended, err := proc.Await(p.PID, p.alive, patience)
+	ended, err := proc.Await(pid, meant, patience)
 	if err == nil && !ended {
 		err = fault.New(fault.Machine, "", "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
-			"process %d does not end when killed", p.PID)
+			"process %d does not end when killed", pid)
 	}
 	return err
 }
@@ -85,24 +102,34 @@ func (box *sandbox) killMarked() error {
 
 // left says whether nobody will delete the sandbox: it was made in a run of Tare that has ended, its shim was killed,
 // or whoever created it was.
-func (box *sandbox) left(l *cgroup.Layout) bool {
-	if box.Run != "" && placement.Ended(l, box.Run) {
+func (box *sandbox) left(o *placement.Owners) bool {
+	what := "the sandbox " + box.ID
+	if box.Run != "" && o.Ended(box.Run, what) {
 		return true
 	}
-	if box.Shim.alive() || box.Creator.alive() && box.Status == specs.StateCreating {
+	if alive(box.Shim, o, box.Run, what) || box.Status == specs.StateCreating && alive(box.Creator, o, box.Run, what) {
 		return false
 	}
 	return box.Status != specs.StateStopped || box.Failure != "" || box.VMM.PID == 0
 }
 
+// alive is process.alive, and says what is left alone where it cannot be known.
+func alive(p process, o *placement.Owners, run, what string) bool {
+	_, fate := p.find()
+	if fate == proc.Unknown {
+		o.Leave(run, what)
+	}
+	return fate != proc.Ended
+}
+
 // Clean removes sandboxes that were left behind, and gives their ids. Sandboxes with a shim that runs, and those that
 // stopped as they should and wait to be deleted, are left alone unless the run of Tare that they were part of has
 // ended.
-func Clean(l *cgroup.Layout) (removed []string, err error) {
+func Clean(o *placement.Owners) (removed []string, err error) {
 	boxes, err := sandboxes()
 	errs := []error{err}
 	for _, box := range boxes {
-		if !box.left(l) {
+		if !box.left(o) {
 			continue
 		}
 		if err := box.destroy(); err != nil {
@@ -113,16 +140,11 @@ func Clean(l *cgroup.Layout) (removed []string, err error) {
 	}
 	entries, _ := os.ReadDir(sandboxDir) // it may be gone
 	for _, e := range entries {
-		m := newPattern().FindStringSubmatch(e.Name())
-		if m == nil {
+		creator, id, ok := parseNewName(e.Name())
+		if !ok || alive(creator, o, "", "the sandbox "+id) {
 			continue
 		}
-		pid, err1 := strconv.Atoi(m[1])
-		start, err2 := strconv.ParseUint(m[2], 10, 64)
-		if err1 != nil || err2 != nil || (process{pid, start}).alive() {
-			continue
-		}
-		box := &sandbox{ID: m[3], dir: filepath.Join(sandboxDir, e.Name())}
+		box := &sandbox{ID: id, dir: filepath.Join(sandboxDir, e.Name())}
 		if err := box.remove(); err != nil {
 			errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", box.ID, err))
 			continue

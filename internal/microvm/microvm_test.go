@@ -22,6 +22,8 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
+	"tare/internal/host/proc"
+	"tare/internal/placement"
 )
 
 // bundle is a configuration that a sandbox can run.
@@ -219,8 +221,15 @@ func TestLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead := process{self.PID, self.Start + 1} // the pid came round again
-	ended := "tare-x-p2147483646-t1"
+	dead := self
+	dead.Start++ // the pid came round again
+	ended := "tare-x-" + proc.Identity{PID: 2147483646, Start: 1, Namespace: self.Namespace}.String()
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	owners := placement.NewOwners(l)
+	defer owners.Close()
 	for _, c := range []struct {
 		what string
 		box  sandbox
@@ -236,13 +245,30 @@ func TestLeft(t *testing.T) {
 		{"of a run that has ended", sandbox{Status: specs.StateRunning, Shim: self, VMM: self, Run: ended}, true},
 		{"stopped, of a run that has ended", sandbox{Status: specs.StateStopped, Shim: dead, VMM: dead, Run: ended}, true},
 	} {
-		l, err := cgroup.Discover(cgroup.Roots{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := c.box.left(l); got != c.left {
+		if got := c.box.left(owners); got != c.left {
 			t.Errorf("%s: left behind is %v", c.what, got)
 		}
+	}
+}
+
+// TestNewName: who creates a sandbox is read back from the name of the directory that it begins with.
+func TestNewName(t *testing.T) {
+	for _, c := range []struct {
+		creator process
+		name    string
+	}{
+		{process{12, 345, 0}, ",new-12-345-a-1-2"}, // by an older Tare
+		{process{12, 345, 4026532501}, ",new-n4026532501-12-345-a-1-2"},
+	} {
+		if got := newName(c.creator, "a-1-2"); got != c.name {
+			t.Errorf("got %s, want %s", got, c.name)
+		}
+		if creator, id, ok := parseNewName(c.name); creator != c.creator || id != "a-1-2" || !ok {
+			t.Errorf("%s: %+v, %s, %v", c.name, creator, id, ok)
+		}
+	}
+	if _, _, ok := parseNewName("a-1-2"); ok {
+		t.Error("the name of a sandbox is that of one which begins")
 	}
 }
 

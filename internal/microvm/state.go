@@ -27,27 +27,35 @@ const sandboxDir = "/run/tare-microvm"
 // DefaultRoot is the root of a runtime that is given none.
 const DefaultRoot = sandboxDir
 
-// process names a process for good: a pid comes round again, with its start time it does not.
+// process names a process for good: proc.Identity as it is written down. Older versions of Tare recorded no
+// Namespace.
 type process struct {
-	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // in the unit of proc.Process
+	PID       int    `json:"pid"`
+	Start     uint64 `json:"start"` // in the unit of proc.Process
+	Namespace uint64 `json:"pid_namespace,omitempty"`
 }
 
 func processOf(pid int) (process, error) {
 	p, err := proc.FS{}.Process(pid)
-	return process{pid, p.Start}, err
+	if err != nil {
+		return process{}, err
+	}
+	self, err := proc.FS{}.Identify()
+	return process{pid, p.Start, self.Namespace}, err
+}
+
+// find gives the pid that the process has here, where it runs.
+func (p process) find() (pid int, fate proc.Fate) {
+	if p.PID == 0 {
+		return 0, proc.Ended
+	}
+	return proc.FS{}.Find(proc.Identity(p))
 }
 
 // alive is true where it cannot be known.
 func (p process) alive() bool {
-	if p.PID == 0 {
-		return false
-	}
-	now, err := proc.FS{}.Process(p.PID)
-	if errors.Is(err, proc.ErrGone) {
-		return false
-	}
-	return err != nil || now.Start == p.Start && now.Alive()
+	_, fate := p.find()
+	return fate != proc.Ended
 }
 
 // sandbox is what is on the disk of one, in state.json of its directory. The shim writes it, and before there is a shim

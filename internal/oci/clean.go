@@ -74,7 +74,7 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 
 // Clean removes what is left of the containers of runs that have ended, and gives the names of their trees. Call it
 // before the processes in their control groups are ended: a runtime takes away more than its processes.
-func Clean(l *cgroup.Layout) (removed []string, err error) {
+func Clean(o *placement.Owners) (removed []string, err error) {
 	var errs []error
 	for _, base := range []string{StateDir, os.TempDir()} { // the second is of runtimes that were tried
 		entries, err := os.ReadDir(base)
@@ -83,7 +83,7 @@ func Clean(l *cgroup.Layout) (removed []string, err error) {
 		}
 		for _, e := range entries {
 			dir := filepath.Join(base, e.Name())
-			if !placement.Ended(l, e.Name()) || !own(dir) {
+			if !own(dir) || !o.Ended(e.Name(), "the directory "+dir) {
 				continue
 			}
 			// A runtime that went on would make what is being removed.
@@ -104,12 +104,12 @@ func Clean(l *cgroup.Layout) (removed []string, err error) {
 
 // CleanGroups removes control groups of runs that have ended in hierarchies that Tare makes none in itself. Call it
 // when the processes in them have ended.
-func CleanGroups(l *cgroup.Layout) error {
+func CleanGroups(l *cgroup.Layout, o *placement.Owners) error {
 	trees := map[string]bool{}
 	for i := range l.Hierarchies {
 		entries, _ := os.ReadDir(l.Hierarchies[i].Mount) // what cannot be read has none that we could have made
 		for _, e := range entries {
-			if e.IsDir() && placement.Ended(l, e.Name()) {
+			if e.IsDir() && o.Ended(e.Name(), "the control groups") {
 				trees[e.Name()] = true
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
+	"tare/internal/placement"
 )
 
 func TestMain(m *testing.M) {
@@ -212,8 +213,10 @@ func TestClean(t *testing.T) {
 	if err != nil || s.Status != "running" {
 		t.Fatalf("the container of a killed shim is %s, %v", s.Status, err)
 	}
-	removed, err := Clean(layout)
-	if err = errors.Join(err, CleanGroups(layout)); err != nil || !slices.Contains(removed, filepath.Join(StateDir, tree)) {
+	owners := placement.NewOwners(layout)
+	defer owners.Close()
+	removed, err := Clean(owners)
+	if err = errors.Join(err, CleanGroups(layout, owners)); err != nil || !slices.Contains(removed, filepath.Join(StateDir, tree)) {
 		t.Errorf("removed %q, %v", removed, err)
 	}
 	if _, err := os.Stat(filepath.Join(StateDir, tree)); !errors.Is(err, fs.ErrNotExist) {
@@ -253,14 +256,16 @@ func TestCleanUnknown(t *testing.T) {
 	if s, err := c.State(t.Context()); err == nil {
 		t.Fatalf("the runtime still knows the container: %+v", s)
 	}
-	if _, err := Clean(layout); err != nil {
+	owners := placement.NewOwners(layout)
+	defer owners.Close()
+	if _, err := Clean(owners); err != nil {
 		t.Error(err)
 	}
 	if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() {
 		t.Errorf("process %d still waits for the container's start", pid)
 		_ = proc.Kill(pid, func() bool { return true })
 	}
-	if err := CleanGroups(layout); err != nil {
+	if err := CleanGroups(layout, owners); err != nil {
 		t.Error(err)
 	}
 	if left := groupsOf(t, tree); len(left) > 0 {

@@ -246,12 +246,12 @@ func Probe(ctx context.Context, r Runtime, self string, within time.Duration, an
 	within = max(within, probeTime)
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	process, err := proc.FS{}.Process(os.Getpid())
+	process, err := proc.FS{}.Identify()
 	if err != nil {
 		return err
 	}
 	// Named as a run's tree of control groups is, so that Clean knows it when this process was killed.
-	tree := fmt.Sprintf("tare-probe-%d-p%d-t%d", probes.Add(1), process.PID, process.Start)
+	tree := fmt.Sprintf("tare-probe-%d-%s", probes.Add(1), process)
 	defer func() {
 		_, removed := removeState(context.WithoutCancel(ctx), os.TempDir(), tree)
 		err = errors.Join(err, removed)

@@ -3,9 +3,10 @@
 // else on the machine and removed; nothing else is ever touched.
 //
 // A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that
-// Tare uses. A pid comes round again, the pair with the start time does not. The owner also holds a lock on the
-// directory, which the kernel takes from it when it ends: a pid means something only in its own PID namespace, and the
-// control groups may be seen from another.
+// Tare uses. A pid comes round again, the pair with the start time does not. A pid means something only in its own PID
+// namespace, and what a run makes may be seen from another: the name of an owner in a container begins with that of its
+// namespace (tare-<id>-n<inode number>-p...), and every owner holds a lock on the directory, which the kernel takes
+// from it when it ends. See Owners.
 package placement
 
 import (
@@ -19,7 +20,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -35,74 +35,27 @@ const Mark = "TARE_RUN"
 
 var (
 	validID   = pattern.Lazy(`^[a-z0-9][a-z0-9-]{0,63}$`)
-	treeName  = pattern.Lazy(`^tare-[a-z0-9][a-z0-9-]{0,63}-p([0-9]{1,10})-t([0-9]{1,20})$`)
+	treeName  = pattern.Lazy(`^tare-[a-z0-9][a-z0-9-]{0,63}?(?:-n([0-9]{10}))?-p([0-9]{1,10})-t([0-9]{1,20})$`)
 	groupName = pattern.Lazy(`^[a-z0-9][a-z0-9_-]{0,63}(/[a-z0-9][a-z0-9_-]{0,63}){0,7}$`)
 )
 
-// owner is the process that a tree belongs to.
-type owner struct {
-	pid   int
-	start uint64 // in the unit of proc.Process
-}
-
 // parseTreeName reads the owner out of the name of a tree; false for every other name.
-func parseTreeName(name string) (owner, bool) {
+func parseTreeName(name string) (proc.Identity, bool) {
 	m := treeName().FindStringSubmatch(name)
 	if m == nil {
-		return owner{}, false
+		return proc.Identity{}, false
 	}
-	pid, err1 := strconv.Atoi(m[1])
-	start, err2 := strconv.ParseUint(m[2], 10, 64)
-	return owner{pid, start}, err1 == nil && err2 == nil && pid > 0
+	namespace, _ := strconv.ParseUint(m[1], 10, 64) // 0 where there is none
+	pid, err1 := strconv.Atoi(m[2])
+	start, err2 := strconv.ParseUint(m[3], 10, 64)
+	return proc.Identity{PID: pid, Start: start, Namespace: namespace}, err1 == nil && err2 == nil && pid > 0
 }
 
-// alive says whether the owner of the tree still runs. It does where that cannot be known. An owner that is not found
-// by its pid may be of another PID namespace: then the lock tells. A zombie is not asked for it, for its last threads
-// may still hold it.
-func (o owner) alive(hs []*cgroup.Hierarchy, tree string) bool {
-	p, err := proc.FS{}.Process(o.pid)
-	switch {
-	case err == nil && p.Start == o.start:
-		return p.Alive()
-	case err != nil && !errors.Is(err, proc.ErrGone):
-		return true
-	}
-	return held(hs, tree)
-}
-
-// Ended says whether name is one that NewTree gave, to an owner that runs no more. What a run makes beside control
-// groups can be marked with the name of its tree, and be removed once this is so.
-func Ended(l *cgroup.Layout, name string) bool {
-	o, ok := parseTreeName(name)
-	return ok && !o.alive(hierarchies(l), name)
-}
-
-// held says whether a living process, of any PID namespace, holds the tree.
-func held(hs []*cgroup.Hierarchy, tree string) bool {
-	return slices.ContainsFunc(hs, func(h *cgroup.Hierarchy) bool {
-		d, err := os.Open(filepath.Join(h.Mount, tree))
-		if err != nil {
-			return false
-		}
-		defer d.Close()
-		return errors.Is(unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
-	})
-}
-
-// hold takes the lock that held looks for. It is best effort: most owners are known by their pid. The lock is a shared
-// one, so that one who looks at the same moment is in the way for a moment only, and is not taken for an owner.
-func (t *Tree) hold(dir string) {
-	d, err := os.Open(dir)
-	if err != nil {
-		return
-	}
-	for range 100 {
-		if unix.Flock(int(d.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.locks = append(t.locks, d)
+// treeNameOf is the name of a tree of that id whose owner is self; false where the id cannot be part of one.
+func treeNameOf(id string, self proc.Identity) (string, bool) {
+	name := "tare-" + id + "-" + self.String()
+	owner, ok := parseTreeName(name)
+	return name, ok && owner.String() == self.String() // an id may end as the name of a namespace does
 }
 
 // controllers are those that Tare uses. Others (cpuset, devices, freezer) stay as they are.
@@ -182,27 +135,29 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 	if !validID().MatchString(id) {
 		return nil, fault.New(fault.Usage, id, "use lower-case letters, digits and hyphens, at most 64", "not a valid name for control groups")
 	}
-	self, err := proc.FS{}.Process(os.Getpid())
+	self, err := proc.FS{}.Identify()
 	if err != nil {
 		return nil, err
 	}
+	name, ok := treeNameOf(id, self)
+	if !ok {
+		return nil, fault.New(fault.Usage, id, "use another", "the name cannot be told from that of a PID namespace")
+	}
 	t := &Tree{
-		layout: l, hs: hierarchies(l), flat: flat, groups: map[string]*Group{}, started: map[int]uint64{},
-		name:  fmt.Sprintf("tare-%s-p%d-t%d", id, self.PID, self.Start),
+		layout: l, hs: hierarchies(l), flat: flat, groups: map[string]*Group{}, started: map[int]uint64{}, name: name,
 		start: make(chan startRequest), exited: make(chan struct{}),
 	}
 	if len(t.hs) == 0 {
 		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted on this machine")
 	}
 	for i, h := range t.hs {
-		if err := os.Mkdir(t.dir(h, ""), 0o700); err != nil { // nobody else is to lock it
+		if err := t.plantIn(t.dir(h, "")); err != nil {
 			for _, made := range t.hs[:i] {
 				_ = os.Remove(t.dir(made, "")) // it is empty; what fails is found by Clean
 			}
 			t.release()
-			return nil, cannotMake(err, t.dir(h, ""))
+			return nil, err
 		}
-		t.hold(t.dir(h, ""))
 	}
 	t.missing = t.lacks()
 	go t.serveStarts()
@@ -210,6 +165,23 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 		return nil, errors.Join(err, t.Close())
 	}
 	return t, nil
+}
+
+// plantIn makes the tree's directory in a hierarchy and locks it.
+func (t *Tree) plantIn(dir string) error {
+	for {
+		if err := os.Mkdir(dir, 0o700); err != nil { // nobody else is to lock it
+			return cannotMake(err, dir)
+		}
+		lock, err := hold(dir)
+		if err == nil {
+			t.locks = append(t.locks, lock)
+			return nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) { // else somebody who cleaned up saw it before it was locked
+			return errors.Join(cannotMake(err, dir), os.Remove(dir))
+		}
+	}
 }
 
 func (t *Tree) release() {
@@ -255,7 +227,7 @@ func (t *Tree) top() *Group { return &Group{tree: t} }
 
 // Own are the names of the trees that this process owns.
 func Own(l *cgroup.Layout) []string {
-	self, err := proc.FS{}.Process(os.Getpid())
+	self, err := proc.FS{}.Identify()
 	if err != nil {
 		return nil
 	}
@@ -263,7 +235,7 @@ func Own(l *cgroup.Layout) []string {
 	for _, h := range hierarchies(l) {
 		entries, _ := os.ReadDir(h.Mount) // what cannot be read has no trees that we could have made
 		for _, e := range entries {
-			if o, ok := parseTreeName(e.Name()); ok && o == (owner{self.PID, self.Start}) && !slices.Contains(names, e.Name()) {
+			if o, ok := parseTreeName(e.Name()); ok && o.String() == self.String() && !slices.Contains(names, e.Name()) {
 				names = append(names, e.Name())
 			}
 		}

@@ -37,12 +37,16 @@ func TestMain(m *testing.M) {
 		os.Exit(ownTree())
 	case "owner of nginx":
 		os.Exit(ownTree("nginx", "-e", "stderr", "-c", os.Getenv(nginxEnv)))
-	case "owner in a PID namespace":
-		if err := errors.Join(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, "")); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+	case "owner of daemons":
+		os.Exit(ownTree("bash", "-c", daemon))
+	case "container":
+		os.Exit(enterContainer())
+	case "owner in a container":
+		mountInside()
 		os.Exit(ownTree())
+	case "cleaner in a container":
+		mountInside()
+		os.Exit(cleanInside())
 	case "nobody":
 		os.Exit(tryAsNobody())
 	}
@@ -145,24 +149,28 @@ func gone(pid int) bool {
 }
 
 func TestNames(t *testing.T) {
-	for name, want := range map[string]owner{
-		"tare-quickstart-p12-t345":        {12, 345},
-		"tare-a-p1-t2-p3-t4":              {3, 4},
-		"tare-foo":                        {},
-		"tarefoo":                         {},
-		"tare-foo-12-345":                 {},
-		"tare--p1-t2":                     {},
-		"tare-x-p0-t2":                    {},
-		"tare-x-p1-t2 ":                   {},
-		"tare-x-p1-t99999999999999999999": {},
-		"tare-x-p9999999999-t9":           {9999999999, 9},
-		"tare-../../etc-p1-t2":            {},
-		"tare-X-p1-t2":                    {},
-		"xtare-a-p1-t2":                   {},
-		"tare-a-p1-t2/../x":               {},
+	for name, want := range map[string]proc.Identity{
+		"tare-quickstart-p12-t345":                   {PID: 12, Start: 345},
+		"tare-a-p1-t2-p3-t4":                         {PID: 3, Start: 4},
+		"tare-a-n4026532501-p7-t8":                   {PID: 7, Start: 8, Namespace: 4026532501},
+		"tare-a-n1-n4026532501-p7-t8":                {PID: 7, Start: 8, Namespace: 4026532501},
+		"tare-a-n01-p7-t8":                           {PID: 7, Start: 8}, // an id
+		"tare-n4026532501-p7-t8":                     {PID: 7, Start: 8},
+		"tare-foo":                                   {},
+		"tarefoo":                                    {},
+		"tare-foo-12-345":                            {},
+		"tare--p1-t2":                                {},
+		"tare-x-p0-t2":                               {},
+		"tare-x-p1-t2 ":                              {},
+		"tare-x-p1-t99999999999999999999":            {},
+		"tare-x-p9999999999-t9":                      {PID: 9999999999, Start: 9},
+		"tare-../../etc-p1-t2":                       {},
+		"tare-X-p1-t2":                               {},
+		"xtare-a-p1-t2":                              {},
+		"tare-a-p1-t2/../x":                          {},
 		"tare-" + strings.Repeat("a", 65) + "-p1-t2": {},
 	} {
-		if got, ok := parseTreeName(name); ok != (want != owner{}) || ok && got != want {
+		if got, ok := parseTreeName(name); ok != (want != proc.Identity{}) || ok && got != want {
 			t.Errorf("%q: %+v, %v; want %+v", name, got, ok, want)
 		}
 	}
@@ -688,8 +696,7 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 	}
 	eventually(t, "the masters died with the owner", func() bool { return gone(masters[0]) && gone(masters[1]) })
 	eventually(t, "the owner has died", func() bool {
-		o, ok := parseTreeName(tree)
-		return ok && !o.alive(hierarchies(l), tree)
+		return NewOwners(l).Ended(tree, "")
 	})
 	first := len(traces(l, tree)) > 0 // nobody else has cleaned this machine meanwhile
 	r, err := Clean(l)
@@ -710,22 +717,41 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 	}
 }
 
-// In a container an owner has another pid than here, and lives all the same.
-func TestCleanSparesOtherPIDNamespaces(t *testing.T) {
+// daemon starts a process that has neither the environment nor the open files of those above it, and outlives them.
+const daemon = `for i in {3..255}; do exec {i}>&-; done; setsid env -i sleep 1000 & wait`
+
+// TestCleanEndsDaemons: a process that has cleared its environment and closed all files is ended all the same.
+func TestCleanEndsDaemons(t *testing.T) {
 	l := machine(t)
-	owner, tree, _ := startOwnerAs(t, "owner in a PID namespace", &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS})
-	if o, _ := parseTreeName(tree); o.alive(nil, tree) {
-		t.Fatalf("%s: the owner's pid is known here", tree)
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip("needs bash")
 	}
-	if r, err := Clean(l); err != nil || slices.Contains(r.Trees, tree) || slices.ContainsFunc(r.Killed, func(p Process) bool { return p.Tree == tree }) {
-		t.Errorf("the tree of a living owner was taken: %+v, %v", r, err)
-	}
+	owner, tree, shells := startOwnerAs(t, "owner of daemons", &unix.SysProcAttr{})
+	var daemons []int
+	isDaemon := func(pid int) bool { return comm(pid) == "sleep" && markOf(pid) == "" }
+	eventually(t, "the daemons run", func() bool {
+		daemons = slices.DeleteFunc(Members(l, []string{tree}), func(pid int) bool { return !isDaemon(pid) })
+		return len(daemons) == 2
+	})
+	t.Cleanup(func() {
+		for _, pid := range daemons {
+			_ = proc.Kill(pid, func() bool { return isDaemon(pid) })
+		}
+	})
 	if err := owner.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = owner.Wait() // killed
-	if _, err := Clean(l); err != nil {
-		t.Error(err)
+	eventually(t, "the shells died with the owner", func() bool { return gone(shells[0]) && gone(shells[1]) })
+	r, err := Clean(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range daemons {
+		if !slices.ContainsFunc(r.Killed, func(p Process) bool { return p.PID == pid && p.Tree == tree }) {
+			t.Errorf("the daemon %d is not among those killed: %+v", pid, r)
+		}
+		eventually(t, "a daemon has ended", func() bool { return gone(pid) })
 	}
 	if left := traces(l, tree); len(left) > 0 {
 		t.Errorf("left: %v", left)

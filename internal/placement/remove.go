@@ -152,13 +152,20 @@ type Report struct {
 	Moved  []Process `json:"moved"`  // processes that were in such a tree but not of the run: now in the group above
 }
 
+// Clean is Owners.Clean for one who cleans up nothing else.
+func Clean(l *cgroup.Layout) (Report, error) {
+	o := NewOwners(l)
+	defer o.Close()
+	return o.Clean()
+}
+
 // Clean removes what runs that have ended left behind: trees whose owner is dead, with their processes, and processes
 // marked as of such a run outside the trees. Processes in a tree without the mark were put there by somebody else: they
 // are moved to the group above it. This process and those that started it are spared. Trees with a living owner are
 // left alone, and so is everything that is not named as NewTree names it.
-func Clean(l *cgroup.Layout) (Report, error) {
+func (o *Owners) Clean() (Report, error) {
 	r := Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}
-	hs := hierarchies(l)
+	hs := o.hs
 	dead := map[string]bool{}
 	var errs []error
 	for _, h := range hs {
@@ -167,22 +174,23 @@ func Clean(l *cgroup.Layout) (Report, error) {
 			errs = append(errs, fmt.Errorf("looking for control groups left behind: %w", err))
 		}
 		for _, e := range entries {
-			if o, ok := parseTreeName(e.Name()); ok && e.IsDir() && !o.alive(hs, e.Name()) {
+			if e.IsDir() && o.Ended(e.Name(), "the control groups") {
 				dead[e.Name()] = true
 			}
 		}
 	}
 	spared := ancestors()
 	killed := map[int]bool{}
+	treeOf := marks(slices.Collect(maps.Keys(dead)))
 	// end kills a process if it is marked as of a dead run.
 	end := func(pid int) error {
-		tree := markOf(pid)
-		if o, ok := parseTreeName(tree); !ok || spared[pid] || o.alive(hs, tree) {
+		tree := treeOf(pid)
+		if tree == "" || spared[pid] || !o.Ended(tree, fmt.Sprintf("process %d (%s)", pid, comm(pid))) {
 			return nil
 		}
 		p := Process{PID: pid, Comm: comm(pid), Tree: tree}
 		return kill(pid, func() bool {
-			if markOf(pid) != tree {
+			if treeOf(pid) != tree {
 				return false
 			}
 			if !killed[pid] {
@@ -200,7 +208,7 @@ func Clean(l *cgroup.Layout) (Report, error) {
 		}
 		err := empty(dirs, deadline, func(dirs []string) error {
 			for _, pid := range cgroup.Members(dirs) {
-				if markOf(pid) == tree && !spared[pid] {
+				if treeOf(pid) == tree && !spared[pid] {
 					if err := end(pid); err != nil {
 						return err
 					}
@@ -228,8 +236,8 @@ func Clean(l *cgroup.Layout) (Report, error) {
 // EndMarked ends all processes that are marked as of a tree, wherever they are, but this process and those that started
 // it, and waits until they have ended. It is for what must not go on while something is removed, before Clean.
 func EndMarked(tree string) error {
-	spared := ancestors()
-	marked := func(pid int) bool { return !spared[pid] && markOf(pid) == tree }
+	spared, treeOf := ancestors(), marks([]string{tree})
+	marked := func(pid int) bool { return !spared[pid] && treeOf(pid) == tree }
 	for deadline := time.Now().Add(patience); ; {
 		pids, err := proc.FS{}.PIDs()
 		if err != nil {
@@ -267,20 +275,25 @@ func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
 }
 
 // Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this
-// process. A pid of another PID namespace may be nobody's here, or somebody else's.
+// process. One that cannot be seen from here has the pid of its own PID namespace, which may be nobody's here, or
+// somebody else's.
 func Others(l *cgroup.Layout) []int {
-	self, err := proc.FS{}.Process(os.Getpid())
+	self, err := proc.FS{}.Identify()
 	if err != nil {
 		return nil
 	}
-	hs := hierarchies(l)
+	o := NewOwners(l)
+	defer o.Close()
 	var pids []int
-	for _, h := range hs {
+	for _, h := range o.hs {
 		entries, _ := os.ReadDir(h.Mount) // what cannot be read has no runs that we could know of
 		for _, e := range entries {
-			o, ok := parseTreeName(e.Name())
-			if ok && e.IsDir() && o != (owner{self.PID, self.Start}) && !slices.Contains(pids, o.pid) && o.alive(hs, e.Name()) {
-				pids = append(pids, o.pid)
+			owner, ok := parseTreeName(e.Name())
+			if !ok || !e.IsDir() || owner.String() == self.String() {
+				continue
+			}
+			if found := o.find(e.Name(), owner); found.fate != proc.Ended && !slices.Contains(pids, found.pid) {
+				pids = append(pids, found.pid)
 			}
 		}
 	}
@@ -334,6 +347,21 @@ func markOf(pid int) string {
 		}
 	}
 	return ""
+}
+
+// marks is markOf that also knows processes of some trees by nothing but their limit.
+func marks(trees []string) func(pid int) string {
+	byLimit := map[uint64]string{}
+	for _, tree := range trees {
+		byLimit[limitMark(tree)] = tree
+	}
+	return func(pid int) string {
+		tree := markOf(pid)
+		if tree == "" && len(byLimit) > 0 {
+			tree = byLimit[limitOf(pid)]
+		}
+		return tree
+	}
 }
 
 // ancestors is this process and those that started it: a shell in a dead run may well be what runs 'tare clean'.

@@ -3,6 +3,7 @@ package placement
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -162,10 +163,11 @@ func Enter(args []string) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("asking to die with the parent: %w", err)
 	}
-	if o, ok := parseTreeName(os.Getenv(Mark)); ok && os.Getppid() != o.pid {
+	if o, ok := parseTreeName(os.Getenv(Mark)); ok && os.Getppid() != o.PID {
 		return fmt.Errorf("the run that started this process has ended")
 	}
 	markByFile(os.Getenv(Mark)) // here, where what that takes is charged to nobody who is weighed
+	markByLimit(os.Getenv(Mark))
 	for _, dir := range args[:i] {
 		if pin, ok := strings.CutPrefix(dir, pinFlag); ok {
 			n, err := strconv.Atoi(pin)
@@ -228,4 +230,31 @@ func markOfFD(pid, fd int) string {
 		return ""
 	}
 	return name
+}
+
+// markByLimit marks this process as of a tree once more, by its limit of file locks (RLIMIT_LOCKS), which the kernel
+// has not enforced since Linux 2.4.25 (getrlimit(2)). What it becomes may start others with an empty environment and
+// close all files, as daemons do; they inherit the limit all the same. It is best effort.
+func markByLimit(tree string) {
+	if _, ok := parseTreeName(tree); ok {
+		n := limitMark(tree)
+		_ = unix.Setrlimit(unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: n, Max: n}) // raising it, in a run below another, takes root
+	}
+}
+
+// limitMark is the limit that marks a process as of a tree: a number so large that nobody else has set it, and less
+// than infinity.
+func limitMark(tree string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(tree)) // never fails
+	return 1<<62 | h.Sum64()>>2
+}
+
+// limitOf is the limit of file locks of a process; 0 where it cannot be read.
+func limitOf(pid int) uint64 {
+	var limit unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_LOCKS, nil, &limit); err != nil {
+		return 0
+	}
+	return limit.Max
 }

@@ -4,13 +4,18 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/analysis"
+	"tare/internal/host/proc"
 	"tare/internal/record"
 	"tare/test/agent/agent"
 )
@@ -225,4 +230,65 @@ func missedOf(t *testing.T, path string) (missed []string) {
 		t.Errorf("the answer is %+v", s.Answers)
 	}
 	return missed
+}
+
+// TestTryKilled: what a command leaves when tare is killed is removed or named: a daemon of its own that has cleared
+// its environment and closed all files, and what it has pinned.
+func TestTryKilled(t *testing.T) {
+	needsRoot(t)
+	leavesNothing(t)
+	for _, tool := range []string{"bash", "bpftool"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip("needs " + tool)
+		}
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // with its pins
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	pin, pids := filepath.Join(dir, "pinned"), filepath.Join(t.TempDir(), "pids")
+	agent := fmt.Sprintf("for i in {3..255}; do exec {i}>&-; done; "+
+		"bpftool map create %s type array key 4 value 4 entries 1 name tare_test; "+
+		"setsid env -i sleep 4711 & echo $! >> %s; wait", pin, pids)
+	out := filepath.Join(t.TempDir(), "out")
+	p := command{args: []string{"try", "--ready-after", "100ms", "--out", out, "--", "bash", "-c", agent}}.start(t)
+	daemons := func() (alive []int) {
+		text, _ := os.ReadFile(pids) // it may not be there yet
+		for _, field := range strings.Fields(string(text)) {
+			pid, err := strconv.Atoi(field)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() && p.Comm == "sleep" {
+				alive = append(alive, pid)
+			}
+		}
+		return alive
+	}
+	for ; len(daemons()) == 0; time.Sleep(5 * time.Millisecond) {
+		select {
+		case <-p.done:
+			t.Fatalf("it ended by itself: %s", p.wait(t))
+		default:
+		}
+	}
+	p.signal(t, syscall.SIGKILL)
+	p.wait(t)
+	t.Cleanup(func() {
+		for _, pid := range daemons() {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	o := tare(t, "clean")
+	if o.code != 0 || !strings.Contains(o.stdout, pin) {
+		t.Errorf("the pin %s is not named: %s", pin, o)
+	}
+	if left := daemons(); len(left) > 0 {
+		t.Errorf("processes %v are left: %s", left, o)
+	}
 }

@@ -226,7 +226,7 @@ func TestClean(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	removed, err := link.Clean(n.o.Cgroups)
+	removed, err := link.Clean(placement.NewOwners(n.o.Cgroups))
 	if err != nil || !slices.Equal(removed, []string{"tart0"}) {
 		t.Errorf("removed %v, %v", removed, err)
 	}

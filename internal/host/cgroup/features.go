@@ -122,11 +122,11 @@ func probePeak(l *Layout) (string, error) {
 // probeName names a group of this process as a run's tree of groups is named, so that 'tare clean' and later runs know
 // and remove one whose process was killed.
 func probeName(id string) (string, error) {
-	self, err := proc.FS{}.Process(os.Getpid())
+	self, err := proc.FS{}.Identify()
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("tare-%s-p%d-t%d", id, self.PID, self.Start), nil
+	return "tare-" + id + "-" + self.String(), nil
 }
 
 // probeCreate makes a group in each hierarchy that experiments use, and removes it.

@@ -32,11 +32,16 @@ func (f FS) Age(pid int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
+	return f.Since(p.Start)
+}
+
+// Since is how long ago a time is that is given as Process.Start is.
+func (f FS) Since(start uint64) (time.Duration, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
 		return 0, fmt.Errorf("reading CLOCK_BOOTTIME: %w", err)
 	}
-	return time.Duration(now.Nano()) - time.Duration(float64(p.Start)/f.ticksPerSecond()*1e9), nil
+	return time.Duration(now.Nano()) - time.Duration(float64(start)/f.ticksPerSecond()*1e9), nil
 }
 
 // pfKthread is the flag PF_KTHREAD of include/linux/sched.h.

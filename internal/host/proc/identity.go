@@ -1,0 +1,199 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// InitialPIDNamespace is the inode number of the PID namespace that the machine starts with, in which every process has
+// a pid (PROC_PID_INIT_INO in include/linux/proc_ns.h, since Linux 3.8; in include/uapi/linux/nsfs.h since 6.18).
+const InitialPIDNamespace = 0xEFFFFFFC
+
+// initialTimeNamespace is likewise that of the time namespace, in which process 1 is (PROC_TIME_INIT_INO).
+const initialTimeNamespace = 0xEFFFFFFA
+
+// Identity names a process for good, to whoever sees it from any PID namespace of this machine: a pid means something
+// only in its own. Namespaces that exist at the same time have different inode numbers; once one has gone, another can
+// have its number, but not a process that started when the first one's did and has its pid.
+type Identity struct {
+	PID       int    // in its own PID namespace
+	Start     uint64 // as Process.Start, and as a process in the same time namespace reads it
+	Namespace uint64 // inode number of its PID namespace; 0 where that was not recorded
+}
+
+// String is n<namespace>-p<pid>-t<start>, without the namespace where it was not recorded and where it is the one that
+// the machine started with.
+func (id Identity) String() string {
+	if id.Namespace == 0 || id.Namespace == InitialPIDNamespace {
+		return fmt.Sprintf("p%d-t%d", id.PID, id.Start)
+	}
+	return fmt.Sprintf("n%d-p%d-t%d", id.Namespace, id.PID, id.Start)
+}
+
+// Identify names this process.
+func (f FS) Identify() (Identity, error) {
+	pid := os.Getpid()
+	b, err := os.ReadFile(f.path("proc/self/stat")) // /proc may be of another PID namespace, where we have another pid
+	if err != nil {
+		return Identity{}, about(pid, "stat", err)
+	}
+	p, err := parseProcess(b)
+	if err != nil {
+		return Identity{}, about(pid, "stat", err)
+	}
+	namespace, err := f.namespace("self", "pid")
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without PID namespaces
+		return Identity{}, about(pid, "ns/pid", err)
+	}
+	return Identity{PID: pid, Start: p.Start, Namespace: namespace}, nil
+}
+
+// Fate is what is known of a process that was identified.
+type Fate int
+
+// The fates. A process that cannot be seen from here may be alive.
+const (
+	Unknown Fate = iota
+	Running
+	Ended
+)
+
+// Find looks for a process, and gives the pid that it has here where it is Running. Ended is proven: every process of
+// its PID namespace is seen from here, and it is not among them, or it is dead and only not waited for.
+//
+// A process is seen from its own PID namespace and those above it, up to the machine's first one (pid_namespaces(7)).
+func (f FS) Find(id Identity) (pid int, fate Fate) {
+	view, whole := f.view()
+	if id.Namespace != 0 && id.Namespace == view {
+		return id.PID, f.fate(id.PID, id)
+	}
+	if whole && id.Namespace == 0 && f.fate(id.PID, id) == Running {
+		return id.PID, Running // most are of the first namespace
+	}
+	pids, err := f.PIDs()
+	if err != nil {
+		return 0, Unknown
+	}
+	complete, fate := whole, Ended
+	for _, pid := range pids {
+		levels, err := f.pidLevels(pid)
+		if errors.Is(err, ErrGone) {
+			continue
+		}
+		if err != nil {
+			fate = Unknown
+			continue
+		}
+		if id.Namespace != 0 {
+			namespace, err := view, error(nil)
+			if len(levels) > 1 || view == 0 {
+				namespace, err = f.namespace(strconv.Itoa(pid), "pid")
+			}
+			if err == nil && namespace != id.Namespace {
+				continue
+			}
+			complete = complete || err == nil // where one process of a namespace is seen, all are
+		}
+		if levels[len(levels)-1] != strconv.Itoa(id.PID) {
+			continue
+		}
+		switch f.fate(pid, id) {
+		case Running:
+			return pid, Running
+		case Unknown:
+			fate = Unknown
+		}
+	}
+	if !complete {
+		fate = Unknown
+	}
+	return 0, fate
+}
+
+// view is the PID namespace whose processes /proc shows, 0 where that cannot be known, and whether it is the one in
+// which every process of the machine has a pid.
+func (f FS) view() (namespace uint64, whole bool) {
+	if b, err := os.ReadFile(f.path("proc/self/status")); err == nil && len(levelsIn(b)) == 1 {
+		namespace, _ = f.namespace("self", "pid")
+	} else { // /proc is of a namespace above ours, or of another that we are not in
+		pids, _ := f.PIDs()
+		for _, pid := range pids {
+			if levels, err := f.pidLevels(pid); err == nil && len(levels) == 1 {
+				if namespace, err = f.namespace(strconv.Itoa(pid), "pid"); err == nil {
+					break
+				}
+			}
+		}
+	}
+	// A /proc that hides the processes of others (hidepid) from us hides this one as well.
+	_, err := f.pidLevels(1)
+	return namespace, err == nil && namespace == InitialPIDNamespace
+}
+
+// fate is that of a process which has a pid here, if it is the one that is meant.
+func (f FS) fate(pid int, id Identity) Fate {
+	p, err := f.Process(pid)
+	switch {
+	case errors.Is(err, ErrGone):
+		return Ended
+	case err != nil:
+		return Unknown
+	case !p.Alive():
+		return Ended
+	case p.Start == id.Start:
+		return Running
+	}
+	// In a time namespace the machine may seem to have started at another time (time_namespaces(7)).
+	own, err := f.namespace("self", "time")
+	if errors.Is(err, os.ErrNotExist) && f.has("proc/self/ns") {
+		return Ended // before Linux 5.6 there are none
+	}
+	its, err2 := f.namespace(strconv.Itoa(pid), "time")
+	if _, whole := f.view(); pid == 1 && whole { // which may have rights that we lack, and then does not show its own
+		its, err2 = initialTimeNamespace, nil
+	}
+	if err != nil || err2 != nil || own != its {
+		return Unknown
+	}
+	return Ended
+}
+
+// namespace is the inode number of a namespace of a process, from a link such as "pid:[4026531836]".
+func (f FS) namespace(process, kind string) (uint64, error) {
+	to, err := os.Readlink(f.path("proc", process, "ns", kind))
+	if err != nil {
+		return 0, err
+	}
+	number, ok := strings.CutPrefix(strings.TrimSuffix(to, "]"), kind+":[")
+	if !ok {
+		return 0, fmt.Errorf("%q is not a namespace of kind %s", to, kind)
+	}
+	return strconv.ParseUint(number, 10, 64)
+}
+
+// pidLevels are the pids that a process has, at least one: in the PID namespace of /proc, in those below it, and last
+// in its own (NSpid in proc_pid_status(5)).
+func (f FS) pidLevels(pid int) ([]string, error) {
+	b, err := f.read(pid, "status")
+	if err != nil {
+		return nil, err
+	}
+	levels := levelsIn(b)
+	if len(levels) == 0 {
+		return nil, about(pid, "status", errors.New("no line NSpid"))
+	}
+	return levels, nil
+}
+
+func levelsIn(status []byte) []string {
+	for line := range bytes.Lines(status) {
+		if pids, ok := bytes.CutPrefix(line, []byte("NSpid:")); ok {
+			return strings.Fields(string(pids))
+		}
+	}
+	return nil
+}
