@@ -45,7 +45,7 @@ func newAppHTTP() *cobra.Command {
 				o.Distribution, err = apphttp.ParseDistribution(distribution)
 			}
 			if asRole {
-				conn := unprivileged()
+				conn := unprivileged(cmd.Context())
 				if err == nil {
 					err = apphttp.Run(cmd.Context(), o, conn)
 				}

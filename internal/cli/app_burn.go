@@ -24,7 +24,7 @@ func newAppBurn() *cobra.Command {
 				return wrongUse(cmd, err)
 			}
 			if asRole {
-				conn := unprivileged()
+				conn := unprivileged(cmd.Context())
 				return reported(conn, burn.Run(cmd.Context(), o, conn))
 			}
 			return burn.Serve(cmd.Context(), o, func(r burn.Ready) error {

@@ -27,7 +27,7 @@ func newAppMesh() *cobra.Command {
 			}
 			o.Listen = listen
 			if asRole {
-				conn := unprivileged()
+				conn := unprivileged(cmd.Context())
 				return reported(conn, appmesh.Run(cmd.Context(), o, conn))
 			}
 			return appmesh.Serve(cmd.Context(), o, func(r appmesh.Ready) error {

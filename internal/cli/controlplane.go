@@ -67,7 +67,7 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 					return controlplane.Run(ctx, o, conn)
 				})
 			}
-			conn := unprivileged()
+			conn := unprivileged(cmd.Context())
 			return reported(conn, controlplane.Run(cmd.Context(), o, conn))
 		},
 	}

@@ -66,7 +66,7 @@ func (w *window) run(cmd *cobra.Command, err error, asRole func(*role.Conn) erro
 	print func(io.Writer, *load.Result) error) error {
 	err = wrongUse(cmd, err)
 	if w.asRole {
-		conn := unprivileged()
+		conn := unprivileged(cmd.Context())
 		if err == nil {
 			err = asRole(conn)
 		}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -19,7 +20,7 @@ func newPlay() *cobra.Command {
 		Hidden:             true,
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			conn := unprivileged()
+			conn := unprivileged(cmd.Context())
 			if len(args) > 0 && kind.Role(args[0]) == kind.Subject { // eBPF programs, interfaces: subjects need theirs
 				conn = role.NewConn(os.Stdin, os.Stdout)
 			}
@@ -28,9 +29,15 @@ func newPlay() *cobra.Command {
 	}
 }
 
-// unprivileged speaks with the parent of an application or a load, which gives up all capabilities once it is set up.
-func unprivileged() *role.Conn {
+// ownProcess is the key in the context of a command that a process is there for alone.
+type ownProcess struct{}
+
+// unprivileged speaks with the parent of an application or a load. The process gives up all capabilities once that is set
+// up, if it is there for this command alone.
+func unprivileged(ctx context.Context) *role.Conn {
 	conn := role.NewConn(os.Stdin, os.Stdout)
-	conn.BeforeReady(privilege.Drop)
+	if ctx.Value(ownProcess{}) != nil {
+		conn.BeforeReady(privilege.Drop)
+	}
 	return conn
 }

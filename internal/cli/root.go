@@ -31,7 +31,7 @@ func Main(args []string) int {
 	root.SetArgs(args)
 	out := &stdout{file: os.Stdout}
 	root.SetOut(out)
-	err := root.ExecuteContext(ctx)
+	err := root.ExecuteContext(context.WithValue(ctx, ownProcess{}, true))
 	if err == nil {
 		err = out.err
 	}
