@@ -65,7 +65,11 @@ func (a *account) ledger() *ledger.Ledger {
 	}
 	if a.found != nil {
 		if n := a.found.lost; n > 0 {
-			a.warn("samples-lost", "%d records of the sampler were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
+			least := ""
+			if !a.m.sampler.ExactLost() {
+				least = "at least "
+			}
+			a.warn("samples-lost", least+"%d records of the sampler were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
 		}
 		if n := a.found.slowed; n > 0 {
 			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; use a lower --hz", n)
