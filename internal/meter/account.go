@@ -245,7 +245,7 @@ func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger
 		a.warn("samples-below-run-time", "%s: samples saw %.4g s [%.4g, %.4g] of the %.4g s that the kernel counted: it runs with interrupts off, is interrupted, preempted or asleep",
 			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
 	case n >= attribution.MinSamples && sampled.Lo > 1.25*seconds:
-		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by tail call, and its time counts with the program that called it",
+		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by tail call, and its time counts with the program that called it, or its timers and work queues run, which the kernel does not count",
 			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
 	}
 }
@@ -617,7 +617,10 @@ func (a *account) self() ledger.Self {
 	}
 	for i := range a.programs {
 		p := &a.programs[i]
-		before := a.w.programs[p.Key()]
+		before, wasThere := a.w.programs[p.Key()]
+		if p.Vanished && !wasThere {
+			continue // it was gone before the window opened
+		}
 		runs += p.RunCount - before.RunCount
 		if own[p.Key()] {
 			bpfSeconds += float64(p.RunNs-before.RunNs) / 1e9
