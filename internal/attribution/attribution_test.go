@@ -189,6 +189,9 @@ func TestEntry(t *testing.T) {
 		"asm_sysvec_apic_timer_interrupt": ledger.Hardirq, "sysvec_call_function_single": ledger.Hardirq,
 		"asm_exc_page_fault": "", "entry_SYSCALL_64_after_hwframe": "", "el1h_64_irq": ledger.Hardirq, "smp_apic_timer_interrupt": ledger.Hardirq,
 		"smp_call_function_many_cond": "", "": "",
+		"fred_sysvec_apic_timer_interrupt": ledger.Hardirq, "fred_extint": ledger.Hardirq, "fred_exc_nmi": ledger.Hardirq,
+		"asm_fred_entrypoint_kernel": "", "fred_entry_from_user": "", "fred_exc_page_fault": "",
+		"xen_pv_evtchn_do_upcall": ledger.Hardirq, "asm_exc_xen_hypervisor_callback": ledger.Hardirq,
 	} {
 		if got := Entry(name); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)

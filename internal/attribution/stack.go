@@ -82,20 +82,25 @@ func ChainContext(chain []Frame) ledger.Context {
 // faults, system calls) are not interrupts: they belong to the task.
 //
 // Softirq: __do_softirq, and handle_softirqs since Linux 6.10 (kernel/softirq.c). Hardirq on x86: the entry stubs of
-// arch/x86/entry (asm_sysvec_*, asm_common_interrupt, asm_exc_nmi) and their C halves (sysvec_*, common_interrupt); on
-// arm64 el{0,1}_interrupt and the vectors el{0t,1h,1t}_64_{irq,fiq,error} (arch/arm64/kernel/entry-common.c). Kernels
-// before 5.8 on x86: do_IRQ, smp_*_interrupt, *_interrupt.
+// arch/x86/entry (asm_sysvec_*, asm_common_interrupt, asm_exc_nmi) and their C halves (sysvec_*, common_interrupt).
+// With FRED (Linux 6.9, arch/x86/entry/entry_fred.c) fred_extint, fred_sysvec_* and fred_exc_nmi; what stands before
+// them, asm_fred_entrypoint_*, is entered by system calls and exceptions as well. In a paravirtual guest of Xen
+// asm_exc_xen_hypervisor_callback and xen_pv_evtchn_do_upcall. On arm64 el{0,1}_interrupt and the vectors
+// el{0t,1h,1t}_64_{irq,fiq,error} (arch/arm64/kernel/entry-common.c). Kernels before 5.8 on x86: do_IRQ,
+// smp_*_interrupt, *_interrupt.
 func Entry(name string) ledger.Context {
 	switch name {
 	case "__do_softirq", "handle_softirqs", "__softirqentry_text_start":
 		return ledger.Softirq
 	case "common_interrupt", "asm_common_interrupt", "do_IRQ", "ret_from_intr", "apic_timer_interrupt", "reschedule_interrupt",
 		"call_function_interrupt", "call_function_single_interrupt", "asm_exc_nmi", "exc_nmi", "asm_exc_nmi_noist",
+		"fred_extint", "fred_exc_nmi",
+		"asm_exc_xen_hypervisor_callback", "exc_xen_hypervisor_callback", "xen_pv_evtchn_do_upcall",
 		"el1_interrupt", "el0_interrupt", "el1h_64_irq", "el1h_64_fiq", "el1t_64_irq", "el0t_64_irq", "el0t_64_fiq", "el0t_32_irq",
 		"el1h_64_irq_handler", "el0t_64_irq_handler", "gic_handle_irq", "generic_handle_arch_irq":
 		return ledger.Hardirq
 	}
-	if strings.HasPrefix(name, "asm_sysvec_") || strings.HasPrefix(name, "sysvec_") ||
+	if strings.HasPrefix(name, "asm_sysvec_") || strings.HasPrefix(name, "sysvec_") || strings.HasPrefix(name, "fred_sysvec_") ||
 		strings.HasPrefix(name, "smp_") && strings.HasSuffix(name, "_interrupt") {
 		return ledger.Hardirq
 	}

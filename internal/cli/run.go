@@ -206,6 +206,11 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	defer func() { err = errors.Join(err, m.Close()) }()
 
 	nodes := f.nodes.plan(s) // it fits the spec to them
+	if nodes != nil {
+		if err := s.CheckShare(nodes.CPUs); err != nil {
+			return err
+		}
+	}
 	var gathered *fleet
 	if nodes != nil && !nodes.Local {
 		if gathered, err = f.nodes.gather(ctx, nodes, self, layout, "", os.Stderr); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -47,6 +48,33 @@ func (s *Spec) MostNodes() int {
 		most = max(most, s.At(l).nodes())
 	}
 	return most
+}
+
+// CheckShare refuses a limit that is above the CPUs that the groups of a node may use together; 0: they have no limit.
+// It could not hold: cgroup v1 refuses it, and with v2 the part has the share in its place, whatever its name says. The
+// error is a fault with code Usage and the place of the part in the spec.
+func (s *Spec) CheckShare(cpus float64) error {
+	if cpus == 0 {
+		return nil
+	}
+	for _, l := range s.Levels() {
+		whole := s.At(l)
+		for _, sec := range whole.Sections() {
+			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
+				p := sec.Parts[name]
+				each := p.Limits.Float("cpus") / float64(p.Count())
+				if each <= cpus {
+					continue
+				}
+				path := sec.Path(name)
+				return fault.New(fault.Usage, cmp.Or(s.places[path], path),
+					"use fewer local nodes, or give each more with --node-cpus, or 0 for no limit",
+					"the limit of %.3g CPUs of %s is above the %.3g CPUs that all groups of a local node may use together",
+					each, path, cpus)
+			}
+		}
+	}
+	return nil
 }
 
 // ScaleNodes fits the spec to n nodes, and says what that leaves out; nothing where all is left as it was. An

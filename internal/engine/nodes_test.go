@@ -18,6 +18,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"tare/internal/cluster"
+	"tare/internal/fault"
 	"tare/internal/ledger"
 	"tare/internal/load"
 	"tare/internal/load/connect/generation"
@@ -41,6 +42,34 @@ applications: {server: {kind: http}}
 loads: {client: {kind: http, to: server, rate: 50, connections: 4, keepalive: false}}
 gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1, drift: 1000}
 `
+
+// TestCheckShare: a limit above the CPUs of a node is refused where the spec has the part, at any level.
+func TestCheckShare(t *testing.T) {
+	const head = "name: x\nquestion: Q?\napplications:\n  server:\n    kind: http\n    count: 2\n    limits: {cpus: 0.5}\n" +
+		"loads:\n  client: {kind: http, to: server, count: 2, rate: 10, connections: 2}\n"
+	for _, c := range []struct {
+		name, spec string
+		cpus       float64
+		want       string // empty: it may be
+	}{
+		{"no limit of the node", head, 0, ""},
+		{"just as much, for each copy", head, 0.25, ""},
+		{"more", head, 0.2, "test:4:3: the limit of 0.25 CPUs of applications.server is above the 0.2 CPUs"},
+		{"more at one level", head + "factors: {server.limits.cpus: [0.1, 0.6]}\n", 0.25, "test:4:3: the limit of 0.3 CPUs"},
+		{"less at all", head + "factors: {server.limits.cpus: [0.1, 0.4]}\n", 0.25, ""},
+	} {
+		s, err := Parse("test", []byte(c.spec), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch err := s.CheckShare(c.cpus); {
+		case c.want == "" && err != nil:
+			t.Errorf("%s: %v", c.name, err)
+		case c.want != "" && (fault.CodeOf(err) != fault.Usage || !strings.Contains(fmt.Sprint(err), c.want)):
+			t.Errorf("%s: got %v; want %q", c.name, err, c.want)
+		}
+	}
+}
 
 func TestScaleNodes(t *testing.T) {
 	sweep := nodesSpec + "factors: {nodes: [2, 12, 25, 37, 50]}\n"

@@ -43,7 +43,15 @@ func Parse(file string, data []byte, features []string) (*Spec, error) {
 	case len(documents) > 1:
 		return nil, d.Fail(documents[1], "", "a spec is one document; this is a second")
 	}
-	return d.spec(documents[0])
+	s, err := d.spec(documents[0])
+	if err != nil {
+		return nil, err
+	}
+	s.places = map[string]string{}
+	for path, n := range d.places {
+		s.places[path] = d.Place(n)
+	}
+	return s, nil
 }
 
 type decoder struct {

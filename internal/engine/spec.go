@@ -41,6 +41,8 @@ type Spec struct {
 	Until     time.Duration // how long a run without a number of blocks may take; 0: Blocks says when
 	Assert    []assertion.Assertion
 	Quick     *Quick // what --quick changes
+
+	places map[string]string // of the parts in the file, by path: file:line:column
 }
 
 // Precision is how narrow intervals must be for a run to end.

@@ -22,13 +22,18 @@ import (
 // Inside is what the far end of a link is called in its network namespace.
 const Inside = "eth0"
 
-// MakePair makes a pair of virtual interfaces: one here, and the other in the network namespace of a process. A kernel
-// without them, and a lack of permission, are errors of code fault.Machine.
-func MakePair(name, inside string, pid int) error {
+// MakePair makes a pair of virtual interfaces: one here, and the other in a network namespace. A kernel without them,
+// and a lack of permission, are errors of code fault.Machine.
+//
+// A namespace is an open descriptor and never the number of a process in it, which the kernel also takes: when the
+// process ends, its number becomes another's, and the interface would end up there. While a process becomes another
+// program, it may also be found without namespaces (de_thread in fs/exec.c, get_net_ns_by_pid in
+// net/core/net_namespace.c).
+func MakePair(name, inside string, into *Namespace) error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = name
 	pair := netlink.NewVeth(attributes)
-	pair.PeerName, pair.PeerNamespace = inside, netlink.NsPid(pid)
+	pair.PeerName, pair.PeerNamespace = inside, netlink.NsFd(into.FD())
 	return cannotPair(netlink.LinkAdd(pair), name)
 }
 

@@ -65,7 +65,11 @@ func (a *account) ledger() *ledger.Ledger {
 	}
 	if a.found != nil {
 		if n := a.found.lost; n > 0 {
-			a.warn("samples-lost", "%d records of the sampler were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
+			least := ""
+			if !a.m.sampler.ExactLost() {
+				least = "at least "
+			}
+			a.warn("samples-lost", least+"%d records of the sampler were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
 		}
 		if n := a.found.slowed; n > 0 {
 			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; use a lower --hz", n)
@@ -241,7 +245,7 @@ func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger
 		a.warn("samples-below-run-time", "%s: samples saw %.4g s [%.4g, %.4g] of the %.4g s that the kernel counted: it runs with interrupts off, is interrupted, preempted or asleep",
 			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
 	case n >= attribution.MinSamples && sampled.Lo > 1.25*seconds:
-		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by tail call, and its time counts with the program that called it",
+		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by tail call, and its time counts with the program that called it, or its timers and work queues run, which the kernel does not count",
 			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
 	}
 }
@@ -613,7 +617,10 @@ func (a *account) self() ledger.Self {
 	}
 	for i := range a.programs {
 		p := &a.programs[i]
-		before := a.w.programs[p.Key()]
+		before, wasThere := a.w.programs[p.Key()]
+		if p.Vanished && !wasThere {
+			continue // it was gone before the window opened
+		}
 		runs += p.RunCount - before.RunCount
 		if own[p.Key()] {
 			bpfSeconds += float64(p.RunNs-before.RunNs) / 1e9

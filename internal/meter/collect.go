@@ -39,9 +39,11 @@ type collector struct {
 	loaded   map[uint32]bool // programs that were loaded while the window was open
 	samples  int
 	dropped  int // samples whose chain was one too many
-	lost     uint64
-	slowed   uint64
-	blind    []int
+
+	lostBefore, lost uint64 // records that the sampler had lost before the window, and in it
+
+	slowed uint64
+	blind  []int
 
 	recent  map[uint32][]moment // by CPU: the last samples that may hold a program
 	stalls  []witness.Look      // that no sample was looked for yet
@@ -74,7 +76,7 @@ func newCollector(s *perf.Sampler, layout *cgroup.Layout, hidden bool) *collecto
 	return &collector{
 		sampler: s, text: newText(), names: names, locator: locator, hidden: hidden, loaded: map[uint32]bool{},
 		index: map[uint64]int32{}, cells: map[cell]int{}, idle: map[int32]int{},
-		to: forever, lost: s.Lost(), slowed: s.Throttled(),
+		to:     forever,
 		recent: map[uint32][]moment{},
 	}
 }
@@ -86,15 +88,22 @@ func (c *collector) start() error {
 }
 
 // begin forgets what was lost before the window.
-func (c *collector) begin() { c.lost, c.slowed = c.sampler.Lost(), c.sampler.Throttled() }
+func (c *collector) begin() (err error) {
+	c.lostBefore, err = c.sampler.Lost()
+	c.slowed = c.sampler.Throttled()
+	return err
+}
 
 // finish ends sampling and drains what is left of the time before to. Nobody else drains any more.
 func (c *collector) finish(to int64) error {
 	err := c.sampler.Disable()
-	var berr error
+	var berr, lerr error
 	c.blind, berr = c.sampler.Blind()
 	c.to = to
-	return errors.Join(c.drain(), err, berr)
+	err = errors.Join(c.drain(), err, berr)
+	c.lost, lerr = c.sampler.Lost()
+	c.lost -= min(c.lost, c.lostBefore)
+	return errors.Join(err, lerr)
 }
 
 func (c *collector) drain() error {
@@ -217,7 +226,7 @@ type findings struct {
 // findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
 func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
 	f := findings{
-		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, samples: c.samples, dropped: c.dropped, lost: c.sampler.Lost() - c.lost, slowed: c.sampler.Throttled() - c.slowed,
+		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, samples: c.samples, dropped: c.dropped, lost: c.lost, slowed: c.sampler.Throttled() - c.slowed,
 	}
 	seen := map[uint64]bool{}
 	var addrs []uint64

@@ -211,3 +211,23 @@ func TestWindowOfACancelledContext(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestSelfOfProgramsGone: a program that was gone before the window opened ran in none of it, and what the statistics
+// cost for it over its life is no cost of the window.
+func TestSelfOfProgramsGone(t *testing.T) {
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	each := 20e-9
+	gone := bpf.Program{ID: 1, Vanished: true, Counters: bpf.Counters{RunCount: 1e9, RunNs: 1e12}}
+	here := bpf.Program{ID: 2, Counters: bpf.Counters{RunCount: 150, RunNs: 300}}
+	a := account{
+		m: &Meter{layout: layout, statsCost: &each}, snapshot: &bpf.Snapshot{},
+		w:        &Window{programs: map[bpf.Key]bpf.Counters{here.Key(): {RunCount: 50, RunNs: 100}}},
+		programs: []bpf.Program{gone, here},
+	}
+	if s := a.self(); s.StatsSeconds == nil || math.Abs(*s.StatsSeconds-100*each) > each/10 {
+		t.Errorf("the statistics cost %v s, want %v for 100 runs", *s.StatsSeconds, 100*each)
+	}
+}

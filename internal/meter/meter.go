@@ -350,7 +350,9 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 		}
 	}
 	if w.collector != nil {
-		w.collector.begin()
+		if err := w.collector.begin(); err != nil {
+			return nil, err
+		}
 	}
 	if w.first, err = m.readEdge(); err != nil {
 		return nil, err

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/host/proc"
 	"tare/internal/host/sandbox"
 	"tare/internal/ledger"
@@ -85,6 +87,10 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 		l.Warn("pss-not-read", "the resident memory of %d processes of sandboxes was not read, for that of the others "+
 			"took %v of CPU time: it is unknown, and so are sums that it belongs to; a longer --for reads more",
 			unread, s.smaps)
+	}
+	if c.Hidden > 0 && !proc.Capable(unix.CAP_SYS_PTRACE) { // a security module may hide some from root as well
+		l.Warn("programs-hidden", "what %d processes run may not be read: sandboxes that only the program shows are "+
+			"missing; run as root, or with CAP_SYS_PTRACE", c.Hidden)
 	}
 	l.Sandboxes = []ledger.Sandbox{}
 	for _, b := range c.Sandboxes {

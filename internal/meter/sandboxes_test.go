@@ -5,12 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"tare/internal/host/cgroup"
 	"tare/internal/host/sandbox"
 	"tare/internal/ledger"
+	"tare/test/rights"
 	"tare/test/vm/guest"
 )
 
@@ -218,4 +220,35 @@ func TestSandboxesOnThisMachine(t *testing.T) {
 		return
 	}
 	t.Error("the container was not found")
+}
+
+// Without the right to see which programs others run, the ledger says that sandboxes may be missing.
+func TestSandboxesWithoutRights(t *testing.T) {
+	other := exec.Command("sleep", "60") // of root
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer other.Wait()
+	defer other.Process.Kill()
+	warned := func() (found bool) {
+		s, err := OpenSandboxes(sandbox.Options{})
+		if err != nil {
+			t.Error(err)
+			return false
+		}
+		defer s.Close()
+		l := &ledger.Ledger{Window: ledger.Window{Seconds: 1}}
+		if err := s.AddTo(l); err != nil {
+			t.Error(err)
+		}
+		return slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == "programs-hidden" })
+	}
+	if warned() {
+		t.Error("a warning, with all rights")
+	}
+	rights.Without(t, func() {
+		if !warned() {
+			t.Error("no warning, without the right to read programs")
+		}
+	})
 }

@@ -101,10 +101,8 @@ func writeJSON(path string, v any) error {
 	return os.Rename(path+".new", path)
 }
 
-const (
-	linkTime = 10 * time.Second // for the link to appear in the shim's namespace
-	endTime  = 1500 * time.Millisecond
-)
+// endTime is for the container to end by itself when its input has ended.
+const endTime = 1500 * time.Millisecond
 
 // shim is one under way.
 type shim struct {
@@ -142,7 +140,7 @@ func Shim(args []string) (status int, err error) {
 	return s.run()
 }
 
-// network sets up the namespace, once the other side has put the link there.
+// network sets up the namespace, where the link is already.
 func (s *shim) network() error {
 	if !s.Own {
 		return nil
@@ -150,12 +148,7 @@ func (s *shim) network() error {
 	if !s.Address.IsValid() {
 		return link.Configure("lo", "", netip.Prefix{})
 	}
-	for until := time.Now().Add(linkTime); ; time.Sleep(time.Millisecond) {
-		err := link.ConfigureInside(s.Address)
-		if err == nil || time.Now().After(until) {
-			return err
-		}
-	}
+	return link.ConfigureInside(s.Address)
 }
 
 func (s *shim) run() (int, error) {

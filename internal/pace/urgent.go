@@ -19,26 +19,43 @@ import (
 // schedParam is struct sched_param of sched_setscheduler(2).
 type schedParam struct{ priority int32 }
 
-// RunFirst has all threads of this process run before those of the fair scheduler (SCHED_RR), or not any more. What it
-// starts meanwhile would do so too.
+// RunFirst has all threads of this process run before those of the fair scheduler (SCHED_RR), or not any more. What
+// begins meanwhile does not: processes that this one starts (SCHED_RESET_ON_FORK) would be weighed as what they are not,
+// and threads that Go starts are ordinary ones for the same reason.
 func RunFirst(on bool) error {
-	policy, param := unix.SCHED_NORMAL, schedParam{}
-	if on {
-		policy, param.priority = unix.SCHED_RR, 1
+	set := func(tid int) error { return setScheduler(tid, unix.SCHED_RR|unix.SCHED_RESET_ON_FORK, 1) }
+	if !on {
+		set = func(tid int) error {
+			err := setScheduler(tid, unix.SCHED_NORMAL, 0)
+			if errors.Is(err, unix.EPERM) {
+				// Only CAP_SYS_NICE may clear the flag, where RLIMIT_RTPRIO was enough to set it.
+				err = setScheduler(tid, unix.SCHED_NORMAL|unix.SCHED_RESET_ON_FORK, 0)
+			}
+			return err
+		}
 	}
 	entries, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return fmt.Errorf("listing the threads of this process: %w", err)
 	}
+	var failed error // of one thread; the others are set all the same
 	for _, e := range entries {
 		tid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
-		_, _, errno := unix.Syscall(unix.SYS_SCHED_SETSCHEDULER, uintptr(tid), uintptr(policy), uintptr(unsafe.Pointer(&param)))
-		if errno != 0 && !errors.Is(errno, unix.ESRCH) {
-			return fmt.Errorf("having this process run before others: %w", errno)
+		if err := set(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+			failed = fmt.Errorf("having this process run before others: %w", err)
 		}
+	}
+	return failed
+}
+
+func setScheduler(tid, policy int, priority int32) error {
+	param := schedParam{priority}
+	_, _, errno := unix.Syscall(unix.SYS_SCHED_SETSCHEDULER, uintptr(tid), uintptr(policy), uintptr(unsafe.Pointer(&param)))
+	if errno != 0 {
+		return errno
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -382,9 +383,13 @@ func (g *Group) limit(l Limits) error {
 		return fault.New(fault.Usage, g.name, "use at least 0.01", "%g CPUs is not a valid limit", l.CPUs) // the kernel's least quota is 1 ms
 	}
 	if l.CPUs > 0 {
-		quota := strconv.Itoa(int(l.CPUs * quotaPeriod))
+		quota := strconv.Itoa(int(math.Round(l.CPUs * quotaPeriod)))
 		err := g.set("cpu", "cpu.max", quota+" "+strconv.Itoa(quotaPeriod),
 			"cpu.cfs_period_us", strconv.Itoa(quotaPeriod), "cpu.cfs_quota_us", quota)
+		if above, most, ok := g.limitAbove(); errors.Is(err, unix.EINVAL) && ok && l.CPUs > most {
+			return fault.Wrap(err, fault.Machine, g.name, "use a lower limit, or raise that of the group above",
+				"a limit of %g CPUs is above the %g CPUs of %s, which cgroup v1 refuses", l.CPUs, most, above)
+		}
 		if err != nil {
 			return err
 		}
@@ -400,6 +405,35 @@ func (g *Group) limit(l Limits) error {
 		return g.set("memory", "memory.max", bytes, "memory.limit_in_bytes", bytes)
 	}
 	return nil
+}
+
+// limitAbove is the least CPU limit of the groups above this one, on v1, and which has it. A group of v1 cannot have a
+// higher one: tg_cfs_schedulable_down in kernel/sched/core.c. In v2 the least of all holds.
+func (g *Group) limitAbove() (group string, cpus float64, ok bool) {
+	h, has := g.tree.layout.Controller("cpu")
+	if !has || h.V2 {
+		return "", 0, false
+	}
+	number := func(dir, file string) float64 {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		n, perr := strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
+		if err != nil || perr != nil {
+			return -1 // the root has no limit
+		}
+		return n
+	}
+	for dir := g.tree.dir(h, g.name); dir != h.Mount && dir != "/"; {
+		dir = path.Dir(dir)
+		quota, period := number(dir, "cpu.cfs_quota_us"), number(dir, "cpu.cfs_period_us")
+		if quota <= 0 || period <= 0 || ok && quota/period >= cpus {
+			continue
+		}
+		group, cpus, ok = strings.TrimPrefix(strings.TrimPrefix(dir, h.Mount), "/"), quota/period, true
+		if group == "" {
+			group = "the group that this machine's control groups are mounted from"
+		}
+	}
+	return group, cpus, ok
 }
 
 // set writes a value to a file of v2, or values to files of v1, whichever has the controller.

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -69,5 +70,32 @@ func TestTreeLimit(t *testing.T) {
 	}
 	if !strings.HasPrefix(tree.Path(), "/tare-test-") || !strings.HasSuffix(tree.Path(), tree.Name()) {
 		t.Errorf("its path is %s", tree.Path())
+	}
+}
+
+// TestLimitAboveTree: cgroup v1 refuses a limit above that of the group above with EINVAL, and the error says which.
+// On v2 such a limit is set, and that of the group above holds.
+func TestLimitAboveTree(t *testing.T) {
+	l := machine(t)
+	tree := newTree(t, l)
+	if err := tree.Limit(Limits{CPUs: 0.29}); err != nil {
+		if len(tree.Missing()) > 0 {
+			t.Skipf("needs a controller for CPU time: %v", err)
+		}
+		t.Fatal(err)
+	}
+	if _, err := tree.Group("work/equal", Limits{CPUs: 0.29}); err != nil {
+		t.Errorf("a limit as high as that of the tree: %v", err)
+	}
+	_, err := tree.Group("work/more", Limits{CPUs: 0.3})
+	if h, _ := l.Controller("cpu"); h.V2 {
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	want := "a limit of 0.3 CPUs is above the 0.29 CPUs of " + tree.Name()
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fmt.Sprint(err), want) {
+		t.Errorf("got %v; want %q", err, want)
 	}
 }

@@ -29,16 +29,19 @@ import (
 var kernelPackages = []struct {
 	name     string
 	cpus     int
+	cmdline  string
 	patterns []string
 }{
-	{"subjects", 1, []string{
+	{"subjects", 1, "", []string{
 		"./internal/subject/exectrace/...", "./internal/subject/tracer/...", "./internal/subject/mesh/kernelmesh/...", "./internal/subject/mesh/storebench/...",
 	}},
-	{"host", 2, []string{"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/..."}},
-	{"stores", 2, []string{
+	{"host", 2, "", []string{"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/..."}},
+	{"stores", 2, "", []string{
 		"./internal/subject/mesh/store/mapinmap", "./internal/subject/mesh/store/sized", "./internal/subject/mesh/store/snapshot",
 		"./internal/subject/mesh/store/value",
 	}},
+	// Where one processor preempts programs, nobody waits for them who does not say so.
+	{"grace", 1, "preempt=full", []string{"./internal/grace"}},
 }
 
 // The tests of those packages run again inside, where the kernel is older and control groups are v2. They run as `go
@@ -50,7 +53,7 @@ func TestPackages(t *testing.T) {
 	for _, part := range kernelPackages {
 		t.Run(part.name, func(t *testing.T) {
 			t.Parallel()
-			testPackages(t, Options{CPUs: part.cpus}, part.patterns)
+			testPackages(t, Options{CPUs: part.cpus, Cmdline: part.cmdline}, part.patterns)
 		})
 	}
 }

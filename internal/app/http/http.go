@@ -132,7 +132,7 @@ func listenError(address string, err error) error {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return fault.Wrap(err, fault.Machine, address, "'ip address' lists those it has", "this machine does not have that address")
 	case errors.Is(err, unix.EACCES):
-		return fault.Wrap(err, fault.Machine, address, "use a port above 1023, or run as root", "no permission to use this port")
+		return fault.Wrap(err, fault.Machine, address, "use a port above 1023, or run as root or with CAP_NET_BIND_SERVICE", "no permission to use this port")
 	}
 	return fault.Wrap(err, fault.Usage, address, "give it as host:port, like 127.0.0.1:0", "cannot listen on this address")
 }

@@ -1,10 +1,7 @@
 package local
 
 import (
-	"fmt"
-	"runtime"
-
-	"golang.org/x/sys/unix"
+	"errors"
 
 	"tare/internal/host/feature"
 	"tare/internal/link"
@@ -20,18 +17,14 @@ func Features() []*feature.Probe {
 	}, probeNodes)}
 }
 
-// probeNodes makes a pair in a namespace that ends with its thread.
+// probeNodes makes a pair in a namespace of its own.
 func probeNodes() (string, error) {
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocks: nobody else may get this thread
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			made <- fmt.Errorf("making a network namespace: %w", err)
-			return
-		}
-		made <- link.MakePair("tare0", "tare1", unix.Gettid())
-	}()
-	if err := <-made; err != nil {
+	n, err := link.NewNamespace()
+	if err != nil {
+		return "", err
+	}
+	err = n.Do(func() error { return link.MakePair("tare0", "tare1", n) })
+	if err := errors.Join(err, n.Close()); err != nil {
 		return "", err
 	}
 	return "network namespaces, and pairs of virtual interfaces between them", nil

@@ -208,8 +208,14 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 	a := &agent{link: "tare" + strconv.Itoa(os.Getpid()) + "n" + strconv.Itoa(i+1), ended: make(chan struct{})}
 	a.cmd = exec.Command(n.o.Self, "node", "--"+HandedFlag, strconv.Itoa(handedFD))
 	a.cmd.ExtraFiles, a.cmd.Stderr, a.cmd.WaitDelay = []*os.File{read}, &a.stderr, time.Second
-	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Cloneflags: unix.CLONE_NEWNET} // a group of its own: Ctrl-C is for the run
-	err = g.Start(a.cmd)
+	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a group of its own: Ctrl-C is for the run
+	namespace, err := link.NewNamespace()
+	if err != nil {
+		read.Close()
+		return err
+	}
+	defer namespace.Close() // when the agent has joined, or failed to
+	err = g.StartIn(a.cmd, namespace.Path())
 	read.Close()
 	if err != nil {
 		return err
@@ -227,7 +233,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 			err = a.withLastWords(err)
 		}
 	}()
-	if err := reach(a.ended, func() error { return link.MakePair(a.link, link.Inside, a.cmd.Process.Pid) }); err != nil {
+	if err := link.MakePair(a.link, link.Inside, namespace); err != nil {
 		return err
 	}
 	if err := link.Configure(a.link, n.tree.Name(), here); err != nil {
@@ -253,23 +259,6 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 		}
 	}()
 	return n.WaitFor(ctx, name, joinTimeout)
-}
-
-// reach does something with a process that may be becoming its program at this moment. A thread that is not the first
-// of its process ends the first one for that and takes on its number; in between the kernel finds a dead task there,
-// without namespaces (de_thread in fs/exec.c, get_net_ns_by_pid in net/core/net_namespace.c).
-func reach(ended <-chan struct{}, do func() error) error {
-	for {
-		err := do()
-		if !errors.Is(err, unix.ESRCH) {
-			return err
-		}
-		select {
-		case <-ended:
-			return err
-		case <-time.After(time.Millisecond):
-		}
-	}
 }
 
 func errOr(err error, otherwise string) error {

@@ -3,23 +3,19 @@ package local
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/cluster"
 	"tare/internal/fault"
@@ -36,25 +32,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(int(fault.CodeOf(err)))
 	}
-	if os.Getenv(execAgain) != "" {
-		becomeAgain()
-	}
 	os.Exit(m.Run())
-}
-
-// execAgain is the variable with which this binary becomes itself again and again, from a thread that is not its first:
-// meanwhile its process has moments in which the kernel finds nobody behind its number.
-const execAgain = "TARE_TEST_EXEC_AGAIN"
-
-func becomeAgain() {
-	done := make(chan error)
-	runtime.LockOSThread() // the first thread is in an init or main function: other goroutines have others
-	go func() {
-		runtime.LockOSThread()
-		done <- unix.Exec("/proc/self/exe", os.Args, os.Environ())
-	}()
-	fmt.Fprintln(os.Stderr, <-done)
-	os.Exit(1)
 }
 
 // start starts local nodes, and sees to it that nothing is left of them.
@@ -197,21 +175,17 @@ func setDown(name string) error {
 	return netlink.LinkSetDown(link)
 }
 
-// TestClean: what a run that has ended left is removed though a process keeps its namespace; what a run has, or
+// TestClean: what a run that has ended left is removed though somebody keeps its namespace; what a run has, or
 // somebody else, is not.
 func TestClean(t *testing.T) {
 	n := start(t, 1)
 	running := n.tree.Name()
 	ended := "tare-nodes-p" + strconv.Itoa(os.Getpid()) + "-t1" // this process, had it begun just after the machine
-	holder := exec.Command("sleep", "60")
-	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	if err := holder.Start(); err != nil {
+	holder, err := link.NewNamespace()
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = holder.Process.Kill()
-		_ = holder.Wait()
-	})
+	t.Cleanup(func() { holder.Close() })
 	aliases := map[string]string{"tart0": ended, "tart1": running, "tart2": "somebody's", "tart3": ""}
 	for name, alias := range aliases {
 		t.Cleanup(func() {
@@ -219,7 +193,7 @@ func TestClean(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if err := link.MakePair(name, name, holder.Process.Pid); err != nil {
+		if err := link.MakePair(name, name, holder); err != nil {
 			t.Fatal(err)
 		}
 		if err := link.Configure(name, alias, netip.Prefix{}); err != nil {
@@ -239,44 +213,6 @@ func TestClean(t *testing.T) {
 		t.Error("a running node's interface was removed")
 	}
 	try(t, n, map[string]string{"n01": "decoding the trial"})
-}
-
-// TestPairWhileExec: an agent can be becoming its program while its link is made.
-func TestPairWhileExec(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: network namespaces")
-	}
-	p := exec.Command("/proc/self/exe")
-	p.Env = append(os.Environ(), execAgain+"=1")
-	p.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	t.Cleanup(func() {
-		_ = p.Process.Kill()
-		_ = p.Wait()
-	})
-	const name = "tarx0"
-	missed := 0
-	for end := time.Now().Add(5 * time.Second); missed == 0 && time.Now().Before(end); {
-		err := link.MakePair(name, name, p.Process.Pid)
-		if errors.Is(err, unix.ESRCH) {
-			missed++
-			err = reach(ended, func() error { return link.MakePair(name, name, p.Process.Pid) })
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := link.Remove(name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("the process was not to be found %d times", missed)
-	close(ended)
-	if err := reach(ended, func() error { return unix.ESRCH }); !errors.Is(err, unix.ESRCH) {
-		t.Errorf("of a process that has ended: %v", err)
-	}
 }
 
 func TestStartWrong(t *testing.T) {

@@ -36,7 +36,7 @@ func syscallFeature() *feature.Probe {
 		Name: "bpf-syscall", Required: true,
 		Needs: "CAP_SYS_ADMIN in the initial user namespace, CONFIG_BPF_SYSCALL",
 		Lost:  "everything about eBPF: programs, maps, their run time and memory",
-		Mend:  "run as root on the host, or in a privileged container",
+		Mend:  "run on the host or in a privileged container, as root or with CAP_SYS_ADMIN",
 	}, func() (string, error) {
 		if _, _, err := nextID(cmdProgGetNextID, 0); err != nil {
 			return "", fmt.Errorf("listing BPF programs: %w", err)
@@ -49,7 +49,7 @@ var statsStatus = feature.Status{
 	Name:  "bpf-stats",
 	Needs: "Linux 5.8, CAP_SYS_ADMIN",
 	Lost:  "run counts and run time of eBPF programs",
-	Mend:  "run as root on Linux 5.8 or newer",
+	Mend:  "run as root, or with CAP_SYS_ADMIN, on Linux 5.8 or newer",
 }
 
 func statsMissing(cause error) error { return &feature.MissingError{Status: statsStatus, Cause: cause} }
@@ -129,7 +129,7 @@ func chargesFeature(own func() *iterators) *feature.Probe {
 func mapBytesFeature() *feature.Probe {
 	return feature.New(feature.Status{
 		Name:  "bpf-map-bytes",
-		Needs: "Linux 6.4 for exact bytes",
+		Needs: "CAP_BPF, Linux 6.4 for exact bytes",
 		Lost:  "the true size of maps: older kernels estimate it from the number of entries, and report 0 for ring buffers",
 		Mend:  "boot Linux 6.4 or newer",
 	}, func() (string, error) {
@@ -147,9 +147,9 @@ func mapBytesFeature() *feature.Probe {
 func addressesFeature() *feature.Probe {
 	return feature.New(feature.Status{
 		Name:  "bpf-addresses",
-		Needs: "the JIT compiler (net.core.bpf_jit_enable), kernel.kptr_restrict below 2, no lockdown for confidentiality",
+		Needs: "CAP_BPF, CAP_SYSLOG, the JIT compiler (net.core.bpf_jit_enable), kernel.kptr_restrict below 2, no lockdown for confidentiality",
 		Lost:  "telling samples apart by program, so run time is not split by control group",
-		Mend:  "sysctl -w kernel.kptr_restrict=1 net.core.bpf_jit_enable=1",
+		Mend:  "run as root, or with CAP_SYSLOG; sysctl -w kernel.kptr_restrict=1 net.core.bpf_jit_enable=1",
 	}, func() (string, error) {
 		p, err := ebpf.NewProgram(nothing("tare_probe", nil))
 		if err != nil {

@@ -71,7 +71,7 @@ type Snapshot struct {
 // (CAP_SYS_ADMIN) the error is a *fault.Error with code Machine that wraps a *feature.MissingError.
 func Open(o Options) (*Inventory, error) {
 	if err := syscallFeature().Err(); err != nil {
-		return nil, fault.Wrap(err, fault.Machine, "", "run as root", "eBPF programs cannot be listed")
+		return nil, fault.Wrap(err, fault.Machine, "", "run as root, or with CAP_SYS_ADMIN", "eBPF programs cannot be listed")
 	}
 	v := &Inventory{proc: o.Proc, own: map[uint32]bool{}, known: map[Key]*Program{}}
 	if v.proc == "" {
@@ -169,7 +169,7 @@ func (v *Inventory) readPrograms() ([]Program, error) {
 		return nil
 	})
 	if anyHidden {
-		v.warn("bpf-addresses-hidden", "the kernel hides the addresses of machine code (kernel.kptr_restrict): samples cannot be told apart by program")
+		v.warn("bpf-addresses-hidden", "the kernel hides the addresses of machine code (it shows them to CAP_SYSLOG, with kernel.kptr_restrict below 2): samples cannot be told apart by program")
 	}
 	return out, err
 }
@@ -503,7 +503,7 @@ func (v *Inventory) markOwn(s *Snapshot) {
 func EnableStats() (io.Closer, error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
-		return nil, fault.Wrap(statsMissing(err), fault.Machine, "", "run as root on Linux 5.8 or newer", "the kernel's run statistics cannot be enabled")
+		return nil, fault.Wrap(statsMissing(err), fault.Machine, "", "run as root, or with CAP_SYS_ADMIN, on Linux 5.8 or newer", "the kernel's run statistics cannot be enabled")
 	}
 	return stats, nil
 }

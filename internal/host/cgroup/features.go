@@ -51,9 +51,9 @@ func Features() []*feature.Probe {
 		}, probePeak),
 		probe(feature.Status{
 			Name:  "cgroup-create",
-			Needs: "root, and control groups mounted for writing",
+			Needs: "CAP_DAC_OVERRIDE, and control groups mounted for writing",
 			Lost:  "experiments: tare run puts each process into a group of its own",
-			Mend:  "run as root; in a container, mount the control groups for writing",
+			Mend:  "run as root, or with CAP_DAC_OVERRIDE; in a container, mount the control groups for writing",
 		}, probeCreate),
 	}
 }

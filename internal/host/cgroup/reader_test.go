@@ -13,7 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/fault"
 	"tare/internal/host/proc"
+	"tare/test/rights"
 )
 
 // TestMain keeps the first thread for itself: it is the process, and the tests move threads alone into groups.
@@ -444,4 +446,31 @@ func BenchmarkReader300(b *testing.B) {
 	run("Refresh", func(b *testing.B) { must(b, r.Refresh()) })
 	res := l.NewResolver()
 	run("Resolver.Path", func(b *testing.B) { _, err := res.Path(1); must(b, err) })
+}
+
+// A group that may not be listed is no defect of Tare's: the error says what would let it be listed.
+func TestReaderWithoutRights(t *testing.T) {
+	l, err := Discover(Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hs := groupsOf(t, l)
+	top := fmt.Sprintf("/tare-test-rights-%d", os.Getpid())
+	removeTop := makeGroup(t, hs, top)
+	remove := makeGroup(t, hs, top+"/below")
+	defer func() { remove(); removeTop() }()
+	for _, h := range hs {
+		if err := os.Chmod(h.Mount+top, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rights.Without(t, func() {
+		r, err := NewReader(l)
+		if err == nil {
+			r.Close()
+		}
+		if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "CAP_DAC_READ_SEARCH") {
+			t.Errorf("got %v (%q)", err, fault.MendOf(err))
+		}
+	})
 }

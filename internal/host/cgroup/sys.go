@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
 )
 
 // openat opens a file for reading without allocating; name must end in a zero byte.
@@ -83,7 +85,12 @@ func walk(dir int, rel string, buf []byte, visit func(rel string, ino uint64)) e
 		if gone(err) {
 			return nil
 		}
-		return fmt.Errorf("listing control group %s: %w", name, err)
+		err = fmt.Errorf("listing control group %s: %w", name, err)
+		if errors.Is(err, unix.EACCES) { // whoever made it did so with a strict umask
+			return fault.Wrap(err, fault.Machine, "", "run as root, or with CAP_DAC_READ_SEARCH",
+				"the control groups of this machine may not all be read")
+		}
+		return err
 	}
 	for _, d := range below {
 		if err := walk(dir, rel+"/"+d, buf, visit); err != nil {

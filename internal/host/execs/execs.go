@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/grace"
 	"tare/internal/host/cgroup"
 )
 
@@ -107,13 +108,7 @@ func (c *Counter) Unwatch(cgroupID uint64) error {
 		return fmt.Errorf("no longer watching the execs of control group %d: %w", cgroupID, err)
 	}
 	delete(c.watched, cgroupID)
-	// Programs of tracepoints run inside an RCU read-side section, and this waits for all of those (sys_membarrier in
-	// kernel/sched/membarrier.c).
-	const global = 1
-	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno != 0 {
-		return fmt.Errorf("waiting for running programs: %w", errno)
-	}
-	return nil
+	return grace.Wait()
 }
 
 // Read reads all counters. The groups are read first: their sum is never more than All, which may hold a few later

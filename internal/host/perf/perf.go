@@ -55,7 +55,8 @@ type Sampler struct {
 	chain   []uint64
 	pending []Symbol // symbols of a program whose load event has not come yet
 	heads   []uint64
-	lost    uint64
+	exact   bool   // the kernel counts what rings have no room for; otherwise records of theirs are added up
+	lost    uint64 // by records
 	slowed  uint64 // records of throttling: the kernel thought that sampling took too long
 }
 
@@ -90,12 +91,15 @@ func Open(o Options) (*Sampler, error) {
 	for pages*os.Getpagesize() < o.RingBytes {
 		pages *= 2
 	}
-	s := &Sampler{source: CPUClock, cgroup: Cgroups.Err() == nil, period: time.Second / time.Duration(o.Hz)}
+	s := &Sampler{
+		source: CPUClock, cgroup: Cgroups.Err() == nil, exact: Losses.Err() == nil,
+		period: time.Second / time.Duration(o.Hz),
+	}
 	if !o.NoCycles && HardwareCycles.Err() == nil {
 		s.source = Cycles
 	}
 	for _, cpu := range cpus {
-		r, err := openRing(newAttr(s.source, o.Hz, s.cgroup), cpu, pages)
+		r, err := openRing(newAttr(s.source, o.Hz, s.cgroup, s.exact), cpu, pages)
 		if errors.Is(err, unix.ENODEV) {
 			continue // went offline since
 		}
@@ -125,7 +129,7 @@ const sampleType = unix.PERF_SAMPLE_IP | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE
 // Bits of perf_event_attr that x/sys/unix does not name (include/uapi/linux/perf_event.h).
 const bitKsymbol, bitBPFEvent = 1 << 29, 1 << 30
 
-func newAttr(source Source, hz int, cgroup bool) *unix.PerfEventAttr {
+func newAttr(source Source, hz int, cgroup, losses bool) *unix.PerfEventAttr {
 	a := &unix.PerfEventAttr{
 		Type:        unix.PERF_TYPE_SOFTWARE,
 		Config:      unix.PERF_COUNT_SW_CPU_CLOCK,
@@ -142,6 +146,9 @@ func newAttr(source Source, hz int, cgroup bool) *unix.PerfEventAttr {
 		// A fixed number of cycles, so that every sample weighs the same. By frequency the kernel would adapt the
 		// period of each CPU to how busy it is, and a CPU with little to show would have as many samples as a full one.
 		a.Sample = cyclesPerSecond / uint64(hz)
+	}
+	if losses {
+		a.Read_format |= unix.PERF_FORMAT_LOST
 	}
 	if cgroup {
 		a.Sample_type |= unix.PERF_SAMPLE_CGROUP
@@ -167,8 +174,27 @@ func (s *Sampler) RingBytes() (n int) {
 	return n
 }
 
-// Lost is how many records the kernel had to drop since Open because a ring was full.
-func (s *Sampler) Lost() uint64 { return s.lost }
+// Lost is how many records the kernel had to drop since Open because a ring was full, or because the hardware took
+// samples faster than it could hand them over. Where ExactLost is false it is no more than what has been announced by
+// the records that were drained.
+func (s *Sampler) Lost() (uint64, error) {
+	lost := s.lost
+	for _, r := range s.rings {
+		if !s.exact {
+			break
+		}
+		if _, err := r.enabled(); err != nil {
+			return 0, err
+		}
+		lost += r.lost
+	}
+	return lost, nil
+}
+
+// ExactLost says whether the kernel counts what it drops as it drops it. Before Linux 6.0 it does not: a ring says what
+// it lost with the next record that it has room for (PERF_RECORD_LOST, __perf_output_begin in
+// kernel/events/ring_buffer.c), so that what is lost before sampling ends is announced when it has begun again, if ever.
+func (s *Sampler) ExactLost() bool { return s.exact }
 
 // Throttled is how often the kernel slowed the sampler down since Open.
 func (s *Sampler) Throttled() uint64 { return s.slowed }
@@ -271,7 +297,7 @@ func (s *Sampler) Drain(h *Handler) error {
 func (s *Sampler) event(typ uint32, b []byte, h *Handler) error {
 	switch typ {
 	case recordLost: // u64 id, u64 lost
-		if len(b) >= 16 {
+		if !s.exact && len(b) >= 16 {
 			s.lost += binary.NativeEndian.Uint64(b[8:])
 		}
 	case recordLostSamples: // u64 lost
@@ -388,7 +414,7 @@ var (
 		Lost:  "the split of eBPF time by control group and context; totals stay exact",
 		Mend:  "run as root; in a container add CAP_PERFMON and allow perf_event_open in its seccomp profile",
 	}, func() (string, error) {
-		if err := tryOpen(newAttr(CPUClock, DefaultHz, false)); err != nil {
+		if err := tryOpen(newAttr(CPUClock, DefaultHz, false, false)); err != nil {
 			return "", fmt.Errorf("perf_event_open: %w", err)
 		}
 		return fmt.Sprintf("a ring for each CPU, %d samples per second", DefaultHz), nil
@@ -399,7 +425,7 @@ var (
 		Lost:  "samples of code that runs with interrupts off; cpu-clock is used instead",
 		Mend:  "give the virtual machine a PMU",
 	}, func() (string, error) {
-		if err := tryOpen(newAttr(Cycles, DefaultHz, false)); err != nil {
+		if err := tryOpen(newAttr(Cycles, DefaultHz, false, false)); err != nil {
 			return "", fmt.Errorf("perf_event_open: %w", err)
 		}
 		return "samples come by NMI", nil
@@ -410,12 +436,23 @@ var (
 		Lost:  "the exact control group of a sample on cgroup v2; the thread's group is read from /proc instead",
 		Mend:  "boot Linux 5.7 or newer with CONFIG_CGROUP_PERF",
 	}, func() (string, error) {
-		if err := tryOpen(newAttr(CPUClock, DefaultHz, true)); err != nil {
+		if err := tryOpen(newAttr(CPUClock, DefaultHz, true, false)); err != nil {
 			return "", fmt.Errorf("perf_event_open: %w", err)
 		}
 		return "samples carry the id of their control group", nil
 	})
+	Losses = feature.New(feature.Status{
+		Name:  "sample-losses",
+		Needs: "PERF_FORMAT_LOST: Linux 6.0",
+		Lost:  "samples that a full ring lost at the end of a window: the ring tells of them when it has room again",
+		Mend:  "boot Linux 6.0 or newer",
+	}, func() (string, error) {
+		if err := tryOpen(newAttr(CPUClock, DefaultHz, false, true)); err != nil {
+			return "", fmt.Errorf("perf_event_open: %w", err)
+		}
+		return "lost samples are counted as they are lost", nil
+	})
 )
 
 // Features are the probes of this package.
-func Features() []*feature.Probe { return []*feature.Probe{Sampling, HardwareCycles, Cgroups} }
+func Features() []*feature.Probe { return []*feature.Probe{Sampling, HardwareCycles, Cgroups, Losses} }

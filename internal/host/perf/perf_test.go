@@ -2,6 +2,7 @@ package perf
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -82,8 +83,8 @@ func TestSamplerSeesABusyThread(t *testing.T) {
 	if bad > 0 {
 		t.Errorf("%d samples lie outside the span in which sampling was on", bad)
 	}
-	if s.Lost() > 0 {
-		t.Errorf("%d records were lost", s.Lost())
+	if lost, err := s.Lost(); err != nil || lost > 0 {
+		t.Errorf("%d records were lost (%v)", lost, err)
 	}
 	if testing.Short() {
 		t.Skip("needs a real processor: an emulated one counts time in which it stood still as CPU time, and takes no samples then")
@@ -230,4 +231,76 @@ func monotonic() int64 {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
 	return ts.Nano()
+}
+
+// What a full ring loses counts in the window in which it was lost, though no later record had room to say so, and not
+// in the next. A kernel that does not count it (here: is not believed to) tells of it in the next.
+func TestLostCountsInItsWindow(t *testing.T) {
+	for _, exact := range []bool{true, false} {
+		t.Run(fmt.Sprint("exact=", exact), func(t *testing.T) { testLost(t, exact) })
+	}
+}
+
+func testLost(t *testing.T, exact bool) {
+	s := sampler(t, Options{Hz: 4999, RingBytes: os.Getpagesize(), NoCycles: true})
+	if exact && !s.ExactLost() {
+		t.Skipf("needs PERF_FORMAT_LOST: %v", Losses.Err())
+	}
+	s.exact = exact
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	lost := func() uint64 {
+		t.Helper()
+		n, err := s.Lost()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	window := func(work func()) (samples int, losses uint64) {
+		t.Helper()
+		before := lost()
+		if err := s.Enable(); err != nil {
+			t.Fatal(err)
+		}
+		work()
+		if err := s.Disable(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Drain(&Handler{Sample: func(*Sample) { samples++ }}); err != nil {
+			t.Fatal(err)
+		}
+		return samples, lost() - before
+	}
+	zero, err := os.Open("/dev/zero")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zero.Close()
+	buf := make([]byte, 1<<20)
+	burn := func() {
+		var from unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &from); err != nil {
+			t.Fatal(err)
+		}
+		var spent unix.Timespec
+		for spent.Nano() < from.Nano()+int64(200*time.Millisecond) {
+			if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &spent); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := zero.Read(buf); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	samples, losses := window(burn)
+	if (losses > 0) != exact {
+		t.Errorf("a ring of one page, and 200 ms with a sample every 200 us: %d samples, %d lost", samples, losses)
+	}
+	if exact {
+		burn = func() {} // so that nothing more is lost
+	}
+	if _, losses := window(burn); (losses > 0) == exact {
+		t.Errorf("the next window: %d lost", losses)
+	}
 }

@@ -21,6 +21,7 @@ type ring struct {
 	buf  []byte // records of one drain, unwrapped; reused
 
 	before, on uint64 // nanoseconds that the event had been enabled at Enable, and since then
+	lost       uint64 // records that found no room since Open, by the last read; 0 where the kernel does not count them
 }
 
 func openRing(attr *unix.PerfEventAttr, cpu, pages int) (*ring, error) {
@@ -66,11 +67,15 @@ func (r *ring) ioctl(req uint, what string) error {
 	return nil
 }
 
-// enabled is for how long the event has been enabled in all, in nanoseconds.
+// enabled reads the event. It is for how long that has been enabled in all, in nanoseconds.
 func (r *ring) enabled() (uint64, error) {
-	var b [16]byte                                   // the count, the time
-	if _, err := unix.Read(r.fd, b[:]); err != nil { // the kernel reads nothing of an event that it gave up: zero
+	var b [24]byte                  // the count, the time, and what was lost where that was asked for
+	n, err := unix.Read(r.fd, b[:]) // the kernel reads nothing of an event that it gave up: zero
+	if err != nil {
 		return 0, fmt.Errorf("reading the sampling event on CPU %d: %w", r.cpu, err)
+	}
+	if n == len(b) {
+		r.lost = binary.NativeEndian.Uint64(b[16:])
 	}
 	return binary.NativeEndian.Uint64(b[8:]), nil
 }

@@ -1,7 +1,9 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -66,6 +68,7 @@ type known struct {
 	pass     uint64 // that last saw it
 	settling int
 	claim    claim
+	hidden   bool // what it runs may not be read, and its command line says nothing
 	charged  cgroup.Charged
 	threads  []knownThread
 	sandbox  *Sandbox // as of the last gathering
@@ -170,6 +173,14 @@ func (r *Reader) Read(full bool) (*Census, error) {
 		r.gather()
 	}
 	r.count(full)
+	if full {
+		r.census.Hidden = 0
+		for _, k := range r.known {
+			if k.hidden {
+				r.census.Hidden++
+			}
+		}
+	}
 	return r.census, nil
 }
 
@@ -282,6 +293,7 @@ func (r *Reader) identify(k *known, pid int) bool {
 		if c.exe, err = r.fs.Exe(pid); err == nil && c.exe != "" {
 			k.claim = r.table.identify(c)
 		}
+		k.hidden = errors.Is(err, fs.ErrPermission)
 	}
 	if p.Kernel && k.claim.rule == nil {
 		return true // in no sandbox

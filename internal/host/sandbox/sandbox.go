@@ -154,6 +154,7 @@ type Census struct {
 	Memory    string // v1 or v2: the hierarchy that counts memory
 	Sandboxes []*Sandbox
 	Shared    []*Process // what serves all sandboxes
+	Hidden    int        // processes whose program may not be read, as of the last full reading: they may be of sandboxes
 }
 
 // Sandbox finds a sandbox by its id.

@@ -6,13 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"sync/atomic"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/grace"
 	"tare/internal/host/cgroup"
 	"tare/internal/mapped"
 )
@@ -122,13 +122,7 @@ func (k *kernel) detach() error {
 	if err != nil {
 		return fmt.Errorf("detaching the tracer: %w", err)
 	}
-	// Programs of tracepoints run within RCU's sections, and this waits until all that had begun are over
-	// (kernel/sched/membarrier.c).
-	const membarrierGlobal = 1
-	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
-		time.Sleep(10 * time.Millisecond) // a kernel with nohz_full refuses: this is a thousand times as long as a run takes
-	}
-	return nil
+	return grace.Wait()
 }
 
 // counted are the execs that the program saw, and those for which the ring had no room.

@@ -57,6 +57,7 @@ type sandboxed struct {
 	shim  *placement.Group // nil where it runs plainly
 	pid   int              // of the shim, or of the application itself
 	link  string           // name of this machine's end of its link; empty: none
+	space *link.Namespace  // of the shim, where it has a link; open until the sandbox has ended
 	job   oci.Job
 
 	asked  bool           // whether the runtime has told of it while it ran
@@ -128,7 +129,7 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	}
 	l.Command.Path, l.Command.Err = j.trial.Self(), nil
 	l.Command.Args = append([]string{"tare"}, s.job.Args(path)...)
-	if s.job.Own {
+	if s.job.Own && !linked {
 		if l.Command.SysProcAttr == nil {
 			l.Command.SysProcAttr = &unix.SysProcAttr{}
 		}
@@ -137,15 +138,26 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err := s.shim.Start(l.Command); err != nil {
+	var network string
+	if linked {
+		if s.space, err = link.NewNamespace(); err != nil {
+			return err
+		}
+		network = s.space.Path()
+		s.link = "tare" + strconv.Itoa(os.Getpid()) + "s" + strconv.Itoa(number)
+		err := link.MakePair(s.link, link.Inside, s.space)
+		if err == nil {
+			err = link.Configure(s.link, s.group.TreeName(), here)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := s.shim.StartIn(l.Command, network); err != nil {
 		return err
 	}
 	s.setPID(j, l.Command.Process.Pid)
-	if !linked {
-		return nil
-	}
-	s.link = "tare" + strconv.Itoa(os.Getpid()) + "s" + strconv.Itoa(number)
-	return s.connect(here)
+	return nil
 }
 
 func (s *sandboxed) setPID(j *joined, pid int) {
@@ -221,23 +233,6 @@ func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
 func added(env []string) []string {
 	own := os.Environ()
 	return slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(own, v) })
-}
-
-// reachTime is for the shim to be there: a process that becomes another has no namespaces for a moment.
-const reachTime = 5 * time.Second
-
-// connect makes the link between this machine and the namespace of the shim.
-func (s *sandboxed) connect(here netip.Prefix) error {
-	for until := time.Now().Add(reachTime); ; time.Sleep(time.Millisecond) {
-		err := link.MakePair(s.link, link.Inside, s.pid)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, unix.ESRCH) || time.Now().After(until) {
-			return err
-		}
-	}
-	return link.Configure(s.link, s.group.TreeName(), here)
 }
 
 // Patience is how long a sandbox may take until what is in it is ready.
@@ -385,7 +380,7 @@ func (j *joined) end(s *sandboxed) error {
 		err = s.job.Abandon(context.Background())
 	}
 	if s.link != "" {
-		err = errors.Join(err, link.Remove(s.link))
+		err = errors.Join(err, link.Remove(s.link), s.space.Close())
 	}
 	return err
 }

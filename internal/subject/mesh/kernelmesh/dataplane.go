@@ -24,6 +24,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/host/mount"
+	"tare/internal/host/proc"
 	"tare/internal/param"
 	"tare/internal/subject/mesh"
 	"tare/internal/subject/mesh/store"
@@ -361,11 +362,5 @@ func explain(err error, doing string) error {
 
 // hasRights reports whether this process has the capabilities that loading takes, in its own user namespace.
 func hasRights() bool {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return os.Geteuid() == 0
-	}
-	has := func(capability uint) bool { return data[capability/32].Effective>>(capability%32)&1 == 1 }
-	return has(unix.CAP_SYS_ADMIN) || has(unix.CAP_BPF) && has(unix.CAP_NET_ADMIN)
+	return proc.Capable(unix.CAP_SYS_ADMIN) || proc.Capable(unix.CAP_BPF) && proc.Capable(unix.CAP_NET_ADMIN)
 }

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -62,7 +63,7 @@ func subjectMain() {
 
 // request is what a client is asked to do.
 type request struct {
-	Do      string         // tcp, hold, release, udp, udp-connected, udp-many, udp-hold, udp-again (by the socket held)
+	Do      string         // tcp, hold, release, udp, udp-connected, udp-many, udp-hold, udp-open, or by the socket held: udp-again, -send, -receive, -connect, -disconnect
 	Family  int            // of the socket: unix.AF_INET, unix.AF_INET6
 	To      netip.AddrPort // an AF_INET6 socket takes IPv4 as IPv4-mapped
 	From    netip.AddrPort // what the socket is bound to, if anything
@@ -102,8 +103,18 @@ func clientMain() {
 				fd, err = a.tcp(r)
 			case "udp", "udp-connected", "udp-many", "udp-hold":
 				fd, err = a.udp(r)
+			case "udp-open":
+				fd, err = socket(r.Family, unix.SOCK_DGRAM, r.Timeout)
 			case "udp-again":
 				fd, err = -1, a.sendTo(held[0], r.Family, r.To)
+			case "udp-send":
+				fd, err = -1, unix.Sendto(held[0], []byte("hello"), 0, sockaddr(r.Family, r.To))
+			case "udp-receive":
+				fd, err = -1, a.receive(held[0])
+			case "udp-connect":
+				fd, err = -1, unix.Connect(held[0], sockaddr(r.Family, r.To))
+			case "udp-disconnect":
+				fd, err = -1, disconnect(held[0])
 			case "release":
 				for _, fd := range held {
 					unix.Close(fd)
@@ -113,7 +124,7 @@ func clientMain() {
 			if err != nil {
 				a.Errors[err.Error()]++
 			}
-			if r.Do == "hold" || r.Do == "udp-hold" {
+			if r.Do == "hold" || r.Do == "udp-hold" || r.Do == "udp-open" {
 				held = append(held, fd)
 			} else if fd >= 0 {
 				unix.Close(fd)
@@ -225,6 +236,10 @@ func (a answer) exchange(fd int, send func() error) error {
 	if err := send(); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
+	return a.receive(fd)
+}
+
+func (a answer) receive(fd int) error {
 	buf := make([]byte, 100)
 	n, from, err := unix.Recvfrom(fd, buf, 0)
 	if err != nil {
@@ -232,6 +247,16 @@ func (a answer) exchange(fd int, send func() error) error {
 	}
 	a.Banners[string(buf[:n])]++
 	a.Peers[addrPort(from)]++
+	return nil
+}
+
+// disconnect takes a UDP socket's peer from it: connect(2) to AF_UNSPEC.
+func disconnect(fd int) error {
+	var none unix.RawSockaddr
+	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none))
+	if errno != 0 {
+		return fmt.Errorf("disconnecting: %w", errno)
+	}
 	return nil
 }
 

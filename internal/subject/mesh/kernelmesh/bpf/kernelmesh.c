@@ -82,22 +82,28 @@ struct origin {
 
 enum { CHOSEN, OPENED, ESTABLISHED, CLOSED };
 
-#define FLOWS 8
+#define FLOWS 32
 
 /*
  * One service that an unconnected UDP socket talks to: it stays with one endpoint, as with conntrack, until the
- * configuration changes.
+ * configuration changes. The flow is kept after that, for replies that are still to come.
  */
 struct flow {
 	struct address service;
 	struct address endpoint;
 	__u32 cluster;
 	__u32 generation; /* 0: not in use */
+	/*
+	 * When the socket last sent by it: flows->sent of then. Several flows have one endpoint where services share it,
+	 * or where it has moved from one to another: a reply belongs to the one that was used last.
+	 */
+	__u64 sent;
 };
 
 struct flows {
 	struct bpf_spin_lock lock; /* sendmsg and recvmsg run without the socket's lock */
-	__u32 next;
+	__u32 used; /* so many flows, from the first on, have been in use */
+	__u64 sent; /* datagrams to services */
 	struct flow flow[FLOWS];
 };
 
@@ -349,6 +355,122 @@ static __always_inline enum outcome ask(struct question *q, struct answer *a)
 }
 
 /*
+ * Loops over flows hold a lock, so that they cannot use bpf_loop, and the verifier follows every path through them. It
+ * sees that paths are alike where they carry on no number that it knows, such as a place, and no answer to a condition
+ * that it then knows: therefore one loop that finds out which flow, by its time, and another that finds the flow.
+ */
+
+/* Whether two addresses differ, without a branch. */
+static __always_inline __u32 differ(const struct address *a, const struct address *b)
+{
+	return (a->ip[3] ^ b->ip[3]) | (a->port ^ b->port) | (a->ip[2] ^ b->ip[2]) | (a->ip[1] ^ b->ip[1]) |
+		(a->ip[0] ^ b->ip[0]);
+}
+
+/* The endpoint of the flow to a service, if it has one of this generation; the flow is then used once more. */
+static __always_inline bool use_flow(struct flows *f, const struct address *service, __u32 generation, struct answer *a)
+{
+	bool found = false;
+	__u32 i;
+
+	bpf_spin_lock(&f->lock);
+#pragma clang loop unroll(disable)
+	for (i = 0; i < FLOWS && i < f->used; i++) {
+		if (differ(&f->flow[i].service, service) | (f->flow[i].generation ^ generation))
+			continue;
+		a->endpoint = f->flow[i].endpoint;
+		a->cluster = f->flow[i].cluster;
+		f->flow[i].sent = ++f->sent;
+		found = true;
+		break;
+	}
+	bpf_spin_unlock(&f->lock);
+	return found;
+}
+
+/* Keeps what the store has answered, in the place of the flow that was used longest ago. */
+static __always_inline void add_flow(struct flows *f, const struct address *service, __u32 generation, struct answer *a)
+{
+	__u64 oldest = ~0ULL;
+	__u32 i;
+
+	bpf_spin_lock(&f->lock);
+#pragma clang loop unroll(disable)
+	for (i = 0; i < FLOWS; i++) {
+		/* The same endpoint as before a change: the place of no other is taken. */
+		if (!(differ(&f->flow[i].service, service) | differ(&f->flow[i].endpoint, &a->endpoint)))
+			f->flow[i].sent = 0;
+		if (f->flow[i].sent < oldest)
+			oldest = f->flow[i].sent;
+	}
+#pragma clang loop unroll(disable)
+	for (i = 0; i < FLOWS; i++) {
+		if (f->flow[i].sent != oldest)
+			continue;
+		f->flow[i].service = *service;
+		f->flow[i].endpoint = a->endpoint;
+		f->flow[i].cluster = a->cluster;
+		f->flow[i].generation = generation;
+		f->flow[i].sent = ++f->sent;
+		if (f->used <= i)
+			f->used = i + 1;
+		break;
+	}
+	bpf_spin_unlock(&f->lock);
+}
+
+/* The service of the flow to an endpoint that was used last, if there is one. Replaces *from. */
+static __always_inline bool find_service(struct flows *f, struct address *from)
+{
+	bool found = false;
+	__u64 last = 0;
+	__u32 i;
+
+	bpf_spin_lock(&f->lock);
+#pragma clang loop unroll(disable)
+	for (i = 0; i < FLOWS && i < f->used; i++) {
+		if (!differ(&f->flow[i].endpoint, from) && f->flow[i].sent > last)
+			last = f->flow[i].sent;
+	}
+#pragma clang loop unroll(disable)
+	for (i = 0; i < FLOWS && i < f->used; i++) {
+		if (differ(&f->flow[i].endpoint, from) || f->flow[i].sent != last)
+			continue;
+		*from = f->flow[i].service;
+		found = true;
+		break;
+	}
+	bpf_spin_unlock(&f->lock);
+	return found;
+}
+
+/*
+ * The socket has turned to an address that is no service: what comes from there comes from that address. Flows to it
+ * are forgotten, and so is what the socket was connected to, if it is connected no more.
+ */
+static __always_inline void expect_itself(struct bpf_sock *sk, const struct address *to)
+{
+	struct origin *o = bpf_sk_storage_get(&km_origins, sk, NULL, 0);
+	struct flows *f = bpf_sk_storage_get(&km_flows, sk, NULL, 0);
+	__u32 i;
+
+	if (o && !differ(&o->endpoint, to) && sk->state != BPF_TCP_ESTABLISHED)
+		bpf_sk_storage_delete(&km_origins, sk);
+	if (!f)
+		return;
+	bpf_spin_lock(&f->lock);
+#pragma clang loop unroll(disable)
+	for (i = 0; i < FLOWS && i < f->used; i++) {
+		if (differ(&f->flow[i].endpoint, to))
+			continue;
+		f->flow[i].endpoint.port = 0; /* no datagram comes from there */
+		f->flow[i].generation = 0;
+		f->flow[i].sent = 0;
+	}
+	bpf_spin_unlock(&f->lock);
+}
+
+/*
  * connect(): TCP, and UDP that connects. q->from and q->to are filled in; replaces q->to. What was asked for is kept
  * with the socket, where getpeername, recvmsg and sockops find it.
  */
@@ -371,6 +493,8 @@ static __always_inline enum outcome do_connect(struct bpf_sock_addr *ctx, struct
 		/* A socket may connect again, elsewhere: what it was before no longer holds. */
 		if (bpf_sk_storage_get(&km_origins, ctx->sk, NULL, 0))
 			bpf_sk_storage_delete(&km_origins, ctx->sk);
+		if (q->protocol == IPPROTO_UDP)
+			expect_itself(ctx->sk, &q->to);
 		return PASSED;
 	}
 	if (outcome != MATCHED)
@@ -397,14 +521,16 @@ static __always_inline enum outcome do_connect(struct bpf_sock_addr *ctx, struct
 	return MATCHED;
 }
 
-/* sendto() on a UDP socket, likewise. Not called by the kernel for a connected socket that sends to its peer. */
+/*
+ * sendto() on a UDP socket, likewise. The kernel does not call it for a connected socket that sends to its peer.
+ */
 static __always_inline enum outcome do_sendmsg(struct bpf_sock_addr *ctx, struct question *q)
 {
 	struct state *now = state();
 	enum outcome outcome;
 	struct answer a = {};
 	bool found = false;
-	__u32 generation, i;
+	__u32 generation;
 	struct flows *f;
 
 	if (!now)
@@ -415,32 +541,17 @@ static __always_inline enum outcome do_sendmsg(struct bpf_sock_addr *ctx, struct
 	generation = *(volatile __u32 *)&now->generation;
 	q->protocol = IPPROTO_UDP;
 	f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, 0);
-	if (f) {
-		bpf_spin_lock(&f->lock);
-#pragma unroll
-		for (i = 0; i < FLOWS; i++) {
-			if (!found && f->flow[i].generation == generation && same(&f->flow[i].service, &q->to)) {
-				a.endpoint = f->flow[i].endpoint;
-				a.cluster = f->flow[i].cluster;
-				found = true;
-			}
-		}
-		bpf_spin_unlock(&f->lock);
-	}
+	if (f)
+		found = use_flow(f, &q->to, generation, &a);
 	if (!found) {
 		outcome = ask(q, &a);
+		if (outcome == PASSED)
+			expect_itself(ctx->sk, &q->to);
 		if (outcome != MATCHED)
 			return outcome;
 		f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-		if (f) {
-			bpf_spin_lock(&f->lock);
-			i = f->next++ & (FLOWS - 1);
-			f->flow[i].service = q->to;
-			f->flow[i].endpoint = a.endpoint;
-			f->flow[i].cluster = a.cluster;
-			f->flow[i].generation = generation;
-			bpf_spin_unlock(&f->lock);
-		}
+		if (f)
+			add_flow(f, &q->to, generation, &a);
 	}
 	count_cluster(a.cluster, MATCHED);
 	q->to = a.endpoint;
@@ -454,30 +565,19 @@ static __always_inline enum outcome do_sendmsg(struct bpf_sock_addr *ctx, struct
 static __always_inline enum outcome do_recvmsg(struct bpf_sock_addr *ctx, struct address *from)
 {
 	struct origin *o = bpf_sk_storage_get(&km_origins, ctx->sk, NULL, 0);
-	struct address service;
-	bool found = false;
 	struct flows *f;
-	__u32 i;
 
-	if (o && same(&o->endpoint, from)) {
-		*from = o->service;
-		return MATCHED;
+	if (o && !same(&o->endpoint, from))
+		o = NULL;
+	/* A socket that is connected no more may have sent elsewhere since. */
+	if (!o || ctx->sk->state != BPF_TCP_ESTABLISHED) {
+		f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, 0);
+		if (f && find_service(f, from))
+			return MATCHED;
 	}
-	f = bpf_sk_storage_get(&km_flows, ctx->sk, NULL, 0);
-	if (!f)
+	if (!o)
 		return PASSED;
-	bpf_spin_lock(&f->lock);
-#pragma unroll
-	for (i = 0; i < FLOWS; i++) {
-		if (!found && same(&f->flow[i].endpoint, from)) {
-			service = f->flow[i].service;
-			found = true;
-		}
-	}
-	bpf_spin_unlock(&f->lock);
-	if (!found)
-		return PASSED;
-	*from = service;
+	*from = o->service;
 	return MATCHED;
 }
 

@@ -1,11 +1,9 @@
 package snapshot
 
 import (
-	"errors"
-	"fmt"
 	"sync"
 
-	"github.com/cilium/ebpf"
+	"tare/internal/grace"
 )
 
 // waiter waits for programs. Store uses it from one goroutine.
@@ -17,64 +15,50 @@ type waiter interface {
 	close() error
 }
 
-// grace waits, in the background, until every program that runs now has ended: an RCU grace period, some milliseconds
+// rcu waits, in the background, until every program that runs now has ended: an RCU grace period, some milliseconds
 // long.
-//
-// It updates a map of maps, after which the kernel waits for readers before it returns (maybe_wait_bpf_programs in
-// kernel/bpf/syscall.c, since Linux 4.20; from 6.19 on by an expedited grace period). membarrier(MEMBARRIER_CMD_GLOBAL)
-// would do it without a map, but it refuses where a CPU runs without ticks (nohz_full) and returns at once where one
-// CPU is online, though a program may be preempted there (sys_membarrier in kernel/sched/membarrier.c).
-type grace struct {
-	outer, inner *ebpf.Map
-	ask          chan struct{}
-	answer       chan error
-	asked        bool
-	ends         sync.WaitGroup
+type rcu struct {
+	waiter *grace.Waiter
+	ask    chan struct{}
+	answer chan error
+	asked  bool
+	ends   sync.WaitGroup
 }
 
-func newGrace() (*grace, error) {
-	spec := &ebpf.MapSpec{Name: "ss_grace_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
-	inner, err := ebpf.NewMap(spec)
+func newRCU() (*rcu, error) {
+	w, err := grace.New("ss_grace")
 	if err != nil {
-		return nil, fmt.Errorf("creating map ss_grace_inner: %w", err)
+		return nil, err
 	}
-	outer, err := ebpf.NewMap(&ebpf.MapSpec{Name: "ss_grace", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: spec})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("creating map ss_grace: %w", err), inner.Close())
-	}
-	g := &grace{outer: outer, inner: inner, ask: make(chan struct{}, 1), answer: make(chan error, 1)}
+	g := &rcu{waiter: w, ask: make(chan struct{}, 1), answer: make(chan error, 1)}
 	g.ends.Go(func() {
 		for range g.ask {
-			err := outer.Put(uint32(0), inner)
-			if err != nil {
-				err = fmt.Errorf("waiting for running programs: %w", err)
-			}
-			g.answer <- err
+			g.answer <- w.Wait()
 		}
 	})
 	return g, nil
 }
 
-func (g *grace) start() {
+func (g *rcu) start() {
 	g.asked = true
 	g.ask <- struct{}{}
 }
 
-func (g *grace) running() bool { return g.asked }
+func (g *rcu) running() bool { return g.asked }
 
-func (g *grace) over() bool { return g.asked && len(g.answer) > 0 }
+func (g *rcu) over() bool { return g.asked && len(g.answer) > 0 }
 
-func (g *grace) wait() error {
+func (g *rcu) wait() error {
 	err := <-g.answer
 	g.asked = false
 	return err
 }
 
-func (g *grace) close() error {
+func (g *rcu) close() error {
 	if g.asked {
 		_ = g.wait()
 	}
 	close(g.ask)
 	g.ends.Wait()
-	return errors.Join(g.outer.Close(), g.inner.Close())
+	return g.waiter.Close()
 }

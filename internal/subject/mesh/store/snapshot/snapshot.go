@@ -159,7 +159,7 @@ func Open(o store.Options) (*Store, error) {
 }
 
 func (s *Store) open(o store.Options) (err error) {
-	g, err := newGrace()
+	g, err := newRCU()
 	if err != nil {
 		return err
 	}
