@@ -519,6 +519,10 @@ func cgroup2(t *testing.T, v *Inventory, name string) (dir, path string) {
 	return dir, path
 }
 
+// The main goroutine keeps the main thread, so that no test that gives its thread namespaces of its own gives them to
+// that one: /proc/self is what the main thread sees.
+func init() { runtime.LockOSThread() }
+
 func TestAttachments(t *testing.T) {
 	root(t)
 	// Namespaces of this thread's own, so that nothing is hung on the machine's lo, nor mounted: the thread ends with
