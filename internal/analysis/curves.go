@@ -72,6 +72,7 @@ type curves struct {
 // and differences paired within blocks. What some trial of an arm cannot carry is left out. They are in order of
 // level and arm.
 func Curves(run record.Run, trials []record.Trial) []Curve {
+	trials, _ = bounded(run, trials)
 	c := &curves{
 		seed: run.Seed, table: newTable(run, trials, &Summary{}), metric: run.Defined().QuantileOf(load.Latency, 0.5),
 		latency: map[cell]quantiles{}, lag: map[cell]quantiles{}, blocks: map[levelArm][]int{},

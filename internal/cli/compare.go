@@ -261,7 +261,7 @@ func sourceOf(dir string) (comparison.Source, error) {
 	}
 	s, err := analysis.Summarize(c.Run, c.Trials)
 	if err != nil {
-		return comparison.Source{}, fmt.Errorf("summarizing %s: %w", dir, err)
+		return comparison.Source{}, fault.Wrap(err, fault.Usage, dir, "", "the run cannot be summarized")
 	}
 	return comparison.Source{Dir: dir, Run: c.Run, Summary: s, Warnings: c.Warnings}, nil
 }

@@ -44,7 +44,7 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 			}
 			p, err := analysis.PowerOf(c.Run, c.Trials, parts, power)
 			if err != nil {
-				return err
+				return fault.Wrap(err, fault.Usage, args[0], "", "the run cannot be planned from")
 			}
 			if len(p.Rows) == 0 {
 				return fault.New(fault.Invalid, args[0], "run it with six blocks or more (--blocks 6)",

@@ -120,7 +120,7 @@ func writeReport(w io.Writer, dir string, flags reportFlags) (*analysis.Summary,
 	}
 	s, err := analysis.Summarize(c.Run, c.Trials)
 	if err != nil {
-		return nil, fmt.Errorf("reporting on %s: %w", dir, err)
+		return nil, fault.Wrap(err, fault.Usage, dir, "", "the run cannot be reported on")
 	}
 	s.Warnings = append(s.Warnings, c.Warnings...)
 	for _, f := range flags.formats {

@@ -357,6 +357,10 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 	if err != nil {
 		return errors.Join(runErr, fmt.Errorf("summarizing %s: %w", w.Dir(), err))
 	}
+	if n := w.Trimmed(); n > 0 {
+		summary.Warnings = append(summary.Warnings, fmt.Sprintf("%s too large for the record, which is without some details of them: "+
+			"the warnings of their ledgers say which", several(n, "trial was", "trials were")))
+	}
 	written := errors.Join(w.WriteSummary(summary), writePage(w, summary, r, trials))
 	show := func() error { return report.Text(out, summary, r, textOptions(out, w.Dir(), as.all)) }
 	if as.json {
