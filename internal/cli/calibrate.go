@@ -68,10 +68,10 @@ func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err err
 			return fault.Wrap(err, fault.Machine, "tare calibrate", p.Status().Mend, "this machine cannot be calibrated")
 		}
 	}
-	if _, o.Self, err = ground(os.Stderr); err != nil {
+	if _, o.Self, err = ground(stderr); err != nil {
 		return err
 	}
-	o.Say = func(section, what string) { fmt.Fprintf(os.Stderr, "%s: %s\n", section, what) }
+	o.Say = func(section, what string) { fmt.Fprintf(stderr, "%s: %s\n", section, what) }
 	r, err := calibrate.Run(cmd.Context(), o)
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/comparison"
 	"tare/internal/fault"
+	"tare/internal/printable"
 	"tare/internal/record"
 	"tare/internal/report"
 )
@@ -170,7 +171,7 @@ func (f compareFlags) side(dir string) ([]comparison.Source, error) {
 
 // readHistory reads the runs of a history, without those that cannot be read, which it names on standard error.
 func (f compareFlags) readHistory() ([]comparison.Source, error) {
-	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(os.Stderr, "left out: %s\n", printable(err.Error())) })
+	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(stderr, "left out: %s\n", printable.Line(err.Error())) })
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +194,7 @@ func (f compareFlags) like(history []comparison.Source, s comparison.Source) []c
 		return len(comparison.Apart(s.Run, h.Run)) > 0
 	})
 	if left := len(history) - len(kept); left > 0 {
-		fmt.Fprintf(os.Stderr, "%s: %d of %d runs are left out, for they differ from %s in more than what was weighed\n",
+		fmt.Fprintf(stderr, "%s: %d of %d runs are left out, for they differ from %s in more than what was weighed\n",
 			f.history, left, len(history), s.Dir)
 	}
 	return kept

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -159,7 +158,7 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 // rehearse starts the command once by itself, and the baseline where there is one, and sets from when on they are ready
 // unless the user did: the longer of their start-ups.
 func (f tryFlags) rehearse(ctx context.Context, name string) error {
-	layout, self, err := ground(os.Stderr)
+	layout, self, err := ground(stderr)
 	if err != nil {
 		return err
 	}
@@ -196,10 +195,10 @@ func rehearseOne(
 		return 0, err
 	case found.ReadyAfter == 0:
 	case found.Settled:
-		fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
+		fmt.Fprintf(stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
 			found.ReadyAfter.Seconds())
 	default:
-		fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never settled; "+
+		fmt.Fprintf(stderr, "%s: started once by itself, its CPU time never settled; "+
 			"give the time that its start-up takes with --ready-after\n", name)
 	}
 	return found.ReadyAfter, nil
