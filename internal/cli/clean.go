@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -15,6 +14,7 @@ import (
 	"tare/internal/placement"
 	"tare/internal/printable"
 	"tare/internal/scratch"
+	"tare/internal/self"
 )
 
 func init() { register(newClean) }
@@ -63,26 +63,40 @@ func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
 	return r, errors.Join(err, err1, err2, err3, err4, oci.CleanGroups(layout))
 }
 
-// ground finds the control groups of this machine and the tare binary, and removes what is left of runs that have
-// ended, before something begins: that this fails is no obstacle.
-func ground(log io.Writer) (layout *cgroup.Layout, self string, err error) {
-	if layout, self, err = findGround(); err != nil {
-		return nil, "", err
+// binary is the tare binary under a path that stays its own, whatever is put in the place of the file.
+type binary struct {
+	path string
+	dir  *scratch.Dir
+}
+
+// Close takes the path away.
+func (b *binary) Close() error { return b.dir.Close() }
+
+// ground finds the control groups of this machine and the tare binary, which is to be closed, and removes what is left
+// of runs that have ended, before something begins: that this fails is no obstacle.
+func ground(log io.Writer) (layout *cgroup.Layout, own *binary, err error) {
+	if layout, own, err = findGround(); err != nil {
+		return nil, nil, err
 	}
 	if _, err := cleanUp(layout); err != nil {
 		fmt.Fprintf(log, "tare: not everything that an earlier run left behind could be removed: %v\n", err)
 	}
-	return layout, self, nil
+	return layout, own, nil
 }
 
-func findGround() (layout *cgroup.Layout, self string, err error) {
+func findGround() (layout *cgroup.Layout, own *binary, err error) {
 	if layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
-	if self, err = os.Executable(); err != nil {
-		return nil, "", fmt.Errorf("finding the tare binary: %w", err)
+	dir, err := scratch.New("", "binary")
+	if err != nil {
+		return nil, nil, err
 	}
-	return layout, self, nil
+	path, err := self.Link(dir.Path())
+	if err != nil {
+		return nil, nil, errors.Join(err, dir.Close())
+	}
+	return layout, &binary{path, dir}, nil
 }
 
 func printCleaned(w io.Writer, r cleaned) error {

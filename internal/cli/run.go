@@ -196,10 +196,11 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	if err != nil {
 		return err
 	}
-	layout, self, err := ground(stderr)
+	layout, own, err := ground(stderr)
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, own.Close()) }()
 	m, err := meter.New(ctx, meterOptions(s))
 	if err != nil {
 		return err
@@ -209,7 +210,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	nodes := f.nodes.plan(s) // it fits the spec to them
 	var gathered *fleet
 	if nodes != nil && !nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, nodes, self, layout, "", stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, nodes, own.path, layout, "", stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()
@@ -231,7 +232,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	defer func() { err = errors.Join(err, w.Close()) }()
 
 	if nodes != nil && nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, nodes, self, layout, w.Dir(), stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, nodes, own.path, layout, w.Dir(), stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()
@@ -241,7 +242,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	if others := placement.Others(layout); len(others) > 0 {
 		p.warn(engine.OtherRun(others))
 	}
-	machine := engine.Machine{Self: self, Cgroups: layout, OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
+	machine := engine.Machine{Self: own.path, Cgroups: layout, OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
 		return m.OpenAt(ctx, at)
 	}}
 	if gathered != nil {

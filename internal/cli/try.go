@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -157,17 +158,18 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 
 // rehearse starts the command once by itself, and the baseline where there is one, and sets from when on they are ready
 // unless the user did: the longer of their start-ups.
-func (f tryFlags) rehearse(ctx context.Context, name string) error {
-	layout, self, err := ground(stderr)
+func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
+	layout, own, err := ground(stderr)
 	if err != nil {
 		return err
 	}
-	ready, err := rehearseOne(ctx, layout, self, name, f.command)
+	defer func() { err = errors.Join(err, own.Close()) }()
+	ready, err := rehearseOne(ctx, layout, own.path, name, f.command)
 	if err != nil {
 		return err
 	}
 	if f.against != "" {
-		of, err := rehearseOne(ctx, layout, self, "the baseline", f.baseline())
+		of, err := rehearseOne(ctx, layout, own.path, "the baseline", f.baseline())
 		if err != nil && ctx.Err() == nil {
 			return fault.Wrap(err, fault.CodeOf(err), "--against", fault.MendOf(err), "the baseline cannot run")
 		}
