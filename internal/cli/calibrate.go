@@ -69,7 +69,7 @@ func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err err
 			return fault.Wrap(err, fault.Machine, "tare calibrate", p.Status().Mend, "this machine cannot be calibrated")
 		}
 	}
-	_, own, err := ground(stderr)
+	_, own, err := ground(cmd.Context(), stderr)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -35,8 +36,9 @@ and maps of a subject go with its process.
 			if err != nil {
 				return err
 			}
-			r, err := cleanUp(layout)
-			if e := printCleaned(cmd.OutOrStdout(), r); err == nil {
+			defer insist(cmd.Context())()
+			r, err := cleanUp(cmd.Context(), layout)
+			if e := promptly(cmd.Context(), func() error { return printCleaned(cmd.OutOrStdout(), r) }); err == nil {
 				err = e
 			}
 			return err
@@ -52,15 +54,39 @@ type cleaned struct {
 	Sandboxes   []string // by id
 }
 
-// cleanUp removes all that is left of runs that have ended.
-func cleanUp(layout *cgroup.Layout) (r cleaned, err error) {
-	sandboxes, err := microvm.Clean(layout) // their control groups may be in those of a run
-	containers, err1 := oci.Clean(layout)   // before their processes are ended: a runtime takes away more than these
-	report, err2 := placement.Clean(layout)
-	links, err3 := link.Clean(layout)
-	directories, err4 := scratch.Clean()
-	r = cleaned{Report: report, Links: links, Directories: append(containers, directories...), Sandboxes: sandboxes}
-	return r, errors.Join(err, err1, err2, err3, err4, oci.CleanGroups(layout))
+// cleanUp removes all that is left of runs that have ended, one kind of thing after the other. When the context ends it
+// finishes that which it is at, and leaves the others for the next time. The order matters.
+func cleanUp(ctx context.Context, layout *cgroup.Layout) (r cleaned, err error) {
+	for _, remove := range []func() error{
+		func() (err error) { // their control groups may be in those of a run
+			r.Sandboxes, err = microvm.Clean(layout)
+			return err
+		},
+		func() (err error) { // before their processes are ended: a runtime takes away more than these
+			r.Directories, err = oci.Clean(layout)
+			return err
+		},
+		func() (err error) {
+			r.Report, err = placement.Clean(layout)
+			return err
+		},
+		func() (err error) {
+			r.Links, err = link.Clean(layout)
+			return err
+		},
+		func() error {
+			directories, err := scratch.Clean()
+			r.Directories = append(r.Directories, directories...)
+			return err
+		},
+		func() error { return oci.CleanGroups(layout) },
+	} {
+		if ctx.Err() != nil {
+			return r, errors.Join(err, ctx.Err())
+		}
+		err = errors.Join(err, remove())
+	}
+	return r, err
 }
 
 // binary is the tare binary under a path that stays its own, whatever is put in the place of the file.
@@ -74,11 +100,11 @@ func (b *binary) Close() error { return b.dir.Close() }
 
 // ground finds the control groups of this machine and the tare binary, which is to be closed, and removes what is left
 // of runs that have ended, before something begins: that this fails is no obstacle.
-func ground(log io.Writer) (layout *cgroup.Layout, own *binary, err error) {
+func ground(ctx context.Context, log io.Writer) (layout *cgroup.Layout, own *binary, err error) {
 	if layout, own, err = findGround(); err != nil {
 		return nil, nil, err
 	}
-	if _, err := cleanUp(layout); err != nil {
+	if _, err := cleanUp(ctx, layout); err != nil {
 		fmt.Fprintf(log, "tare: not everything that an earlier run left behind could be removed: %v\n", err)
 	}
 	return layout, own, nil

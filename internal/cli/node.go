@@ -126,7 +126,7 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	layout, own, err := ground(log)
+	layout, own, err := ground(ctx, log)
 	if err != nil {
 		return err
 	}

@@ -196,7 +196,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	if err != nil {
 		return err
 	}
-	layout, own, err := ground(stderr)
+	layout, own, err := ground(ctx, stderr)
 	if err != nil {
 		return err
 	}

@@ -159,7 +159,7 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 // rehearse starts the command once by itself, and the baseline where there is one, and sets from when on they are ready
 // unless the user did: the longer of their start-ups.
 func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
-	layout, own, err := ground(stderr)
+	layout, own, err := ground(ctx, stderr)
 	if err != nil {
 		return err
 	}

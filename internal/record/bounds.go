@@ -75,8 +75,8 @@ func checkShape(doc []byte) error {
 	return nil
 }
 
-// sizeOf is about how many bytes of memory a value takes with all that it points to. It is for values without cycles.
-func sizeOf(v any) int64 {
+// SizeOf is about how many bytes of memory a value takes with all that it points to. It is for values without cycles.
+func SizeOf(v any) int64 {
 	of := reflect.ValueOf(v)
 	return int64(of.Type().Size()) + behind(of)
 }

@@ -49,7 +49,7 @@ func TestSizeOf(t *testing.T) {
 		"no map":    {map[string]string(nil), 8, 8},
 		"interface": {[]any{"abc", nil, 7.0}, 3*16 + 3 + 8, 120},
 	} {
-		if n := sizeOf(c.v); n < c.least || n > c.most {
+		if n := SizeOf(c.v); n < c.least || n > c.most {
 			t.Errorf("%s: %d bytes", name, n)
 		}
 	}
@@ -226,8 +226,8 @@ func FuzzCheckShape(f *testing.F) {
 			return
 		}
 		var names names
-		if trial, err := lean(doc, &names); err == nil && sizeOf(trial) > int64(1000+1000*len(doc)) {
-			t.Errorf("%d bytes took %d", len(doc), sizeOf(trial))
+		if trial, err := lean(doc, &names); err == nil && SizeOf(trial) > int64(1000+1000*len(doc)) {
+			t.Errorf("%d bytes took %d", len(doc), SizeOf(trial))
 		}
 	})
 }

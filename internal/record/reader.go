@@ -65,7 +65,7 @@ func ReadLean(dir string) (*Contents, error) {
 		if err != nil {
 			return t, err
 		}
-		if kept += sizeOf(t); kept > maxKept {
+		if kept += SizeOf(t); kept > maxKept {
 			return t, &tooLarge{fmt.Errorf("the trials up to here take more than %d MiB of memory", maxKept>>20)}
 		}
 		return t, nil

@@ -156,7 +156,7 @@ func (w *Writer) fit(t Trial) (line []byte, kept int64, err error) {
 		}
 		if len(line) < maxTrialBytes {
 			read, err := lean(line, &w.names)
-			if kept = sizeOf(read); err == nil && kept <= maxKept/16 {
+			if kept = SizeOf(read); err == nil && kept <= maxKept/16 {
 				if step > 0 {
 					w.trimmed++
 				}
