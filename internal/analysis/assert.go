@@ -108,7 +108,12 @@ type asserter struct {
 	confidence float64
 	perBlock   float64 // seconds that a block takes
 	learned    map[learned]stats.Dependence
+	bursts     map[string]float64   // of the counts of a metric, by its name
+	levels     map[levelMetric]bool // whether a level has a metric at all
 }
+
+// levelMetric is a metric of a component, or of the whole, at a level.
+type levelMetric struct{ component, metric, level string }
 
 // learned is what the dependence between blocks is known of.
 type learned struct {
@@ -127,16 +132,26 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *table) error 
 	a := asserter{
 		Summary: s, run: run, trials: trials, whole: t, components: map[string]*table{}, places: allPlaces(run, trials),
 		confidence: stats.Confidence, perBlock: secondsPerBlock(trials), learned: map[learned]stats.Dependence{},
+		bursts: map[string]float64{}, levels: map[levelMetric]bool{},
 	}
 	if run.Open() {
 		// It was, or may have been, ended by a look at this.
 		a.confidence = stats.SequentialConfidence
 	}
+	var all []assertion.Assertion
+	checks := 0
 	for _, text := range run.Assert {
 		asserted, err := assertion.Parse(text)
 		if err != nil {
 			return fmt.Errorf("the assertion %q of run %q %w", text, run.ID, err)
 		}
+		all = append(all, asserted)
+		if checks += len(a.concerned(asserted)); checks > assertion.MostChecks {
+			return fmt.Errorf("the assertions of run %q are of %d arms and levels or more, and %d are allowed", run.ID, checks,
+				assertion.MostChecks)
+		}
+	}
+	for _, asserted := range all {
 		s.Verdicts = append(s.Verdicts, a.verdict(asserted))
 	}
 	if run.Open() {
@@ -206,7 +221,13 @@ func (a *asserter) verdict(of assertion.Assertion) Verdict {
 	t := a.tableOf(of.Component)
 	var results []Result
 	for _, p := range a.concerned(of) {
-		if !a.concerns(t, of, p.at) {
+		key := levelMetric{of.Component, of.Metric, p.at.key()}
+		concerns, known := a.levels[key]
+		if !known {
+			concerns = a.concerns(t, of, p.at)
+			a.levels[key] = concerns
+		}
+		if !concerns {
 			continue
 		}
 		c := a.check(t, of, p)
@@ -344,13 +365,17 @@ func (a *asserter) pooled(t *table, of assertion.Assertion, p place, c *Check) {
 		c.Why = "a part that is pooled over trials has no change in per cent"
 		return
 	}
-	var all []stats.Share
-	for key, counts := range t.pools {
-		if key.metric == of.Metric {
-			all = append(all, stats.ClusteredShareAt(byBlock(counts), math.Inf(1), a.confidence))
+	bursts, known := a.bursts[of.Metric] // counts are of the whole: components have none
+	if !known {
+		var all []stats.Share
+		for key, counts := range t.pools {
+			if key.metric == of.Metric {
+				all = append(all, stats.ClusteredShareAt(byBlock(counts), math.Inf(1), a.confidence))
+			}
 		}
+		bursts = stats.Bursts(all...)
+		a.bursts[of.Metric] = bursts
 	}
-	bursts := stats.Bursts(all...)
 	// Lost trials are taken to have none, or all, of as many samples as the others have.
 	_, lost := t.lost(of.Metric, p)
 	estimate := func(part float64, lost int) stats.Estimate {

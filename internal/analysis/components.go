@@ -25,20 +25,19 @@ func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		all = append(all, s.ofComponent(name, run, trials)...)
 	}
-	var merged []Estimate
-	of := func(a, b Estimate) bool {
-		return a.Metric == b.Metric && a.Arm == b.Arm && maps.Equal(a.Factors, b.Factors)
+	type key struct{ metric, arm, level string }
+	of := func(e Estimate) key { return key{e.Metric, e.Arm, factors(e.Factors).key()} }
+	parts := map[key][]Estimate{}
+	for _, c := range all {
+		parts[of(c)] = append(parts[of(c)], c)
 	}
+	var merged []Estimate
 	for _, e := range s.Estimates {
-		merged = append(merged, e)
-		for _, c := range all {
-			if of(c, e) {
-				merged = append(merged, c)
-			}
-		}
+		merged = append(append(merged, e), parts[of(e)]...)
+		delete(parts, of(e))
 	}
 	for _, c := range all { // of what there is no whole
-		if !slices.ContainsFunc(s.Estimates, func(e Estimate) bool { return of(c, e) }) {
+		if _, left := parts[of(c)]; left {
 			merged = append(merged, c)
 		}
 	}

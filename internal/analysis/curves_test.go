@@ -2,6 +2,7 @@ package analysis_test
 
 import (
 	"math"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -132,5 +133,45 @@ func TestEventSums(t *testing.T) {
 	}
 	if _, ok := analysis.Largest(trials, "sched_delay_max_seconds", "tracer", nil); ok {
 		t.Error("there is a longest wait at a level that is not there")
+	}
+}
+
+// TestCurvesKeepNoHistograms: what is kept of a trial are its quantiles, or a record of ten thousand trials would take
+// gigabytes.
+func TestCurvesKeepNoHistograms(t *testing.T) {
+	run, few := analysistest.Quickstart(plain)
+	var trials []record.Trial
+	for len(trials) < 700 {
+		for _, x := range few {
+			x.Index, x.Block = len(trials), len(trials)/len(few)*len(few)+x.Block
+			trials = append(trials, x)
+		}
+	}
+	var before, during runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	most := uint64(0)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			runtime.GC() // so that what is counted is what is held
+			runtime.ReadMemStats(&during)
+			most = max(most, during.HeapAlloc)
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	}()
+	curves := analysis.Curves(run, trials)
+	close(stop)
+	<-done
+	if len(curves) == 0 {
+		t.Fatal("no curves")
+	}
+	if held := int64(most) - int64(before.HeapAlloc); held > 64<<20 {
+		t.Errorf("%d trials: %d MiB were held", len(trials), held>>20)
 	}
 }

@@ -16,21 +16,29 @@ const minPooled = 25
 // PooledMethod is the method of estimates that are parts of samples of all trials together.
 const PooledMethod = "pooled samples, clustered Wilson"
 
+// burstsOf is, by metric, how unequal trials are in the counts that are pooled, at all levels and in all arms together.
+func burstsOf(t *table) map[string]float64 {
+	shares := map[string][]stats.Share{}
+	for key, counts := range t.pools {
+		shares[key.metric] = append(shares[key.metric], stats.ClusteredShare(byBlock(counts), math.Inf(1)))
+	}
+	bursts := map[string]float64{}
+	for metric, all := range shares {
+		bursts[metric] = stats.Bursts(all...)
+	}
+	return bursts
+}
+
 // pool gives the parts that are counted over all trials of an arm. Samples of one trial are not independent of each
 // other, so their interval rests on how far trials differ.
-func (s *Summary) pool(t *table, at factors) {
+func (s *Summary) pool(t *table, at factors, bursts map[string]float64) {
 	shares := map[pool]stats.Share{}
+	level := at.key()
 	for key, counts := range t.pools {
-		if key.level != at.key() {
+		if key.level != level {
 			continue
 		}
-		var all []stats.Share
-		for other, c := range t.pools {
-			if other.metric == key.metric {
-				all = append(all, stats.ClusteredShare(byBlock(c), math.Inf(1)))
-			}
-		}
-		if share := stats.ClusteredShare(byBlock(counts), stats.Bursts(all...)); share.Samples >= minPooled {
+		if share := stats.ClusteredShare(byBlock(counts), bursts[key.metric]); share.Samples >= minPooled {
 			shares[key] = share
 		}
 	}

@@ -31,6 +31,8 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 		InvalidReasons: []string{}, Missing: []Missing{}, Stopped: run.Stopped, NotRepeated: run.NotRepeated,
 		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent, Phrases: run.Phrases,
 	}
+	trials, left := bounded(run, trials)
+	s.warnOfBounds(left)
 	t := newTable(run, trials, s)
 	s.Trials = countTrials(run, trials)
 	s.Partial = s.Trials.Done < s.Trials.Planned || run.Open() && run.Stopped == ""
@@ -48,8 +50,9 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 			s.estimate(t, at, metric, dependences[metric], run.Seed)
 		}
 	}
+	bursts := burstsOf(t)
 	for _, at := range t.levels {
-		s.pool(t, at)
+		s.pool(t, at, bursts)
 	}
 	s.lose(t)
 	s.warnOfDependence(dependences)

@@ -61,6 +61,9 @@ const MostText = 1000
 // Most is how many assertions a run may have.
 const Most = 100
 
+// MostChecks is how many checks the assertions of a run may make: each is made for arms at levels.
+const MostChecks = 10_000
+
 // The labels that are no factors.
 const (
 	armLabel       = "arm"

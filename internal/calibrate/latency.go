@@ -7,14 +7,13 @@ import (
 	"math"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	apphttp "tare/internal/app/http"
 	"tare/internal/load"
 	"tare/internal/pace"
 	"tare/internal/placement"
 	"tare/internal/quantity"
 	"tare/internal/role"
+	"tare/internal/stats"
 )
 
 // served is one load on one server, each a process of its own.
@@ -98,7 +97,7 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall,
 	if err := app.finish(&said); err != nil {
 		return s, err
 	}
-	h, err := hdrhistogram.Decode([]byte(said.Waits))
+	h, err := stats.DecodeHistogram(said.Waits)
 	if err != nil {
 		return s, fmt.Errorf("decoding the waits of the server: %w", err)
 	}

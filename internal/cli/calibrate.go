@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -68,10 +69,13 @@ func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err err
 			return fault.Wrap(err, fault.Machine, "tare calibrate", p.Status().Mend, "this machine cannot be calibrated")
 		}
 	}
-	if _, o.Self, err = ground(os.Stderr); err != nil {
+	_, own, err := ground(cmd.Context(), stderr)
+	if err != nil {
 		return err
 	}
-	o.Say = func(section, what string) { fmt.Fprintf(os.Stderr, "%s: %s\n", section, what) }
+	defer func() { err = errors.Join(err, own.Close()) }()
+	o.Self = own.path
+	o.Say = func(section, what string) { fmt.Fprintf(stderr, "%s: %s\n", section, what) }
 	r, err := calibrate.Run(cmd.Context(), o)
 	if err != nil {
 		return err

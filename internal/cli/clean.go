@@ -1,10 +1,10 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +15,9 @@ import (
 	"tare/internal/microvm"
 	"tare/internal/oci"
 	"tare/internal/placement"
+	"tare/internal/printable"
 	"tare/internal/scratch"
+	"tare/internal/self"
 )
 
 func init() { register(newClean) }
@@ -46,8 +48,9 @@ has is left alone and listed: run 'tare clean' on the host, where every process 
 					return err
 				}
 			}
-			r, err := cleanUp(layout, ended...)
-			if e := printCleaned(cmd.OutOrStdout(), r); err == nil {
+			defer insist(cmd.Context())()
+			r, err := cleanUp(cmd.Context(), layout, ended...)
+			if e := promptly(cmd.Context(), func() error { return printCleaned(cmd.OutOrStdout(), r) }); err == nil {
 				err = e
 			}
 			return err
@@ -67,21 +70,47 @@ type cleaned struct {
 	Pins        []string // made since the first of the runs began, by whom is not known
 }
 
-// cleanUp removes all that is left of runs that have ended, also of those in ended where that cannot be seen.
-func cleanUp(layout *cgroup.Layout, ended ...string) (r cleaned, err error) {
+// cleanUp removes all that is left of runs that have ended, also of those in ended where that cannot be seen, one kind of
+// thing after the other. When the context ends it finishes that which it is at, and leaves the others for the next time.
+// The order matters.
+func cleanUp(ctx context.Context, layout *cgroup.Layout, ended ...string) (r cleaned, err error) {
 	owners := placement.NewOwners(layout, ended...)
 	defer owners.Close()
-	sandboxes, err := microvm.Clean(owners) // their control groups may be in those of a run
-	containers, err1 := oci.Clean(owners)   // before their processes are ended: a runtime takes away more than these
-	report, err2 := owners.Clean()
-	links, err3 := link.Clean(owners)
-	directories, err4 := scratch.Clean()
-	err5 := oci.CleanGroups(layout, owners)
-	r = cleaned{Report: report, Links: links, Directories: append(containers, directories...), Sandboxes: sandboxes,
-		Left: owners.Left()}
-	var err6 error
-	r.Pins, err6 = pinsSince(report.Trees)
-	return r, errors.Join(err, err1, err2, err3, err4, err5, err6)
+	defer func() { r.Left = owners.Left() }()
+	for _, remove := range []func() error{
+		func() (err error) { // their control groups may be in those of a run
+			r.Sandboxes, err = microvm.Clean(owners)
+			return err
+		},
+		func() (err error) { // before their processes are ended: a runtime takes away more than these
+			r.Directories, err = oci.Clean(owners)
+			return err
+		},
+		func() (err error) {
+			r.Report, err = owners.Clean()
+			return err
+		},
+		func() (err error) {
+			r.Links, err = link.Clean(owners)
+			return err
+		},
+		func() error {
+			directories, err := scratch.Clean()
+			r.Directories = append(r.Directories, directories...)
+			return err
+		},
+		func() error { return oci.CleanGroups(layout, owners) },
+		func() (err error) {
+			r.Pins, err = pinsSince(r.Trees)
+			return err
+		},
+	} {
+		if ctx.Err() != nil {
+			return r, errors.Join(err, ctx.Err())
+		}
+		err = errors.Join(err, remove())
+	}
+	return r, err
 }
 
 // pinsSince are the pins that were made since the first of some runs began. A tracer or a command may have made them,
@@ -99,26 +128,40 @@ func pinsSince(trees []string) ([]string, error) {
 	return bpf.PinsSince(first)
 }
 
-// ground finds the control groups of this machine and the tare binary, and removes what is left of runs that have
-// ended, before something begins: that this fails is no obstacle.
-func ground(log io.Writer) (layout *cgroup.Layout, self string, err error) {
-	if layout, self, err = findGround(); err != nil {
-		return nil, "", err
-	}
-	if _, err := cleanUp(layout); err != nil {
-		fmt.Fprintf(log, "tare: not everything that an earlier run left behind could be removed: %v\n", err)
-	}
-	return layout, self, nil
+// binary is the tare binary under a path that stays its own, whatever is put in the place of the file.
+type binary struct {
+	path string
+	dir  *scratch.Dir
 }
 
-func findGround() (layout *cgroup.Layout, self string, err error) {
+// Close takes the path away.
+func (b *binary) Close() error { return b.dir.Close() }
+
+// ground finds the control groups of this machine and the tare binary, which is to be closed, and removes what is left
+// of runs that have ended, before something begins: that this fails is no obstacle.
+func ground(ctx context.Context, log io.Writer) (layout *cgroup.Layout, own *binary, err error) {
+	if layout, own, err = findGround(); err != nil {
+		return nil, nil, err
+	}
+	if _, err := cleanUp(ctx, layout); err != nil {
+		fmt.Fprintf(log, "tare: not everything that an earlier run left behind could be removed: %v\n", err)
+	}
+	return layout, own, nil
+}
+
+func findGround() (layout *cgroup.Layout, own *binary, err error) {
 	if layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
-	if self, err = os.Executable(); err != nil {
-		return nil, "", fmt.Errorf("finding the tare binary: %w", err)
+	dir, err := scratch.New("", "binary")
+	if err != nil {
+		return nil, nil, err
 	}
-	return layout, self, nil
+	path, err := self.Link(dir.Path())
+	if err != nil {
+		return nil, nil, errors.Join(err, dir.Close())
+	}
+	return layout, &binary{path, dir}, nil
 }
 
 func printCleaned(w io.Writer, r cleaned) error {
@@ -135,10 +178,10 @@ func printCleaned(w io.Writer, r cleaned) error {
 		fmt.Fprintf(w, "removed the network interface %s\n", l)
 	}
 	for _, id := range r.Sandboxes {
-		fmt.Fprintf(w, "removed the sandbox %s\n", printable(id))
+		fmt.Fprintf(w, "removed the sandbox %s\n", printable.Line(id))
 	}
 	for _, d := range r.Directories {
-		fmt.Fprintf(w, "removed the directory %s\n", printable(d))
+		fmt.Fprintf(w, "removed the directory %s\n", printable.Line(d))
 	}
 	const mostPins = 10 // others may make many
 	for i, pin := range r.Pins {
@@ -146,14 +189,14 @@ func printCleaned(w io.Writer, r cleaned) error {
 			fmt.Fprintf(w, "and %d more pins\n", len(r.Pins)-i)
 			break
 		}
-		fmt.Fprintf(w, "left alone: the eBPF pin %s, made since those runs began: remove it if one of them made it\n", printable(pin))
+		fmt.Fprintf(w, "left alone: the eBPF pin %s, made since those runs began: remove it if one of them made it\n", printable.Line(pin))
 	}
 	for _, l := range r.Left {
 		of := ""
 		if l.Tree != "" {
 			of = " of " + l.Tree
 		}
-		fmt.Fprintf(w, "left alone: %s%s\n", printable(l.What), of)
+		fmt.Fprintf(w, "left alone: %s%s\n", printable.Line(l.What), of)
 	}
 	if len(r.Left) > 0 {
 		_, err := fmt.Fprintln(w, "whether those runs go on cannot be seen from this PID namespace: run 'tare clean' on the host, "+

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -13,14 +14,17 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/comparison"
 	"tare/internal/fault"
+	"tare/internal/printable"
 	"tare/internal/record"
 	"tare/internal/report"
 )
 
 func init() { register(newCompare) }
 
-// maxRuns is how many runs a directory of runs may hold.
-const maxRuns = 1000
+const (
+	maxRuns = 1000      // that a directory of runs may hold
+	maxKept = 128 << 20 // bytes of memory that what they say may take
+)
 
 // compareFlags are the flags of tare compare.
 type compareFlags struct {
@@ -60,7 +64,17 @@ given.`,
 			return fault.New(fault.Usage, cmd.CommandPath(), "name an old run and a new one, or --history DIR alone",
 				"want two runs or more, got %d", len(args))
 		},
-		RunE: func(cmd *cobra.Command, args []string) error { return compare(cmd.OutOrStdout(), args, f) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var page bytes.Buffer
+			err := promptly(cmd.Context(), func() error { return compare(cmd.OutOrStdout(), &page, args, f) })
+			if err != nil || f.page == "" {
+				return err
+			}
+			return writeFile(f.page, "the page", "make room, or name another file with --html", func(w io.Writer) error {
+				_, err := page.WriteTo(w)
+				return err
+			})
+		},
 	}
 	c.Flags().StringVar(&f.history, "history", "", "directory with runs of the experiment: alone to show their course, else for the variance between runs")
 	c.Flags().BoolVar(&f.anyway, "anyway", false, "compare what differs in machine, kernel, spec or definitions, and invalid runs")
@@ -69,15 +83,8 @@ given.`,
 	return c
 }
 
-// write writes a page, if one was asked for.
-func (f compareFlags) write(make func(io.Writer) error) error {
-	if f.page == "" {
-		return nil
-	}
-	return writeFile(f.page, "the page", "make room, or name another file with --html", make)
-}
-
-func compare(out io.Writer, args []string, f compareFlags) error {
+// compare writes what was asked for to out, and the page to page, if one was asked for.
+func compare(out, page io.Writer, args []string, f compareFlags) error {
 	var history []comparison.Source
 	if f.history != "" {
 		var err error
@@ -89,8 +96,10 @@ func compare(out io.Writer, args []string, f compareFlags) error {
 	if len(args) == 0 {
 		last := slices.MaxFunc(history, func(a, b comparison.Source) int { return a.Run.Started.Compare(b.Run.Started) })
 		course := comparison.Over(f.like(history, last), 1)
-		if err := f.write(func(w io.Writer) error { return report.HistoryHTML(w, &course) }); err != nil {
-			return err
+		if f.page != "" {
+			if err := report.HistoryHTML(page, &course); err != nil {
+				return err
+			}
 		}
 		if f.show.json {
 			return report.AsJSON(out, course)
@@ -110,8 +119,10 @@ func compare(out io.Writer, args []string, f compareFlags) error {
 		if err != nil {
 			return err
 		}
-		if err := f.write(func(w io.Writer) error { return report.ComparisonHTML(w, c) }); err != nil {
-			return err
+		if f.page != "" {
+			if err := report.ComparisonHTML(page, c); err != nil {
+				return err
+			}
 		}
 		if f.show.json {
 			return report.AsJSON(out, c)
@@ -170,7 +181,7 @@ func (f compareFlags) side(dir string) ([]comparison.Source, error) {
 
 // readHistory reads the runs of a history, without those that cannot be read, which it names on standard error.
 func (f compareFlags) readHistory() ([]comparison.Source, error) {
-	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(os.Stderr, "left out: %s\n", printable(err.Error())) })
+	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(stderr, "left out: %s\n", printable.Line(err.Error())) })
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +204,7 @@ func (f compareFlags) like(history []comparison.Source, s comparison.Source) []c
 		return len(comparison.Apart(s.Run, h.Run)) > 0
 	})
 	if left := len(history) - len(kept); left > 0 {
-		fmt.Fprintf(os.Stderr, "%s: %d of %d runs are left out, for they differ from %s in more than what was weighed\n",
+		fmt.Fprintf(stderr, "%s: %d of %d runs are left out, for they differ from %s in more than what was weighed\n",
 			f.history, left, len(history), s.Dir)
 	}
 	return kept
@@ -237,8 +248,12 @@ func sourcesIn(dir string, skip func(error)) ([]comparison.Source, error) {
 		}
 	}
 	var sources []comparison.Source
+	kept := int64(0)
 	for _, d := range dirs {
 		s, err := sourceOf(d)
+		if kept += record.SizeOf(s); kept > maxKept {
+			return nil, fault.New(fault.Usage, dir, "put fewer there", "what its runs say takes more than %d MiB of memory", maxKept>>20)
+		}
 		switch {
 		case err == nil:
 			sources = append(sources, s)
@@ -261,8 +276,9 @@ func sourceOf(dir string) (comparison.Source, error) {
 	}
 	s, err := analysis.Summarize(c.Run, c.Trials)
 	if err != nil {
-		return comparison.Source{}, fmt.Errorf("summarizing %s: %w", dir, err)
+		return comparison.Source{}, fault.Wrap(err, fault.Usage, dir, "", "the run cannot be summarized")
 	}
+	c.Run.Plan = nil // the largest part of it, and nobody compares plans
 	return comparison.Source{Dir: dir, Run: c.Run, Summary: s, Warnings: c.Warnings}, nil
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -47,15 +48,20 @@ machine lacks something that weighing cannot do without.`,
   tare doctor --json | jq '.features[] | select(.available | not)'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			d := diagnose()
-			out := cmd.OutOrStdout()
-			if asJSON {
-				enc := json.NewEncoder(out)
-				enc.SetIndent("", " ")
-				if err := enc.Encode(d); err != nil {
-					return err
+			d, err := diagnose(cmd.Context())
+			if err != nil {
+				return err
+			}
+			err = promptly(cmd.Context(), func() error {
+				out := cmd.OutOrStdout()
+				if asJSON {
+					enc := json.NewEncoder(out)
+					enc.SetIndent("", " ")
+					return enc.Encode(d)
 				}
-			} else if err := printDiagnosis(out, d); err != nil {
+				return printDiagnosis(out, d)
+			})
+			if err != nil {
 				return err
 			}
 			var required []string
@@ -79,9 +85,14 @@ var features = sync.OnceValue(func() []*feature.Probe {
 	return slices.Concat(bpf.Features(), perf.Features(), witness.Features(), cgroup.Features(), ksym.Features(), local.Features())
 })
 
-func diagnose() diagnosis {
+// diagnose probes everything. A probe may make something on the machine that it takes away again, so that none is cut
+// off when the context ends: no other begins.
+func diagnose(ctx context.Context) (diagnosis, error) {
 	d := diagnosis{Schema: doctorSchema, Machine: proc.FS{}.Machine()}
 	for _, p := range features() {
+		if ctx.Err() != nil {
+			return d, ctx.Err()
+		}
 		d.Features = append(d.Features, p.Status())
 	}
 	d.Programs = []feature.Status{}
@@ -89,12 +100,15 @@ func diagnose() diagnosis {
 		for _, g := range kind.All(r) {
 			if needs, ok := g.(kind.Diagnosed); ok {
 				for _, p := range needs.Probes() {
+					if ctx.Err() != nil {
+						return d, ctx.Err()
+					}
 					d.Programs = append(d.Programs, p.Status())
 				}
 			}
 		}
 	}
-	return d
+	return d, nil
 }
 
 func printDiagnosis(w io.Writer, d diagnosis) error {

@@ -98,7 +98,7 @@ func readRun(dir string) (*record.Contents, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fault.New(fault.Usage, dir, "name the directory that it is in: "+filepath.Dir(dir), "this is a file, not a run directory")
 	}
-	c, err := record.Read(dir)
+	c, err := record.ReadLean(dir)
 	if err != nil {
 		return nil, err
 	}

@@ -95,7 +95,11 @@ func TestKernelAtHand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doctor, err := json.Marshal(diagnose())
+	d, err := diagnose(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	doctor, err := json.Marshal(d)
 	if err != nil {
 		t.Fatal(err)
 	}

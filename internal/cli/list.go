@@ -31,10 +31,12 @@ func newList() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				return printSpec(cmd.OutOrStdout(), args[0])
-			}
-			return listExperiments(cmd.OutOrStdout())
+			return promptly(cmd.Context(), func() error {
+				if len(args) == 1 {
+					return printSpec(cmd.OutOrStdout(), args[0])
+				}
+				return listExperiments(cmd.OutOrStdout())
+			})
 		},
 	}
 	copied := slices.Concat(kind.CopySettings, kind.LimitKeys())

@@ -37,10 +37,12 @@ func newListKinds(name, what string, kinds []kind.Guest, all []param.Setting) *c
 				}
 				listed = kinds[i : i+1]
 			}
-			if asJSON {
-				return kindsAsJSON(cmd.OutOrStdout(), listed, all)
-			}
-			return printKinds(cmd.OutOrStdout(), what, listed, all)
+			return promptly(cmd.Context(), func() error {
+				if asJSON {
+					return kindsAsJSON(cmd.OutOrStdout(), listed, all)
+				}
+				return printKinds(cmd.OutOrStdout(), what, listed, all)
+			})
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON; bounds are in seconds, bytes or fractions of 1")

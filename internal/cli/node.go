@@ -20,6 +20,7 @@ import (
 	"tare/internal/host/proc"
 	"tare/internal/link"
 	"tare/internal/meter"
+	"tare/internal/printable"
 	"tare/internal/scratch"
 	"tare/internal/version"
 )
@@ -53,7 +54,7 @@ It ends when the run is over. When the coordinator cannot be reached, it retries
 			if cmd.Flags().Changed(local.HandedFlag) {
 				return localNode(cmd.Context(), f.handed)
 			}
-			return remoteNode(cmd.Context(), f, os.Stderr)
+			return remoteNode(cmd.Context(), f, stderr)
 		},
 	}
 	fs := c.Flags()
@@ -125,17 +126,18 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	layout, self, err := ground(log)
+	layout, own, err := ground(ctx, log)
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, own.Close()) }()
 	if f.dir == "" {
-		own, failure := scratch.New("", "node")
+		files, failure := scratch.New("", "node")
 		if failure != nil {
 			return fmt.Errorf("making a directory for trials: %w", failure)
 		}
-		defer func() { err = errors.Join(err, own.Close()) }()
-		f.dir = own.Path()
+		defer func() { err = errors.Join(err, files.Close()) }()
+		f.dir = files.Path()
 	} else if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return fault.Wrap(err, fault.Machine, f.dir, "name a directory that can be written with --dir", "the directory for trials cannot be made")
 	}
@@ -145,9 +147,9 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
 	n := engine.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames()}
-	n.Machine = nodeMachine(layout, self, scale.open)
+	n.Machine = nodeMachine(layout, own.path, scale.open)
 	a := cluster.Agent{Hello: hello(f.name), Address: f.join, Credentials: credentials, Patience: f.patience,
-		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable(event)) }}
+		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable.Line(event)) }}
 	return a.Join(ctx, n.Run)
 }
 
@@ -161,17 +163,18 @@ func localNode(ctx context.Context, fd int) (err error) {
 	if err := link.ConfigureInside(h.Address); err != nil {
 		return err
 	}
-	layout, self, err := findGround()
+	layout, own, err := findGround()
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, own.Close()) }()
 	scale := &scale[*meter.Light]{
 		make:   meter.NewLight,
 		window: func(ctx context.Context, m *meter.Light, at int64) (engine.Window, error) { return m.OpenAt(ctx, at) },
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
 	n := engine.NodeAgent{Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare() }}
-	n.Machine = nodeMachine(layout, self, scale.open)
+	n.Machine = nodeMachine(layout, own.path, scale.open)
 	shared := n.Machine
 	n.Machine = func(s *engine.Spec) (engine.Machine, error) {
 		m, err := shared(s)

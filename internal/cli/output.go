@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/mattn/go-isatty"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
@@ -15,15 +16,24 @@ import (
 // head', is no fault: what was begun goes on to its end and is taken down in order, and only its words are lost.
 type stdout struct {
 	file *os.File
+	w    io.Writer // to file, guarded where that is a terminal
 	gone bool
 	err  error
+}
+
+func newStdout(file *os.File) *stdout {
+	o := &stdout{file: file, w: file}
+	if isatty.IsTerminal(file.Fd()) {
+		o.w = &guarded{w: file, own: styles}
+	}
+	return o
 }
 
 func (o *stdout) Write(p []byte) (int, error) {
 	if o.gone {
 		return len(p), nil
 	}
-	n, err := o.file.Write(p)
+	n, err := o.w.Write(p)
 	switch {
 	case err == nil:
 		return n, nil

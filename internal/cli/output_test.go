@@ -27,7 +27,7 @@ func TestStdoutFull(t *testing.T) {
 		t.Skipf("needs /dev/full: %v", err)
 	}
 	defer full.Close()
-	o := &stdout{file: full}
+	o := newStdout(full)
 	for range 2 {
 		if _, err := io.WriteString(o, "x"); !errors.Is(err, unix.ENOSPC) || fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
 			t.Errorf("writing to a full disk: %v", err)
@@ -44,7 +44,7 @@ func TestStdoutWithoutReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	o := &stdout{file: w}
+	o := newStdout(w)
 	if _, err := io.WriteString(o, "heard"); err != nil || unheard(o) {
 		t.Errorf("with a reader: %v, unheard %v", err, unheard(o))
 	}

@@ -38,23 +38,25 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 			if err != nil {
 				return err
 			}
-			c, err := readRun(args[0])
-			if err != nil {
-				return err
-			}
-			p, err := analysis.PowerOf(c.Run, c.Trials, parts, power)
-			if err != nil {
-				return err
-			}
-			if len(p.Rows) == 0 {
-				return fault.New(fault.Invalid, args[0], "run it with six blocks or more (--blocks 6)",
-					"no difference to its baseline has an interval, so its noise is not known")
-			}
-			out := cmd.OutOrStdout()
-			if show.json {
-				return report.AsJSON(out, p)
-			}
-			return report.Power(out, p, textOptions(out, "", show.all))
+			return promptly(cmd.Context(), func() error {
+				c, err := readRun(args[0])
+				if err != nil {
+					return err
+				}
+				p, err := analysis.PowerOf(c.Run, c.Trials, parts, power)
+				if err != nil {
+					return fault.Wrap(err, fault.Usage, args[0], "", "the run cannot be planned from")
+				}
+				if len(p.Rows) == 0 {
+					return fault.New(fault.Invalid, args[0], "run it with six blocks or more (--blocks 6)",
+						"no difference to its baseline has an interval, so its noise is not known")
+				}
+				out := cmd.OutOrStdout()
+				if show.json {
+					return report.AsJSON(out, p)
+				}
+				return report.Power(out, p, textOptions(out, "", show.all))
+			})
 		},
 	}
 	c.Flags().StringSliceVar(&sizes, "see", []string{"5%", "10%", "20%"}, "sizes of differences, in per cent of the baseline")

@@ -67,11 +67,17 @@ undecided, or the run is invalid or partial.`,
 				}
 			}
 			var s *analysis.Summary
+			write := func(w io.Writer) error {
+				return promptly(cmd.Context(), func() (err error) {
+					s, err = writeReport(w, args[0], f)
+					return err
+				})
+			}
 			var err error
 			if f.out == "" {
-				s, err = writeReport(cmd.OutOrStdout(), args[0], f)
+				err = write(cmd.OutOrStdout())
 			} else {
-				s, err = writeReportFile(args[0], f)
+				err = writeFile(f.out, "the report", "make room, or name another file with -o", write) // an error leaves the file as it was
 			}
 			if err != nil || len(f.asserted) == 0 {
 				return err
@@ -85,15 +91,6 @@ undecided, or the run is invalid or partial.`,
 	c.Flags().BoolVar(&f.all, "all", false, "of the text everything, not only the answer and what it rests on")
 	c.Flags().StringVarP(&f.out, "output", "o", "", "file to write instead of standard output")
 	return c
-}
-
-// writeReportFile writes the report to a file, which an error leaves as it was.
-func writeReportFile(dir string, f reportFlags) (s *analysis.Summary, err error) {
-	err = writeFile(f.out, "the report", "make room, or name another file with -o", func(w io.Writer) error {
-		s, err = writeReport(w, dir, f)
-		return err
-	})
-	return s, err
 }
 
 // assert adds assertions to those of a run.
@@ -120,7 +117,7 @@ func writeReport(w io.Writer, dir string, flags reportFlags) (*analysis.Summary,
 	}
 	s, err := analysis.Summarize(c.Run, c.Trials)
 	if err != nil {
-		return nil, fmt.Errorf("reporting on %s: %w", dir, err)
+		return nil, fault.Wrap(err, fault.Usage, dir, "", "the run cannot be reported on")
 	}
 	s.Warnings = append(s.Warnings, c.Warnings...)
 	for _, f := range flags.formats {

@@ -32,6 +32,7 @@ import (
 	"tare/internal/meter"
 	"tare/internal/near"
 	"tare/internal/placement"
+	"tare/internal/printable"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/report"
@@ -195,10 +196,11 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	if err != nil {
 		return err
 	}
-	layout, self, err := ground(os.Stderr)
+	layout, own, err := ground(ctx, stderr)
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, own.Close()) }()
 	m, err := meter.New(ctx, meterOptions(s))
 	if err != nil {
 		return err
@@ -213,7 +215,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	}
 	var gathered *fleet
 	if nodes != nil && !nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, nodes, self, layout, "", os.Stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, nodes, own.path, layout, "", stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()
@@ -235,7 +237,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	defer func() { err = errors.Join(err, w.Close()) }()
 
 	if nodes != nil && nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, nodes, self, layout, w.Dir(), os.Stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, nodes, own.path, layout, w.Dir(), stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()
@@ -245,7 +247,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	if others := placement.Others(layout); len(others) > 0 {
 		p.warn(engine.OtherRun(others))
 	}
-	machine := engine.Machine{Self: self, Cgroups: layout, OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
+	machine := engine.Machine{Self: own.path, Cgroups: layout, OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
 		return m.OpenAt(ctx, at)
 	}}
 	if gathered != nil {
@@ -362,6 +364,10 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 	if err != nil {
 		return errors.Join(runErr, fmt.Errorf("summarizing %s: %w", w.Dir(), err))
 	}
+	if n := w.Trimmed(); n > 0 {
+		summary.Warnings = append(summary.Warnings, fmt.Sprintf("%s too large for the record, which is without some details of them: "+
+			"the warnings of their ledgers say which", several(n, "trial was", "trials were")))
+	}
 	written := errors.Join(w.WriteSummary(summary), writePage(w, summary, r, trials))
 	show := func() error { return report.Text(out, summary, r, textOptions(out, w.Dir(), as.all)) }
 	if as.json {
@@ -477,20 +483,21 @@ func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 // progress says on standard error how the run goes: one line that changes on a terminal, else a line for each block.
 // What goes wrong is said in a line of its own on both.
 type progress struct {
-	w        io.Writer
+	w        io.Writer // for text
+	raw      io.Writer // the same, for what steers the terminal
 	terminal bool
 	block    int  // last said
 	warned   bool // that another run is under way
 }
 
 func newProgress(f *os.File, s *engine.Spec, r record.Run, dir string) *progress {
-	p := &progress{w: f, terminal: isatty.IsTerminal(f.Fd()), block: -1}
+	p := &progress{w: stderr, raw: f, terminal: isatty.IsTerminal(f.Fd()), block: -1}
 	for _, arm := range slices.Sorted(maps.Keys(r.Absent)) {
-		fmt.Fprintf(f, "%s: the arm %s is left out: %s\n", s.Name, arm, r.Absent[arm])
+		fmt.Fprintf(p.w, "%s: the arm %s is left out: %s\n", s.Name, arm, r.Absent[arm])
 	}
-	fmt.Fprintf(f, "%s: %s, into %s\n", s.Name, extent(s, r), filepath.Clean(dir))
+	fmt.Fprintf(p.w, "%s: %s, into %s\n", s.Name, extent(s, r), filepath.Clean(dir))
 	if r.Nodes != nil && r.Nodes.Scaled != "" {
-		fmt.Fprintf(f, "%s: %s\n", s.Name, r.Nodes.Scaled)
+		fmt.Fprintf(p.w, "%s: %s\n", s.Name, r.Nodes.Scaled)
 	}
 	return p
 }
@@ -532,7 +539,7 @@ func (p *progress) say(at engine.Progress) {
 	if t := at.Last; t != nil && t.Validity.Failed == "" {
 		if failed := t.FailedNodes(len(t.Nodes)); failed != "" {
 			p.clear()
-			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), printable(failed))
+			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), printable.Line(failed))
 		}
 	}
 	if t := at.Last; t != nil && !t.Validity.Valid {
@@ -624,7 +631,7 @@ func whatIsWrong(v record.Validity) string {
 // clear takes back the line that changes.
 func (p *progress) clear() {
 	if p.terminal {
-		fmt.Fprint(p.w, "\r\x1b[K")
+		fmt.Fprint(p.raw, "\r\x1b[K")
 	}
 }
 
@@ -636,5 +643,5 @@ func (p *progress) interrupted() {
 	if p.terminal {
 		text = "\r\x1b[K" + text
 	}
-	fmt.Fprint(p.w, text)
+	fmt.Fprint(p.raw, text)
 }

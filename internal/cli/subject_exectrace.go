@@ -41,7 +41,7 @@ func newExectrace() *cobra.Command {
 			if f := fileOf(out); f != nil {
 				out = f // to the file itself, for what a reader who has gone does not get is counted here
 			}
-			return exectrace.Run(cmd.Context(), o, out, os.Stderr)
+			return exectrace.Run(cmd.Context(), o, out, stderr)
 		},
 	}
 	settings := slices.Clone(exectrace.Settings)

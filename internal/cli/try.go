@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -158,17 +158,18 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 
 // rehearse starts the command once by itself, and the baseline where there is one, and sets from when on they are ready
 // unless the user did: the longer of their start-ups.
-func (f tryFlags) rehearse(ctx context.Context, name string) error {
-	layout, self, err := ground(os.Stderr)
+func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
+	layout, own, err := ground(ctx, stderr)
 	if err != nil {
 		return err
 	}
-	ready, err := rehearseOne(ctx, layout, self, name, f.command)
+	defer func() { err = errors.Join(err, own.Close()) }()
+	ready, err := rehearseOne(ctx, layout, own.path, name, f.command)
 	if err != nil {
 		return err
 	}
 	if f.against != "" {
-		of, err := rehearseOne(ctx, layout, self, "the baseline", f.baseline())
+		of, err := rehearseOne(ctx, layout, own.path, "the baseline", f.baseline())
 		if err != nil && ctx.Err() == nil {
 			return fault.Wrap(err, fault.CodeOf(err), "--against", fault.MendOf(err), "the baseline cannot run")
 		}
@@ -196,10 +197,10 @@ func rehearseOne(
 		return 0, err
 	case found.ReadyAfter == 0:
 	case found.Settled:
-		fmt.Fprintf(os.Stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
+		fmt.Fprintf(stderr, "%s: started once by itself, its start-up was over after %.1f s\n", name,
 			found.ReadyAfter.Seconds())
 	default:
-		fmt.Fprintf(os.Stderr, "%s: started once by itself, its CPU time never settled; "+
+		fmt.Fprintf(stderr, "%s: started once by itself, its CPU time never settled; "+
 			"give the time that its start-up takes with --ready-after\n", name)
 	}
 	return found.ReadyAfter, nil

@@ -221,7 +221,8 @@ var wrongSpecs = []struct{ name, old, new, want string }{
 	{"not keys", goodSpec, "- a\n- b\n", `s.yaml:1:1: a spec must be keys with values, not a list`},
 	{"empty", goodSpec, "# nothing\n", `s.yaml: the spec is empty`},
 	{"too long", goodSpec, strings.Repeat("#", 70<<10), `s.yaml: a spec has at most 16 KiB; this has 70`},
-	{"too many trials", "[0, 10, 100]", "[" + manyLevels(2000) + "]", `s.yaml:16:3: the plan has more than 100000 trials`},
+	{"too many levels", "[0, 10, 100]", "[" + manyLevels(2000) + "]", `s.yaml:16:3: the plan has arms at more than 1000 levels in all`},
+	{"too many trials", "blocks: 7", "blocks: 9999", `s.yaml:16:3: the plan has more than 20000 trials`},
 }
 
 func manyLevels(n int) string {

@@ -111,8 +111,11 @@ var (
 	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}
 )
 
-// maxTrials bounds a plan: a year of trials is a slip of the pen.
-const maxTrials = 100_000
+// maxTrials and maxPlaces bound a plan, as what is recorded of it is bounded: days of trials are a slip of the pen.
+const (
+	maxTrials = record.MaxTrials
+	maxPlaces = record.MaxPlaces // arms at levels
+)
 
 // Level is one value of each factor, by its name.
 type Level map[string]string
@@ -341,15 +344,20 @@ func newFactor(name string, ts []target, levels []string) Factor {
 
 // checkSize refuses a plan that could never end.
 func (s *Spec) checkSize() error {
-	n := s.Blocks * len(s.AllArms())
+	places := len(s.AllArms())
 	for _, f := range s.Factors {
-		if n > maxTrials {
+		if places > maxPlaces {
 			break // before it overflows
 		}
-		n *= len(f.Levels)
+		places *= len(f.Levels)
 	}
-	if n > maxTrials {
+	switch {
+	case places > maxPlaces:
+		return fmt.Errorf("the plan has arms at more than %d levels in all", maxPlaces)
+	case s.Blocks > maxTrials/max(places, 1):
 		return fmt.Errorf("the plan has more than %d trials", maxTrials)
+	case places*len(s.Assert) > assertion.MostChecks:
+		return fmt.Errorf("%d assertions of arms at %d levels are more than %d checks", len(s.Assert), places, assertion.MostChecks)
 	}
 	return nil
 }

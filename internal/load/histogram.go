@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/stats"
 )
 
 // SetHistogram puts h into the result under name.
@@ -58,9 +60,9 @@ func (r *Result) Histogram(name string) (*hdrhistogram.Histogram, error) {
 	if !ok {
 		return nil, nil
 	}
-	h, err := hdrhistogram.Decode([]byte(text))
+	h, err := stats.DecodeHistogram(text)
 	if err != nil {
-		return nil, fmt.Errorf("decoding the %s histogram: %w", name, err)
+		return nil, fmt.Errorf("reading the %s histogram: %w", name, err)
 	}
 	return h, nil
 }

@@ -338,6 +338,7 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if err := m.prepare(); err != nil { // what has come since New would else be taken for new in the window, with all that it has used before
 		return nil, err
 	}
+	m.groups.Forget() // groups come and go for as long as the meter lives
 	if err := w.drain(); err != nil {
 		return nil, err
 	}

@@ -23,6 +23,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
+	"tare/internal/self"
 )
 
 // Runtime is the containers that were created with one root.
@@ -162,7 +163,7 @@ func canRun(o Options) error {
 
 // startShim starts the shim and waits until the sandbox was created.
 func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error {
-	exe, err := os.Executable()
+	exe, err := self.Path()
 	if err != nil {
 		return err
 	}

@@ -105,15 +105,17 @@ func (r *Root) Mountpoint(dir string) error {
 
 // file has a file of this machine at a path, in place of what was there.
 func (r *Root) file(at, from string) error {
-	from, err := filepath.EvalSymlinks(from)
-	if err != nil {
-		return err
+	real, err := filepath.EvalSymlinks(from)
+	if err != nil || !same(real, from) { // another file is at its path by now
+		real = ""
 	}
 	to := filepath.Join(r.Dir, at)
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
-	err = os.Link(from, to)
+	if err = unix.EXDEV; real != "" {
+		err = os.Link(real, to)
+	}
 	switch {
 	case errors.Is(err, fs.ErrExist):
 		err = nil
@@ -124,6 +126,13 @@ func (r *Root) file(at, from string) error {
 		r.have[at] = true
 	}
 	return err
+}
+
+// same says whether two paths lead to one file.
+func same(a, b string) bool {
+	x, err1 := os.Stat(a)
+	y, err2 := os.Stat(b)
+	return err1 == nil && err2 == nil && os.SameFile(x, y)
 }
 
 func copyFile(to, from string) error {

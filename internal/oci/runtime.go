@@ -48,6 +48,9 @@ func Find(name, self string, o Options) (Runtime, error) {
 		return Runtime{Name: name, Argv: []string{self, MicroVM}}, nil
 	}
 	program, err := exec.LookPath(name)
+	if real, err := filepath.EvalSymlinks(self); err == nil {
+		self = real // which may be a link, of which nothing stands beside
+	}
 	if beside := filepath.Join(filepath.Dir(self), name); err != nil && !strings.Contains(name, "/") {
 		program, err = exec.LookPath(beside)
 	}

@@ -8,17 +8,14 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"tare/internal/fault"
-)
-
-// A record can come from anybody, so it is bounded: beyond these it is none of Tare's.
-const (
-	maxRunBytes   = 256 << 20
-	maxTrialBytes = 64 << 20
 )
 
 // open opens a file of a record, but no pipe or device in its place, which could keep a reader for ever.
@@ -50,6 +47,35 @@ type Contents struct {
 // Read reads a run directory. A last line that was cut off, as a crash or a full disk leaves it, is left out and said
 // in Warnings; anything else that is wrong is a fault with the file and line.
 func Read(dir string) (*Contents, error) {
+	return read(dir, func(line []byte) (t Trial, err error) {
+		if err := checkShape(line); err != nil {
+			return t, &tooLarge{err}
+		}
+		return t, json.Unmarshal(line, &t)
+	})
+}
+
+// ReadLean reads of a run directory what a report, a comparison and a plan need. It is for the records of anybody: what
+// they take in memory is bounded, and those that a Writer has written are within the bounds.
+func ReadLean(dir string) (*Contents, error) {
+	var names names
+	kept := int64(0)
+	return read(dir, func(line []byte) (Trial, error) {
+		t, err := lean(line, &names)
+		if err != nil {
+			return t, err
+		}
+		if kept += SizeOf(t); kept > maxKept {
+			return t, &tooLarge{fmt.Errorf("the trials up to here take more than %d MiB of memory", maxKept>>20)}
+		}
+		return t, nil
+	})
+}
+
+// largeMend is what to do about a record that is beyond the bounds.
+const largeMend = "no tare writes such a record: docs/formats.md has the bounds"
+
+func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error) {
 	c := &Contents{Dir: dir}
 	if err := c.readRun(filepath.Join(dir, RunFile)); err != nil {
 		return nil, err
@@ -63,7 +89,7 @@ func Read(dir string) (*Contents, error) {
 		return nil, fault.Wrap(err, fault.Usage, path, "", "the trials cannot be read")
 	default:
 		defer f.Close()
-		if err := c.readTrials(f, path); err != nil {
+		if err := c.readTrials(f, path, decode); err != nil {
 			return nil, err
 		}
 	}
@@ -79,10 +105,45 @@ func (c *Contents) readRun(path string) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Usage, path, "", "the run cannot be read")
 	}
+	if err := checkShape(data); err != nil {
+		return fault.Wrap(err, fault.Usage, path, largeMend, "this is not the record of a run")
+	}
 	if err := json.Unmarshal(data, &c.Run); err != nil {
 		return fault.Wrap(err, fault.Usage, fmt.Sprintf("%s:%d", path, lineOf(data, err)), "", "this is not the record of a run")
 	}
-	return checkSchema(c.Run.Schema, RunSchema, path)
+	if err := checkSchema(c.Run.Schema, RunSchema, path); err != nil {
+		return err
+	}
+	return fault.Wrap(c.Run.Check(), fault.Usage, path, largeMend, "this is not the record of a run")
+}
+
+// Check refuses a run that is beyond the bounds of what is read again.
+func (r *Run) Check() error {
+	arms := map[string]bool{} // at levels
+	for _, p := range r.Plan {
+		if arms[placeOf(p)] = true; len(arms) > MaxPlaces {
+			break
+		}
+	}
+	switch {
+	case len(r.Plan) > MaxTrials:
+		return fmt.Errorf("its plan has %d trials, and %d are allowed", len(r.Plan), MaxTrials)
+	case len(arms) > MaxPlaces:
+		return fmt.Errorf("its arms stand at more than %d levels in all", MaxPlaces)
+	case len(r.Metrics) > MaxMetrics:
+		return fmt.Errorf("it defines %d metrics, and %d are allowed", len(r.Metrics), MaxMetrics)
+	}
+	return nil
+}
+
+// placeOf tells the places of a plan apart: an arm at a level.
+func placeOf(p PlannedTrial) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%q", p.Arm)
+	for _, name := range slices.Sorted(maps.Keys(p.Factors)) {
+		fmt.Fprintf(&b, " %q=%q", name, p.Factors[name])
+	}
+	return b.String()
 }
 
 func readAll(path string, most int64) ([]byte, error) {
@@ -114,8 +175,12 @@ func readLine(br *bufio.Reader, most int) ([]byte, error) {
 
 // readTrials reads one trial from each line. A line is looked at only when the next one is known to exist or not, for
 // only the last may be torn.
-func (c *Contents) readTrials(r io.Reader, path string) error {
-	br := bufio.NewReaderSize(r, 64<<10)
+func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) (Trial, error)) error {
+	if info, err := f.Stat(); err == nil && info.Size() > maxTrialsBytes {
+		return fault.New(fault.Usage, path, largeMend, "the trials cannot be read: it has more than %d MiB", int64(maxTrialsBytes)>>20)
+	}
+	places := map[string]bool{}
+	br := bufio.NewReaderSize(io.LimitReader(f, maxTrialsBytes), 64<<10) // should it grow meanwhile
 	for n := 1; ; n++ {
 		line, err := readLine(br, maxTrialBytes)
 		if err != nil && !errors.Is(err, io.EOF) {
@@ -127,9 +192,12 @@ func (c *Contents) readTrials(r io.Reader, path string) error {
 			atEnd = err != nil
 		}
 		if len(bytes.TrimSpace(line)) > 0 {
-			var t Trial
 			where := fmt.Sprintf("%s:%d", path, n)
-			if err := json.Unmarshal(line, &t); err != nil {
+			t, err := decode(line)
+			if large, is := errors.AsType[*tooLarge](err); is {
+				return fault.Wrap(large, fault.Usage, where, largeMend, "the trials cannot be read")
+			}
+			if err != nil {
 				if !atEnd {
 					return fault.Wrap(err, fault.Usage, where, "the lines before it are whole: move the rest away to report on those", "this line is not the record of a trial")
 				}
@@ -138,6 +206,12 @@ func (c *Contents) readTrials(r io.Reader, path string) error {
 			}
 			if err := checkSchema(t.Schema, TrialSchema, where); err != nil {
 				return err
+			}
+			if len(c.Trials) == MaxAttempts {
+				return fault.New(fault.Usage, where, largeMend, "the trials cannot be read: there are more than %d", MaxAttempts)
+			}
+			if places[placeOf(t.PlannedTrial)] = true; len(places) > MaxPlaces {
+				return fault.New(fault.Usage, where, largeMend, "the trials cannot be read: their arms stand at more than %d levels in all", MaxPlaces)
 			}
 			c.Trials = append(c.Trials, t)
 		}

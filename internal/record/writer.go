@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"tare/internal/fault"
+	"tare/internal/ledger"
 )
 
 // Writer writes a run directory. It is for one goroutine.
@@ -20,6 +23,12 @@ type Writer struct {
 	root   *os.Root // the directory, whatever is at its path now
 	trials *os.File
 	size   int64 // of the whole lines in trials
+
+	// What a reader will make of them, by which it is bounded.
+	lines   int
+	kept    int64 // bytes of memory
+	names   names
+	trimmed int // trials of which something was left out
 }
 
 // Create makes the run directory dir, which must not exist or be empty, and writes run.json. Its errors are faults:
@@ -27,7 +36,12 @@ type Writer struct {
 //
 // All files are created relative to the directory that this opened, without following links: whoever can change the
 // directories above it cannot make a run write elsewhere.
+//
+// A run that could not be read again is refused, as Usage.
 func Create(dir string, run Run) (_ *Writer, err error) {
+	if err := run.Check(); err != nil {
+		return nil, fault.Wrap(err, fault.Usage, dir, "split the experiment", "a run directory cannot hold the run")
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, cannotWrite(err, dir)
 	}
@@ -106,12 +120,20 @@ func (w *Writer) Dir() string { return w.dir }
 
 // Append adds one trial and waits until the disk has it. When it fails, what was half written is taken back, so the
 // trials before it stay readable.
+//
+// What is appended can be read again. Of a trial that says too much for that, parts that no estimate rests on are left
+// out (Trimmed); when the trials of a run are too many, Append fails with a fault whose code is Invalid, and those
+// before it are kept.
 func (w *Writer) Append(t Trial) error {
-	line, err := json.Marshal(t)
+	line, kept, err := w.fit(t)
 	if err != nil {
-		return fmt.Errorf("encoding trial %d: %w", t.Index, err)
+		return err
 	}
-	line = append(line, '\n')
+	size := int64(len(line))
+	if w.lines == MaxAttempts || w.size+size > maxTrialsBytes || w.kept+kept > maxKept {
+		return fault.New(fault.Invalid, filepath.Join(w.dir, TrialsFile), "split the experiment: fewer blocks, levels or arms to a run",
+			"a run directory cannot hold more; it keeps the %d trials until here", w.lines)
+	}
 	_, err = w.trials.WriteAt(line, w.size)
 	if err == nil {
 		err = w.trials.Sync()
@@ -119,8 +141,112 @@ func (w *Writer) Append(t Trial) error {
 	if err != nil {
 		return errors.Join(cannotWrite(err, w.trials.Name()), w.trials.Truncate(w.size))
 	}
-	w.size += int64(len(line))
+	w.size, w.lines, w.kept = w.size+size, w.lines+1, w.kept+kept
 	return nil
+}
+
+// Trimmed is how many of the trials were too large for the record, so that details were left out of them.
+func (w *Writer) Trimmed() int { return w.trimmed }
+
+// fit encodes a trial as a line that can be read again, and says what a reader keeps of it.
+func (w *Writer) fit(t Trial) (line []byte, kept int64, err error) {
+	for step := 0; ; step++ {
+		if line, err = json.Marshal(t); err != nil {
+			return nil, 0, fmt.Errorf("encoding trial %d: %w", t.Index, err)
+		}
+		if len(line) < maxTrialBytes {
+			read, err := lean(line, &w.names)
+			if kept = SizeOf(read); err == nil && kept <= maxKept/16 {
+				if step > 0 {
+					w.trimmed++
+				}
+				return append(line, '\n'), kept, nil
+			}
+		}
+		if step == len(trims) {
+			return nil, 0, fmt.Errorf("trial %d has %d bytes, and no line of a record can have as many", t.Index, len(line))
+		}
+		t = trims[step](t)
+	}
+}
+
+// Trimmed is the code of the ledger's warning that a trial was too large for its record.
+const Trimmed = "trimmed"
+
+// trims leave more and more out of a trial that is too large for a line: first what no report shows, at last all but
+// that it was run. What they are given stays as it is.
+var trims = []func(Trial) Trial{
+	func(t Trial) Trial {
+		t.Ledger = trimmed(t.Ledger, "single stalls of nodes")
+		t.Nodes = slices.Clone(t.Nodes)
+		for i, n := range t.Nodes {
+			if n.Trial != nil {
+				of := *n.Trial
+				of.Ledger = withoutStalls(of.Ledger)
+				t.Nodes[i].Trial = &of
+			}
+		}
+		return t
+	},
+	func(t Trial) Trial {
+		t.Ledger = withoutStalls(trimmed(t.Ledger, "single stalls, sandboxes and further readings"))
+		if t.Ledger != nil {
+			t.Ledger.Sandboxes = nil
+		}
+		t.Further = nil
+		return t
+	},
+	func(t Trial) Trial {
+		t.Ledger = trimmed(t.Ledger, "the records of nodes but for their metrics")
+		t.Nodes = slices.Clone(t.Nodes)
+		for i, n := range t.Nodes {
+			if n.Trial != nil {
+				t.Nodes[i].Trial = &Trial{Schema: n.Trial.Schema, PlannedTrial: n.Trial.PlannedTrial, Metrics: n.Trial.Metrics}
+			}
+		}
+		return t
+	},
+	func(t Trial) Trial {
+		t.Ledger = trimmed(t.Ledger, "what only guests know")
+		t.Evidence, t.Subject = nil, nil
+		t.Loads = maps.Clone(t.Loads)
+		for name, r := range t.Loads {
+			r.Own = nil
+			t.Loads[name] = r
+		}
+		return t
+	},
+	func(t Trial) Trial {
+		t.Validity = Validity{Failed: "its record was too large to be kept"}
+		return Trial{
+			Schema: t.Schema, PlannedTrial: t.PlannedTrial, Attempt: t.Attempt, Started: t.Started, Ended: t.Ended,
+			Validity: t.Validity,
+		}
+	},
+}
+
+// trimmed is a copy of a ledger that says what was left out of its trial; nil of nil.
+func trimmed(l *ledger.Ledger, what string) *ledger.Ledger {
+	if l == nil {
+		return nil
+	}
+	to := *l
+	to.Warnings = append(slices.Clone(l.Warnings), ledger.Warning{
+		Code: Trimmed, Message: "the trial was too large for its record, which is without " + what,
+	})
+	return &to
+}
+
+// withoutStalls is a copy of a ledger in which stalls are only counted; nil of nil.
+func withoutStalls(l *ledger.Ledger) *ledger.Ledger {
+	if l == nil || l.Noise == nil {
+		return l
+	}
+	to, n := *l, *l.Noise
+	n.StallsOmitted, n.Stalls = n.StallsOmitted+len(n.Stalls), nil
+	n.OccupiedMissed, n.Occupied = n.OccupiedMissed+len(n.Occupied), nil
+	to.Noise = &n
+	return &to
 }
 
 // WriteSummary writes summary.json; v is an *analysis.Summary, which this package need not know.
@@ -141,6 +267,10 @@ func (w *Writer) writeJSON(name string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", name, err)
+	}
+	if name == RunFile && (len(data) >= maxRunBytes || checkShape(data) != nil) {
+		return fault.New(fault.Usage, filepath.Join(w.dir, name), "split the experiment",
+			"a run directory cannot hold the run: its plan and its spec are too large")
 	}
 	return w.WriteFile(name, append(data, '\n'))
 }

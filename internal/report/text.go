@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/charmbracelet/lipgloss"
@@ -220,10 +221,11 @@ func aligned(cells []string, widths []int) string {
 
 func width(s string) int { return utf8.RuneCountInString(s) }
 
-// clean keeps a record that came from elsewhere from steering the terminal: control characters become spaces.
+// clean keeps a record that came from elsewhere from steering the terminal, or from showing as other text than it is: a
+// character that is not shown as itself becomes a space.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
+		if !unicode.IsGraphic(r) || r == utf8.RuneError || unicode.In(r, unicode.Zl, unicode.Zp) {
 			return ' '
 		}
 		return r

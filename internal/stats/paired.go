@@ -77,6 +77,15 @@ func exponentiated(e Estimate) Estimate {
 // can only make it cover more than it says.
 func PseudoMedian(xs []float64, seed uint64) Estimate { return PseudoMedianAt(xs, Confidence, seed) }
 
+// Resampled is how much work the interval of so many values is, in pairs of values that are resampled: 0 where that is
+// not how it is found.
+func Resampled(values int) int {
+	if values <= maxExact || values > maxBootstrap {
+		return 0
+	}
+	return values * values
+}
+
 // PseudoMedianAt is PseudoMedian with an interval of another confidence. There is none below MinBlocksAt blocks.
 func PseudoMedianAt(xs []float64, confidence float64, seed uint64) Estimate {
 	e := Estimate{N: len(xs), Method: None}

@@ -1,8 +1,14 @@
 package stats
 
 import (
+	"compress/zlib"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"math"
+	"strings"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
@@ -11,8 +17,20 @@ import (
 // overflows.
 const maxCount = 1 << 50
 
-// DecodeHistogram reads an HDR histogram in the V2 compressed form, base64 encoded, as load.Result carries it.
+// The geometry of a histogram decides what it takes in memory, and a few bytes of text can ask for any. Tare's own have 3
+// digits and end at 600 s in ns; these bounds let one take 256 KiB at most.
+const (
+	maxDigits    = 3
+	maxTrackable = 1 << 41   // 37 minutes in ns
+	maxEncoded   = 512 << 10 // characters; each of the 32,768 counters full to the brim takes less
+)
+
+// DecodeHistogram reads an HDR histogram in the V2 compressed form, base64 encoded, as load.Result carries it. The text
+// may come from anywhere: one that would take more than 256 KiB of memory is an error, found before any is taken.
 func DecodeHistogram(encoded string) (*hdrhistogram.Histogram, error) {
+	if err := checkGeometry(encoded); err != nil {
+		return nil, fmt.Errorf("decoding a histogram of %d characters: %w", len(encoded), err)
+	}
 	h, err := hdrhistogram.Decode([]byte(encoded))
 	if err != nil {
 		return nil, fmt.Errorf("decoding a histogram of %d characters: %w", len(encoded), err)
@@ -21,6 +39,33 @@ func DecodeHistogram(encoded string) (*hdrhistogram.Histogram, error) {
 		return nil, fmt.Errorf("decoding a histogram: it claims %d samples", n)
 	}
 	return h, nil
+}
+
+// checkGeometry reads no more than the head of an encoded histogram. What else can be wrong with it, decoding finds.
+func checkGeometry(encoded string) error {
+	if len(encoded) > maxEncoded {
+		return fmt.Errorf("more than %d KiB", maxEncoded>>10)
+	}
+	text := base64.NewDecoder(base64.StdEncoding, strings.NewReader(encoded))
+	if _, err := io.CopyN(io.Discard, text, 8); err != nil { // the kind, and the length of the rest
+		return errors.New("it ends in its head")
+	}
+	z, err := zlib.NewReader(text)
+	if err != nil {
+		return err
+	}
+	var head struct {
+		Cookie, Payload, Offset, Digits int32
+		Lowest, Highest                 int64
+	}
+	if err := binary.Read(z, binary.BigEndian, &head); err != nil {
+		return fmt.Errorf("reading its head: %w", err)
+	}
+	if head.Digits > maxDigits || head.Highest > maxTrackable {
+		return fmt.Errorf("%d digits up to %d; at most %d up to %d are allowed",
+			head.Digits, head.Highest, maxDigits, int64(maxTrackable))
+	}
+	return nil
 }
 
 // MergeHistograms adds histograms of the same quantity into a new one. That, and never an average of quantiles, is how
@@ -74,18 +119,20 @@ func Quantile(h *hdrhistogram.Histogram, q float64) (float64, bool) {
 	return float64(h.ValueAtQuantile(100 * rank / n)), true // a whole rank rounds to itself: n is at most maxCount
 }
 
-// MergeEncoded decodes histograms of the same quantity and adds them; nil when there are none.
-func MergeEncoded(encoded ...string) (*hdrhistogram.Histogram, error) {
-	if len(encoded) == 0 {
-		return nil, nil
-	}
-	hs := make([]*hdrhistogram.Histogram, len(encoded))
-	for i, e := range encoded {
+// MergeEncoded decodes histograms of the same quantity and adds them; nil when there are none. It holds two of them
+// decoded at a time, however many there are.
+func MergeEncoded(encoded ...string) (sum *hdrhistogram.Histogram, err error) {
+	for _, e := range encoded {
 		h, err := DecodeHistogram(e)
 		if err != nil {
 			return nil, err
 		}
-		hs[i] = h
+		if sum != nil {
+			if h, err = MergeHistograms(sum, h); err != nil {
+				return nil, err
+			}
+		}
+		sum = h
 	}
-	return MergeHistograms(hs...)
+	return sum, nil
 }

@@ -2,6 +2,9 @@ package stats
 
 import (
 	"encoding/json"
+	"math/rand/v2"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -62,6 +65,70 @@ func TestMergeHistograms(t *testing.T) {
 	}
 	if _, err := MergeHistograms(); err == nil {
 		t.Error("merged nothing")
+	}
+}
+
+// A hundred bytes can ask for any number of counters: those that Tare never asks for are refused before memory is taken.
+func TestDecodeHistogramBoundsGeometry(t *testing.T) {
+	for name, c := range map[string]struct {
+		lowest, highest int64
+		digits          int
+		ok              bool
+	}{
+		"Tare's own":       {1, 600_000_000_000, 3, true},
+		"the largest":      {1, maxTrackable, maxDigits, true},
+		"more digits":      {1, 1_000_000, 4, false},
+		"as many as go":    {1, 1 << 62, 5, false},
+		"a longer time":    {1, maxTrackable + 1, 3, false},
+		"a coarse, longer": {1 << 40, 1 << 62, 1, false},
+	} {
+		h := hdrhistogram.New(c.lowest, c.highest, c.digits)
+		if err := h.RecordValue(7); err != nil {
+			t.Fatal(err)
+		}
+		text := encode(t, h)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := DecodeHistogram(text)
+		runtime.ReadMemStats(&after)
+		if (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+		if took := after.TotalAlloc - before.TotalAlloc; took > 1<<20 {
+			t.Errorf("%s: decoding %d characters took %d bytes", name, len(text), took)
+		}
+	}
+	if _, err := DecodeHistogram(strings.Repeat("A", maxEncoded+1)); err == nil || !strings.Contains(err.Error(), "more than 512 KiB") {
+		t.Errorf("a long text: %v", err)
+	}
+}
+
+// A histogram in which every counter is as full as it can be still goes into the bound on its text.
+func TestDecodeHistogramOfFullCounters(t *testing.T) {
+	full := hdrhistogram.New(1, maxTrackable, maxDigits).Export()
+	random := rand.New(rand.NewPCG(1, 2)) // so that nothing can be compressed
+	for i := range full.Counts {
+		full.Counts[i] = random.Int64N(maxCount >> 15)
+	}
+	h := hdrhistogram.Import(full)
+	text := encode(t, h)
+	got, err := DecodeHistogram(text)
+	if err != nil || got.TotalCount() != h.TotalCount() {
+		t.Errorf("%d characters: %v", len(text), err)
+	}
+}
+
+// TestMergeEncoded: however many histograms there are, no more than two are held decoded at a time.
+func TestMergeEncoded(t *testing.T) {
+	if h, err := MergeEncoded(); h != nil || err != nil {
+		t.Errorf("of none: %v, %v", h, err)
+	}
+	text := encode(t, histogram(t, 100))
+	if h, err := MergeEncoded(text, text, text); err != nil || h.TotalCount() != 300 {
+		t.Errorf("%v, %v", h, err)
+	}
+	if _, err := MergeEncoded(text, "broken"); err == nil {
+		t.Error("no error of a broken one")
 	}
 }
 

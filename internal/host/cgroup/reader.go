@@ -192,9 +192,24 @@ func (r *Reader) release(files []file, of *node) {
 	}
 }
 
-// Groups lists every group that was ever seen, vanished ones as well; a group keeps its index. A group that was removed
-// and made again is two groups.
+// Groups lists every group that was ever seen and is not forgotten, vanished ones as well. A group that was removed and
+// made again is two groups.
 func (r *Reader) Groups() []*Group { return r.groups }
+
+// Forget drops the groups that have vanished, so that a reader takes no more memory and time than the groups that there
+// are, however many there have been. What was read of them stays with whoever has them.
+func (r *Reader) Forget() {
+	r.groups = slices.DeleteFunc(r.groups, func(g *Group) bool {
+		if !g.Vanished {
+			return false
+		}
+		r.release(g.cpu, nil)
+		if r.live[g.Path] == g {
+			delete(r.live, g.Path)
+		}
+		return true
+	})
+}
 
 // Refresh finds groups that are new and marks those that have vanished.
 func (r *Reader) Refresh() error {

@@ -285,6 +285,70 @@ func TestReaderRaces(t *testing.T) {
 	}
 }
 
+// TestReaderForgets: a reader that outlives many groups holds no more than those that there are.
+func TestReaderForgets(t *testing.T) {
+	l := machine(t)
+	hs := groupsOf(t, l)
+	name := func(i int) string { return fmt.Sprintf("/tare-test-%d-churn-%d", os.Getpid(), i) }
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	makeGroup(t, hs, name(0))
+	if err := errorsOf(r); err != nil {
+		t.Fatal(err)
+	}
+	stays := r.find(t, name(0))
+	budget := r.budget
+	var last *Group
+	for i := 1; i < 40; i++ {
+		remove := makeGroup(t, hs, name(i%3+1)) // the same names come again
+		if err := errorsOf(r); err != nil {
+			t.Fatal(err)
+		}
+		last = r.find(t, name(i%3+1))
+		remove()
+		if err := r.Refresh(); err != nil {
+			t.Fatal(err)
+		}
+		r.Forget()
+	}
+	mine := func(path string) bool {
+		return strings.HasPrefix(path, fmt.Sprintf("/tare-test-%d-churn-", os.Getpid()))
+	}
+	held := 0
+	for _, g := range r.Groups() {
+		if mine(g.Path) {
+			held++
+		}
+	}
+	for path := range r.live {
+		if mine(path) {
+			held++
+		}
+	}
+	for _, tree := range r.trees {
+		for rel := range tree.nodes {
+			if mine(tree.Identity(rel)) {
+				held++
+			}
+		}
+	}
+	if want := 2 + len(r.trees); held != want {
+		t.Errorf("it holds %d, want %d: the group that stays, and nothing of the 39 others", held, want)
+	}
+	if r.budget < budget {
+		t.Errorf("%d descriptors are still open", budget-r.budget)
+	}
+	if !last.Vanished || !last.CPU.UsageNs.OK {
+		t.Errorf("what was read of a group is lost: %+v", last)
+	}
+	if err := errorsOf(r); err != nil || r.find(t, name(0)) != stays || stays.Vanished {
+		t.Errorf("the group that stays: %+v, %v", stays, err)
+	}
+}
+
 func TestReaderDescriptors(t *testing.T) {
 	l := machine(t)
 	count := func() int {

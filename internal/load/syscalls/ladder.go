@@ -17,6 +17,7 @@ import (
 	"tare/internal/load"
 	"tare/internal/pace"
 	"tare/internal/role"
+	"tare/internal/self"
 )
 
 // call is one rung of the ladder.
@@ -67,8 +68,8 @@ func newLadder(batch time.Duration) (l *ladder, err error) {
 			l.close()
 		}
 	}()
-	if l.self, err = os.Executable(); err != nil {
-		return nil, fmt.Errorf("finding the tare binary: %w", err)
+	if l.self, err = self.Path(); err != nil {
+		return nil, err
 	}
 	if l.zero, err = unix.Open("/dev/zero", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("opening /dev/zero: %w", err)

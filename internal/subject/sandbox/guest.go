@@ -17,6 +17,7 @@ import (
 	"tare/internal/oci"
 	"tare/internal/param"
 	"tare/internal/role"
+	"tare/internal/self"
 )
 
 // name is what specs call the subject.
@@ -106,11 +107,11 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	if os.Geteuid() != 0 {
 		return fault.New(fault.Machine, o[settingRuntime], "run as root", "containers can only be made by root")
 	}
-	self, err := os.Executable()
+	own, err := self.Path()
 	if err != nil {
-		return fmt.Errorf("finding the tare binary: %w", err)
+		return err
 	}
-	r, err := runtimeOf(o, self)
+	r, err := runtimeOf(o, own)
 	if err != nil {
 		return err
 	}
@@ -120,7 +121,7 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	if err, known := tried.errs[key]; known {
 		return err
 	}
-	err = oci.Probe(ctx, r, self, o.Duration(settingReady), booting(o))
+	err = oci.Probe(ctx, r, own, o.Duration(settingReady), booting(o))
 	if err != nil {
 		err = fault.Wrap(err, fault.Machine, o[settingRuntime], "name another runtime", "does not work on this machine")
 	}
@@ -163,11 +164,11 @@ func (guest) Version(ctx context.Context, o param.Values, own string) (string, s
 	case oci.MicroVM:
 		return oci.MicroVM, own
 	}
-	self, err := os.Executable()
+	path, err := self.Path()
 	if err != nil {
 		return "", ""
 	}
-	r, err := runtimeOf(o, self)
+	r, err := runtimeOf(o, path)
 	if err != nil {
 		return "", ""
 	}

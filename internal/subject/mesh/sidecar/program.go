@@ -12,6 +12,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/param"
+	"tare/internal/self"
 )
 
 // systemDirs are where Debian and others put programs of administrators, which is on the PATH of root alone.
@@ -27,7 +28,7 @@ func Find(a About, o param.Values) (string, error) {
 		name = given
 	}
 	if name == "" { // the tare binary itself
-		return os.Executable()
+		return self.Path()
 	}
 	path, err := exec.LookPath(name)
 	if err == nil {

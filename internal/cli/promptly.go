@@ -1,0 +1,28 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"os/signal"
+
+	"golang.org/x/sys/unix"
+)
+
+// promptly does something that leaves nothing behind wherever it is cut off, such as reading a record or printing, and
+// gives it up when the context ends: it is then abandoned, and the process is about to end. Whoever changes files or the
+// machine looks at the context itself, between what must not be cut off.
+func promptly(ctx context.Context, do func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- do() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// insist lets a second signal end the process at once, after the first has ended the context.
+func insist(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, unix.SIGTERM) })
+}

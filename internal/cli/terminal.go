@@ -1,0 +1,67 @@
+package cli
+
+import (
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"tare/internal/printable"
+)
+
+// What reaches a terminal goes through here: standard error, for people, and standard output where it is a terminal. A
+// record, a node or a weighed process chose parts of the text, and must neither steer the terminal nor hide what it
+// says. What is piped or written to a file stays as it is.
+
+// stderr is standard error. Only progress writes controls of its own around it.
+var stderr io.Writer = &guarded{w: os.Stderr}
+
+// styles are the controls that Tare itself writes to standard output: bold, faint, and the end of both.
+var styles = []string{"\x1b[1m", "\x1b[2m", "\x1b[0m"}
+
+// guarded writes text to a terminal, in which all controls but line feeds, tabs and those of its own are escaped.
+type guarded struct {
+	w    io.Writer
+	own  []string
+	rest string // the beginning of a character, or of a control of its own, of which the end is to come
+}
+
+func (g *guarded) Write(p []byte) (int, error) {
+	text := g.rest + string(p)
+	whole := len(text) - g.begun(text)
+	text, g.rest = text[:whole], text[whole:]
+	if _, err := io.WriteString(g.w, safe(text, g.own)); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// begun is how many bytes at the end of text may be the beginning of something that is written in several pieces.
+func (g *guarded) begun(text string) int {
+	for n := min(len(text), utf8.UTFMax-1); n > 0; n-- {
+		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) {
+			if !utf8.FullRuneInString(tail) {
+				return n
+			}
+			break
+		}
+	}
+	for _, control := range g.own {
+		for n := len(control) - 1; n > 0; n-- {
+			if strings.HasSuffix(text, control[:n]) {
+				return n
+			}
+		}
+	}
+	return 0
+}
+
+// safe escapes all controls in a text but those of its own.
+func safe(text string, own []string) string {
+	for _, control := range own {
+		if before, after, found := strings.Cut(text, control); found {
+			return safe(before, own) + control + safe(after, own)
+		}
+	}
+	return printable.Text(text)
+}

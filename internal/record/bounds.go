@@ -1,0 +1,123 @@
+package record
+
+import (
+	"fmt"
+	"reflect"
+)
+
+// A record can come from anybody, so what reading one may cost is bounded: before it is decoded, by what decoding it
+// would take, and then by what is kept of it. Writer keeps to the same bounds. docs/formats.md states them.
+const (
+	// MaxTrials is how many trials a plan may have; MaxAttempts how many lines they may make, repeated ones counted.
+	MaxTrials   = 20_000
+	MaxAttempts = 30_000
+
+	// MaxPlaces is how many places a plan may have: arms at levels.
+	MaxPlaces = 1000
+
+	// MaxMetrics is how many metrics a run may define.
+	MaxMetrics = 2000
+
+	maxRunBytes    = 16 << 20
+	maxTrialBytes  = 16 << 20
+	maxTrialsBytes = 1 << 30  // of all lines
+	maxKept        = 96 << 20 // of memory, by what a report needs of all trials
+
+	// Of one document: objects and arrays with the elements of these, members of objects, and how deep it is nested.
+	// What a few bytes of text can take in memory is an element of the largest struct, about 300 bytes.
+	maxElements = 100_000
+	maxMembers  = 500_000
+	maxDepth    = 64
+)
+
+// checkShape refuses a document that would take too much memory to decode. What else is wrong with it, decoding finds.
+func checkShape(doc []byte) error {
+	elements, members := 0, 0
+	var inArray [maxDepth]bool
+	depth, quoted := 0, false
+	for i := 0; i < len(doc); i++ {
+		c := doc[i]
+		if quoted {
+			switch c {
+			case '\\':
+				i++
+			case '"':
+				quoted = false
+			}
+			continue
+		}
+		switch c {
+		case '"':
+			quoted = true
+		case '{', '[':
+			if depth == maxDepth {
+				return fmt.Errorf("it is nested more than %d deep", maxDepth)
+			}
+			inArray[depth] = c == '['
+			depth++
+			elements++
+		case '}', ']':
+			depth = max(depth-1, 0)
+		case ':':
+			members++
+		case ',':
+			if depth > 0 && inArray[depth-1] {
+				elements++
+			}
+		}
+	}
+	switch {
+	case elements > maxElements:
+		return fmt.Errorf("it has %d objects and elements of arrays, and %d are allowed", elements, maxElements)
+	case members > maxMembers:
+		return fmt.Errorf("it has %d members of objects, and %d are allowed", members, maxMembers)
+	}
+	return nil
+}
+
+// SizeOf is about how many bytes of memory a value takes with all that it points to. It is for values without cycles.
+func SizeOf(v any) int64 {
+	of := reflect.ValueOf(v)
+	return int64(of.Type().Size()) + behind(of)
+}
+
+// behind is what a value takes beside itself.
+func behind(v reflect.Value) (n int64) {
+	switch v.Kind() {
+	case reflect.String:
+		return int64(v.Len())
+	case reflect.Pointer:
+		if !v.IsNil() {
+			return int64(v.Elem().Type().Size()) + behind(v.Elem())
+		}
+	case reflect.Interface:
+		if !v.IsNil() {
+			return int64(v.Elem().Type().Size()) + behind(v.Elem())
+		}
+	case reflect.Slice:
+		n = int64(v.Cap()) * int64(v.Type().Elem().Size())
+		if v.Type().Elem().Kind() != reflect.Uint8 {
+			for i := range v.Len() {
+				n += behind(v.Index(i))
+			}
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			n += behind(v.Index(i))
+		}
+	case reflect.Map:
+		if v.IsNil() {
+			return 0
+		}
+		each := int64(v.Type().Key().Size()+v.Type().Elem().Size()) * 3 / 2 // its table is never full
+		n = 48
+		for it := v.MapRange(); it.Next(); {
+			n += each + behind(it.Key()) + behind(it.Value())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			n += behind(v.Field(i))
+		}
+	}
+	return n
+}
