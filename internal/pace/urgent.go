@@ -20,8 +20,8 @@ import (
 type schedParam struct{ priority int32 }
 
 // RunFirst has all threads of this process run before those of the fair scheduler (SCHED_RR), or not any more. What
-// begins meanwhile does not: processes that this one starts (SCHED_RESET_ON_FORK) would be weighed as what they are not,
-// and threads that Go starts are ordinary ones for the same reason.
+// begins meanwhile does not (SCHED_RESET_ON_FORK): processes that this one starts would be weighed as what they are
+// not. That makes threads that Go starts ordinary ones too.
 func RunFirst(on bool) error {
 	set := func(tid int) error { return setScheduler(tid, unix.SCHED_RR|unix.SCHED_RESET_ON_FORK, 1) }
 	if !on {

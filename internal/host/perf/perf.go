@@ -193,7 +193,8 @@ func (s *Sampler) Lost() (uint64, error) {
 
 // ExactLost says whether the kernel counts what it drops as it drops it. Before Linux 6.0 it does not: a ring says what
 // it lost with the next record that it has room for (PERF_RECORD_LOST, __perf_output_begin in
-// kernel/events/ring_buffer.c), so that what is lost before sampling ends is announced when it has begun again, if ever.
+// kernel/events/ring_buffer.c), so that what is lost before sampling ends is announced when it has begun again, or
+// never.
 func (s *Sampler) ExactLost() bool { return s.exact }
 
 // Throttled is how often the kernel slowed the sampler down since Open.

@@ -234,7 +234,7 @@ func monotonic() int64 {
 }
 
 // What a full ring loses counts in the window in which it was lost, though no later record had room to say so, and not
-// in the next. A kernel that does not count it (here: is not believed to) tells of it in the next.
+// in the next. A kernel that does not count it (here: is not believed to) tells of it later.
 func TestLostCountsInItsWindow(t *testing.T) {
 	for _, exact := range []bool{true, false} {
 		t.Run(fmt.Sprint("exact=", exact), func(t *testing.T) { testLost(t, exact) })
@@ -294,13 +294,16 @@ func testLost(t *testing.T, exact bool) {
 		}
 	}
 	samples, losses := window(burn)
-	if (losses > 0) != exact {
-		t.Errorf("a ring of one page, and 200 ms with a sample every 200 us: %d samples, %d lost", samples, losses)
+	if !exact { // some of it may be told of at once, where a small record found room
+		if _, later := window(burn); losses+later == 0 {
+			t.Error("nothing was lost by the word of two windows")
+		}
+		return
 	}
-	if exact {
-		burn = func() {} // so that nothing more is lost
+	if losses == 0 {
+		t.Errorf("a ring of one page, and 200 ms with a sample every 200 us: %d samples, none lost", samples)
 	}
-	if _, losses := window(burn); (losses > 0) == exact {
-		t.Errorf("the next window: %d lost", losses)
+	if _, later := window(func() {}); later >= losses { // it may stand still for a while, and lose some itself
+		t.Errorf("%d lost, and %d in the next window, in which nothing was done", losses, later)
 	}
 }
