@@ -11,12 +11,12 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
 	"tare/internal/measured"
 	"tare/internal/metric"
 	"tare/internal/record"
+	"tare/internal/regular"
 )
 
 // maxSpecFile bounds the file of a spec before anything looks into it; experiment.Parse has bounds of its own.
@@ -25,19 +25,18 @@ const maxSpecFile = 1 << 20
 // openFile opens a file that a person named, but no pipe or device, which could keep its reader for ever. Its error is
 // a fault with code Usage.
 func openFile(path, what string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		mend := "see that you may read it"
-		if errors.Is(err, fs.ErrNotExist) {
-			mend = "see that its name is right; it is looked for from the directory that you are in"
-		}
-		return nil, fault.Wrap(err, fault.Usage, path, mend, "%s cannot be read", what)
+	f, err := regular.Open(path)
+	if err == nil {
+		return f, nil
 	}
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		f.Close()
-		return nil, fault.Wrap(errors.Join(err, errors.New("it is not a file")), fault.Usage, path, "name a file, not a directory, pipe or device", "%s cannot be read", what)
+	mend := "see that you may read it"
+	switch {
+	case errors.Is(err, regular.ErrNotRegular):
+		err, mend = regular.ErrNotRegular, "name a file, not a directory, pipe or device"
+	case errors.Is(err, fs.ErrNotExist):
+		mend = "see that its name is right; it is looked for from the directory that you are in"
 	}
-	return f, nil
+	return nil, fault.Wrap(err, fault.Usage, path, mend, "%s cannot be read", what)
 }
 
 // readSpecFile reads the file of a spec.

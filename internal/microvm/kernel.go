@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"tare/internal/fault"
+	"tare/internal/regular"
 )
 
 // Kernel is the guest's: a kernel of Debian's package linux-image-cloud-amd64, installed or merely unpacked.
@@ -163,7 +164,7 @@ func depends(data []byte) ([]string, error) {
 
 // readBounded reads a file of at most max bytes.
 func readBounded(path string, max int64) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -13,27 +13,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"tare/internal/fault"
+	"tare/internal/regular"
 )
-
-// open opens a file of a record, but no pipe or device in its place, which could keep a reader for ever.
-func open(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is not a file")
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
 
 // Contents is a run directory as read.
 type Contents struct {
@@ -81,7 +64,7 @@ func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error
 		return nil, err
 	}
 	path := filepath.Join(dir, TrialsFile)
-	f, err := open(path)
+	f, err := regular.Open(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		c.Warnings = append(c.Warnings, TrialsFile+" is missing: the run ended before its first trial")
@@ -147,7 +130,7 @@ func placeOf(p PlannedTrial) string {
 }
 
 func readAll(path string, most int64) ([]byte, error) {
-	f, err := open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -9,13 +9,13 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"tare/internal/regular"
 	"tare/internal/subject/mesh/sidecar"
 	"tare/internal/subject/mesh/sidecar/driven"
 )
@@ -183,7 +183,7 @@ func decode(r io.Reader, ends []string) (map[string]float64, error) {
 
 // admin is the address of Envoy's administration, as Envoy wrote it.
 func admin(dir string) (string, error) {
-	f, err := os.Open(filepath.Join(dir, adminFile))
+	f, err := regular.Open(filepath.Join(dir, adminFile))
 	if err != nil {
 		return "", fmt.Errorf("finding Envoy's administration: %w", err)
 	}

@@ -6,7 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"tare/internal/fault"
+	"tare/internal/regular"
 	"tare/internal/subject/mesh/controlplane/authority"
 	"tare/internal/subject/mesh/proxy/config"
 	"tare/internal/subject/mesh/proxy/dataplane"
@@ -144,6 +145,16 @@ func newProof(dir string) (*proof, error) {
 	return p, p.read()
 }
 
+// readToken reads a token, which is short.
+func readToken(path string) ([]byte, error) {
+	f, err := regular.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, 64<<10))
+}
+
 // proofByToken is what an agent gets by a token, and gets again: a control plane that was away for longer than a
 // certificate lasts is shown a token once more. first is closed once there is something.
 func proofByToken(o Options, logs *logs) (p *proof, a *authority.Agent, first chan struct{}) {
@@ -151,7 +162,7 @@ func proofByToken(o Options, logs *logs) (p *proof, a *authority.Agent, first ch
 	once := sync.OnceFunc(func() { close(first) })
 	return p, &authority.Agent{Address: o.XDS, Identity: o.Identity, Roots: o.Roots, Log: logs.say,
 		ReadToken: func() (authority.Token, error) {
-			text, err := os.ReadFile(o.TokenFile)
+			text, err := readToken(o.TokenFile)
 			if err != nil {
 				return "", fault.Wrap(err, fault.Machine, o.TokenFile, "", "the token cannot be read")
 			}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"tare/internal/fault"
+	"tare/internal/regular"
 	"tare/internal/subject/mesh/xds"
 )
 
@@ -45,7 +45,7 @@ func (s *source) readFile(ctx context.Context, name string) error {
 }
 
 func fileOf(name string) ([]*anypb.Any, error) {
-	f, err := os.Open(name)
+	f, err := regular.Open(name)
 	if err != nil {
 		return nil, fault.Wrap(
 			err,

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 
 	"tare/internal/fault"
+	"tare/internal/regular"
 )
 
 // Config is what a mesh file says: services in plain words, who serves and calls them, and resources as Envoy has them.
@@ -184,7 +184,7 @@ func (r *Reader) Read() (*Mesh, error) {
 }
 
 func readAtMost(name string, most int64) ([]byte, error) {
-	f, err := os.Open(name)
+	f, err := regular.Open(name)
 	if err != nil {
 		return nil, err
 	}
