@@ -32,6 +32,7 @@ type nodeFlags struct {
 	authority, cert, key string
 	dir                  string
 	patience             time.Duration
+	allowCommands        bool
 	handed               int
 }
 
@@ -42,7 +43,9 @@ func newNode() *cobra.Command {
 		Short: "Join the coordinator of a run and run its trials on this machine, until the run is over",
 		Long: `Make this machine one of those that 'tare run --nodes-listen' coordinates: join the coordinator, run its trials here as
 'tare run' would, and send one record of each. Both sides show certificates of one authority, which 'tare node keys'
-makes. No commands are executed remotely: the coordinator sends a spec, and the start time of each trial.
+makes. The coordinator sends a spec, and the start time of each trial; the agent, as root, does what the spec says. It
+refuses specs that name commands, programs by their paths, files, addresses or running processes, unless it is started
+with --allow-commands: then whoever has the coordinator's key can do anything on this machine.
 
 It ends when the run is over. When the coordinator cannot be reached, it retries for --patience.`,
 		Example: `  tare node keys --dir keys n1 n2
@@ -64,6 +67,8 @@ It ends when the run is over. When the coordinator cannot be reached, it retries
 	fs.StringVar(&f.key, "key", "", "file with its key")
 	fs.StringVar(&f.dir, "dir", "", "directory for files of trials, and the last record; default: a temporary one")
 	fs.DurationVar(&f.patience, "patience", time.Minute, "how long to try to join, at first and after the connection broke")
+	fs.BoolVar(&f.allowCommands, "allow-commands", false,
+		"also run specs that name commands, programs, files, addresses or processes: the coordinator is then root here")
 	fs.IntVar(&f.handed, local.HandedFlag, 0, "descriptor from which 'tare run --local-nodes' hands over what is needed")
 	if err := fs.MarkHidden(local.HandedFlag); err != nil {
 		panic(err) // a flag of that name is defined above
@@ -144,9 +149,11 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 		window: func(ctx context.Context, m *meter.Meter, at int64) (engine.Window, error) { return m.OpenAt(ctx, at) },
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
-	n := engine.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames()}
+	n := engine.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames(), AllowCommands: f.allowCommands}
 	n.Machine = nodeMachine(layout, self, scale.open)
-	a := cluster.Agent{Hello: hello(f.name), Address: f.join, Credentials: credentials, Patience: f.patience,
+	own := hello(f.name)
+	own.AllowCommands = f.allowCommands
+	a := cluster.Agent{Hello: own, Address: f.join, Credentials: credentials, Patience: f.patience,
 		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable(event)) }}
 	return a.Join(ctx, n.Run)
 }
@@ -170,7 +177,10 @@ func localNode(ctx context.Context, fd int) (err error) {
 		window: func(ctx context.Context, m *meter.Light, at int64) (engine.Window, error) { return m.OpenAt(ctx, at) },
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
-	n := engine.NodeAgent{Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare() }}
+	n := engine.NodeAgent{
+		Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare() },
+		AllowCommands: true, // the spec is from whoever started this process
+	}
 	n.Machine = nodeMachine(layout, self, scale.open)
 	shared := n.Machine
 	n.Machine = func(s *engine.Spec) (engine.Machine, error) {

@@ -208,7 +208,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	nodes := f.nodes.plan(s) // it fits the spec to them
 	var gathered *fleet
 	if nodes != nil && !nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, nodes, self, layout, "", os.Stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, s, nodes, self, layout, "", os.Stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()
@@ -230,7 +230,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	defer func() { err = errors.Join(err, w.Close()) }()
 
 	if nodes != nil && nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, nodes, self, layout, w.Dir(), os.Stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, s, nodes, self, layout, w.Dir(), os.Stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()

@@ -240,7 +240,7 @@ func TestNobody(t *testing.T) {
 	if len(outcomes) != 1 || outcomes[0].Failed == nil || !strings.Contains(outcomes[0].Failed.Error(), "never joined") {
 		t.Errorf("%+v", outcomes)
 	}
-	if err := g.Wait(context.Background(), 1, 10*time.Millisecond, func(int) {}); fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "0 of 1 nodes have joined") {
+	if _, err := g.Wait(context.Background(), 1, 10*time.Millisecond, func(int) {}); fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "0 of 1 nodes have joined") {
 		t.Errorf("waiting for nobody: %v", err)
 	}
 }

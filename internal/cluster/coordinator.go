@@ -119,24 +119,31 @@ func (c *Coordinator) Close() {
 func (c *Coordinator) Nodes() []Hello {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return hellos(c.nodes)
+}
+
+func hellos(nodes map[string]*node) []Hello {
 	var all []Hello
-	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
-		all = append(all, c.nodes[name].hello)
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		all = append(all, nodes[name].hello)
 	}
 	return all
 }
 
-// Wait waits until count agents are there, at most for timeout; joined is called whenever that number changes. The
-// error is of code fault.Machine and names those that are there.
-func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration, joined func(int)) error {
-	return c.wait(ctx, timeout, func(nodes map[string]*node) error {
+// Wait waits until count agents are there, at most for timeout, and gives that many, in order of name, as they were
+// then; joined is called whenever their number changes. The error is of code fault.Machine and names those that are
+// there.
+func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration, joined func(int)) (there []Hello, err error) {
+	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
 		joined(len(nodes))
 		if len(nodes) >= count {
+			there = hellos(nodes)[:count]
 			return nil
 		}
 		return fault.New(fault.Machine, "", "see what 'tare node' says there, whether the address can be reached, and whether the keys are of one authority",
 			"%d of %d nodes have joined within %v: %s", len(nodes), count, timeout, cmp.Or(strings.Join(slices.Sorted(maps.Keys(nodes)), ", "), "none"))
 	})
+	return there, err
 }
 
 // WaitFor waits for an agent of that name.

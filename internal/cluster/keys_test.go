@@ -79,7 +79,7 @@ func TestMakeKeys(t *testing.T) {
 			ended <- Agent{Hello: Hello{Name: name, Version: build}, Address: at.String(), Credentials: credentials}.Join(context.Background(), good)
 		}()
 	}
-	if err := c.Wait(context.Background(), 2, time.Minute, func(int) {}); err != nil {
+	if _, err := c.Wait(context.Background(), 2, time.Minute, func(int) {}); err != nil {
 		t.Error(err)
 	}
 	c.Close()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -334,6 +335,9 @@ type NodeAgent struct {
 	Features []string                       // by which specs may name what they need
 	Machine  func(s *Spec) (Machine, error) // that this machine can do it, and what trials need of it
 	Ready    func() error                   // called when a trial is set up, before the coordinator is told; may be nil
+
+	// AllowCommands is whether specs may name commands, files and addresses (Spec.CheckReach).
+	AllowCommands bool
 }
 
 // nodeRecordFile is, in the directory of a node, the record of its last trial.
@@ -349,6 +353,9 @@ func (a NodeAgent) Run(
 	}
 	s, err := Parse("the coordinator's spec", j.Spec, a.Features)
 	if err != nil {
+		return nil, err
+	}
+	if err := a.check(s, j.Planned, job.Share); err != nil {
 		return nil, err
 	}
 	m, err := a.Machine(s)
@@ -393,6 +400,27 @@ func (a NodeAgent) Run(
 		failure = fault.Wrap(err, fault.Machine, a.Dir, "make room there", "the node's record cannot be written")
 	}
 	return text, failure
+}
+
+// maxShare is more CPUs than any machine has.
+const maxShare = 1 << 20
+
+// check refuses a trial that no coordinator of ours makes, or that this node does not allow. Nothing has been done for it
+// by then.
+func (a NodeAgent) check(s *Spec, planned record.PlannedTrial, share cluster.Share) error {
+	switch {
+	case len(s.Factors) > 0 || s.nodes() > 0:
+		return errors.New("the trial's spec has factors or nodes, and a node runs one trial at one level")
+	case !slices.Contains(s.AllArms(), planned.Arm):
+		return fmt.Errorf("the trial is of the arm %q, which its spec does not have", near.Clip(planned.Arm))
+	case planned.Index < 0 || planned.Index > math.MaxInt32:
+		return fmt.Errorf("there is no trial %d", planned.Index)
+	case !(share.CPUs >= 0 && share.CPUs <= maxShare && share.Weight >= 0 && share.Weight <= 1):
+		return fmt.Errorf("no trial can have %g CPUs with a weight of %g", share.CPUs, share.Weight)
+	case a.AllowCommands:
+		return nil
+	}
+	return s.CheckReach(a.Name)
 }
 
 // seed is this node's of the trial's: nodes in step would be one load, not many.
