@@ -21,8 +21,11 @@ package cluster
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 
 	"google.golang.org/grpc"
+
+	"tare/internal/printable"
 )
 
 // message is one message of the stream, either way. Exactly one field is set.
@@ -65,6 +68,21 @@ type Share struct {
 	Weight float64 `json:"weight,omitempty"` // where CPU time is short, beside other groups of weight 1; 0: as others
 }
 
+// The bounds of a Hello.
+const (
+	maxHelloText = 200 // bytes of each text
+	maxCPUs      = 1 << 20
+)
+
+// clean bounds what an agent says of itself.
+func (h Hello) clean() Hello {
+	for _, text := range []*string{&h.Hostname, &h.Kernel, &h.BootID} {
+		*text = printable.Clip(*text, maxHelloText)
+	}
+	h.CPUs, h.PID = max(0, min(h.CPUs, maxCPUs)), max(0, min(h.PID, math.MaxInt32))
+	return h
+}
+
 type trialID struct {
 	ID uint64 `json:"id"`
 }
@@ -99,18 +117,52 @@ type joiner interface {
 
 var service = grpc.ServiceDesc{ServiceName: serviceName, HandlerType: (*joiner)(nil), Streams: []grpc.StreamDesc{joinStream}}
 
-// The longest messages that are taken. Records of a trial have some 100 KB; a spec at its level has a few.
+// The longest messages that are taken, in bytes. Records of a trial have some 100 KB, all others a few hundred bytes. A
+// spec has at most 1 MiB.
 const (
-	maxFromAgent       = 32 << 20
-	maxFromCoordinator = 4 << 20
+	maxFromAgent       = 8 << 20
+	maxFromCoordinator = 2 << 20
+	maxShort           = 64 << 10 // of all that carry neither a record nor a spec
 )
 
 // codec is JSON on the wire.
-type codec struct{}
+type codec struct {
+	clean bool // all texts that come are made safe to print and to keep
+}
 
-func (codec) Name() string                       { return "json" }
-func (codec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
-func (codec) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+func (codec) Name() string                  { return "json" }
+func (codec) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
+
+func (c codec) Unmarshal(data []byte, v any) error {
+	if c.clean {
+		data = printable.JSON(data)
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return err
+	}
+	if m, ok := v.(*message); ok {
+		return m.check(len(data))
+	}
+	return nil
+}
+
+// check says what is wrong with a message of so many bytes.
+func (m *message) check(length int) error {
+	set := 0
+	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil, m.Begin != nil,
+		m.Record != nil, m.Abandon != nil, m.Bye != nil} {
+		if is {
+			set++
+		}
+	}
+	switch {
+	case set > 1:
+		return fmt.Errorf("%s and other messages in one", m.what())
+	case m.Record == nil && m.Prepare == nil && length > maxShort:
+		return fmt.Errorf("%s of %d bytes, and %d are allowed", m.what(), length, maxShort)
+	}
+	return nil
+}
 
 // what names a message in errors.
 func (m *message) what() string {
