@@ -79,16 +79,24 @@ It ends when the run is over. When the coordinator cannot be reached, it retries
 
 func newNodeKeys() *cobra.Command {
 	var dir string
+	var renew bool
 	c := &cobra.Command{
-		Use:   "keys --dir DIR NODE...",
+		Use:   "keys --dir DIR NODE...|--renew",
 		Short: "Make the keys and certificates with which nodes and coordinator identify each other",
 		Long: `Make the keys and certificates with which nodes and coordinator identify each other, in DIR: an authority and the
 coordinator's, unless they exist, and those of the named nodes. They are valid for a year. The coordinator needs DIR
 (--nodes-keys); a node needs authority.pem and its own two files, and nothing else: whoever has authority.key can
-become a node or a coordinator.`,
-		Example: `  tare node keys --dir keys n1 n2 n3`,
+become a node or a coordinator.
+
+--renew gives all of them certificates for another year. Keys stay as they are: copy authority.pem and each node's
+certificate to it. For a new key, remove both files of a node and name it again.`,
+		Example: `  tare node keys --dir keys n1 n2 n3
+  tare node keys --dir keys --renew`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
+			switch {
+			case renew && len(args) > 0:
+				return fault.New(fault.Usage, "--renew", "leave the names out, or --renew for new nodes", "it renews all certificates in the directory")
+			case !renew && len(args) == 0:
 				return fault.New(fault.Usage, cmd.CommandPath(), "see '"+cmd.CommandPath()+" --help'", "want the names of one or more nodes")
 			}
 			return nil
@@ -97,7 +105,13 @@ become a node or a coordinator.`,
 			if dir == "" {
 				return fault.New(fault.Usage, "--dir", "see 'tare node keys --help'", "missing value")
 			}
-			wrote, err := cluster.MakeKeys(dir, args)
+			var wrote []string
+			var err error
+			if renew {
+				wrote, err = cluster.RenewKeys(dir)
+			} else {
+				wrote, err = cluster.MakeKeys(dir, args)
+			}
 			for _, file := range wrote {
 				fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(dir, file))
 			}
@@ -105,6 +119,7 @@ become a node or a coordinator.`,
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", "", "directory for the files; if missing, it is created, readable by its owner only")
+	c.Flags().BoolVar(&renew, "renew", false, "new certificates for all keys in the directory")
 	return c
 }
 
@@ -127,6 +142,9 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 		return err
 	}
 	credentials, err := cluster.ReadCredentials(f.authority, f.cert, f.key)
+	if err == nil {
+		err = warnExpiring(credentials, log)
+	}
 	if err != nil {
 		return err
 	}
@@ -156,6 +174,15 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	a := cluster.Agent{Hello: own, Address: f.join, Credentials: credentials, Patience: f.patience,
 		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable(event)) }}
 	return a.Join(ctx, n.Run)
+}
+
+// warnExpiring says that certificates end soon. The error is of those that have ended.
+func warnExpiring(c cluster.Credentials, log io.Writer) error {
+	warning, err := c.Expires(time.Now())
+	if warning != "" {
+		fmt.Fprintf(log, "warning: %s\n", printable(warning))
+	}
+	return err
 }
 
 // localNode is an agent that shares its machine with others: it weighs only what is its own.

@@ -18,6 +18,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/near"
 	"tare/internal/param"
+	text "tare/internal/printable"
 	"tare/internal/version"
 
 	_ "tare/internal/all" // every guest
@@ -143,11 +144,4 @@ func printError(w io.Writer, err error) {
 }
 
 // printable keeps names that others chose (paths, processes) from steering the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, s)
-}
+func printable(s string) string { return text.Text(s) }

@@ -49,6 +49,8 @@ func (f *nodesFlags) check(changed func(string) bool) error {
 		return fault.New(fault.Usage, "--nodes-listen", "leave one of them out", "nodes are either on this machine (--local-nodes) or on others (--nodes-listen)")
 	case f.listen != "" && (f.keys == "" || f.count < 1):
 		return fault.New(fault.Usage, "--nodes-listen", "give --nodes-keys DIR and --nodes N; see 'tare node --help'", "missing keys or number of nodes")
+	case f.count > cluster.MaxNodes:
+		return fault.New(fault.Usage, "--nodes", fmt.Sprintf("give at most %d", cluster.MaxNodes), "a run cannot have %d nodes", f.count)
 	case f.listen == "" && (f.keys != "" || f.count != 0):
 		return fault.New(fault.Usage, "--nodes-listen", "give the address at which nodes join, or --local-nodes N", "missing value")
 	case changed("node-cpus") && f.cpus != 0 && f.cpus < leastShare:
@@ -122,6 +124,9 @@ func (f *nodesFlags) gather(ctx context.Context, s *engine.Spec, r *record.Nodes
 		return &fleet{Nodes: localNodes{n}, close: n.Close}, nil
 	}
 	keys, err := cluster.ReadCoordinator(f.keys)
+	if err == nil {
+		err = warnExpiring(keys, said)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -129,6 +129,9 @@ func refusalMend(err error) string {
 	case codes.PermissionDenied:
 		return "give the node the name that its certificate was made for"
 	}
+	if strings.Contains(err.Error(), "expired") {
+		return renewMend
+	}
 	return "both sides need keys of one authority, which are valid at both clocks: 'tare node keys' makes them"
 }
 
