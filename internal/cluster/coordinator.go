@@ -202,12 +202,10 @@ func (c *Coordinator) node(name string) (*node, error) {
 		}
 		return nil, errors.New("it has never joined")
 	}
-	select {
-	case <-n.gone: // its stream is about to end
+	if n.isGone() { // its stream is about to end
 		return nil, n.why
-	default:
-		return n, nil
 	}
+	return n, nil
 }
 
 // Drop takes a node for gone, or not come at all, for a reason that no stream shows.
@@ -461,6 +459,10 @@ func (p *part) readClock(ctx context.Context) {
 		if err == nil {
 			readings = append(readings, r)
 		}
+	}
+	if p.node.isGone() {
+		p.lastWords()
+		return
 	}
 	if len(readings) > 0 {
 		p.Clock = new(best(readings))

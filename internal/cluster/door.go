@@ -22,7 +22,7 @@ const (
 	// A peer's bytes are read this fast on average. Records have some 100 KB and come once in a trial; tiny frames cost
 	// most, and a thousand bytes hold a hundred.
 	bytesPerSecond = 1 << 20
-	bytesAtOnce    = 2 * maxFromAgent
+	bytesAtOnce    = 1 << 20
 )
 
 // bucket lets so many through in a second on average, and so many at once after a pause.

@@ -61,6 +61,15 @@ func (n *node) end(why error) {
 	})
 }
 
+func (n *node) isGone() bool {
+	select {
+	case <-n.gone:
+		return true
+	default:
+		return false
+	}
+}
+
 // send has the stream's writer send m, unless the node is gone.
 func (n *node) send(m *message) {
 	select {
