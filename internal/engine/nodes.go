@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -135,6 +136,8 @@ type nodesTrial struct {
 	spec    *Spec // at the trial's level, without copies
 	seed    uint64
 	late    time.Duration // how long after an edge of the window the coordinator's own counters were read
+
+	recorded int // bytes of the nodes' records
 }
 
 // edgeAllowed is how long after the edges of the window counters may be read.
@@ -194,8 +197,9 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 		lap("measured")
 	})
 	lap("drain")
-	for _, o := range outcomes {
-		t.Nodes = append(t.Nodes, x.nodeTrial(o, t.PlannedTrial, t.Attempt))
+	for i := range outcomes {
+		t.Nodes = append(t.Nodes, x.nodeTrial(outcomes[i], t.PlannedTrial, t.Attempt))
+		outcomes[i].Record = nil // it is decoded
 	}
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -283,12 +287,14 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 		n.Failed = cmp.Or(n.Failed, "it sent no record")
 		return n
 	}
-	var r nodeRecord
-	if err := json.Unmarshal(o.Record, &r); err != nil {
-		n.Failed = cmp.Or(n.Failed, fmt.Sprintf("its record cannot be decoded: %v", err))
-		return n
+	r, err := decodeNodeRecord(o.Record)
+	if err == nil {
+		err = checkNodeRecord(r, planned, attempt)
 	}
-	if err := checkNodeRecord(r, planned, attempt); err != nil {
+	if err == nil {
+		err = x.makeRoom(&r.Trial)
+	}
+	if err != nil {
 		n.Failed = cmp.Or(n.Failed, err.Error())
 		return n
 	}
@@ -311,6 +317,43 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 		}
 	}
 	return n
+}
+
+// What records of nodes may take, before they are decoded and after. One has some 100 KB and 2000 values; two bytes of
+// JSON can become hundreds of memory and of the file of trials, whose readers take lines of up to 64 MiB.
+const (
+	maxRecordValues = 100_000
+	maxNodeRecord   = 8 << 20  // bytes
+	maxNodeRecords  = 48 << 20 // bytes, of all nodes of a trial
+)
+
+func decodeNodeRecord(text json.RawMessage) (r nodeRecord, err error) {
+	values := 0
+	for _, c := range []byte{',', '[', '{'} {
+		values += bytes.Count(text, []byte{c})
+	}
+	if values > maxRecordValues {
+		return r, fmt.Errorf("its record has more than %d values", maxRecordValues)
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("its record cannot be decoded: %w", err)
+	}
+	return r, nil
+}
+
+// makeRoom sees that a node's record can be written beside those of others.
+func (x *nodesTrial) makeRoom(t *record.Trial) error {
+	text, err := json.Marshal(t)
+	if err != nil {
+		return fmt.Errorf("its record cannot be written: %w", err)
+	}
+	if len(text) > maxNodeRecord {
+		return fmt.Errorf("its record would have %d MiB, and %d are allowed", len(text)>>20, maxNodeRecord>>20)
+	}
+	if x.recorded += len(text); x.recorded > maxNodeRecords {
+		return fmt.Errorf("its record does not fit: those of all nodes have more than %d MiB", maxNodeRecords>>20)
+	}
+	return nil
 }
 
 func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) error {

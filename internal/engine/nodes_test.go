@@ -255,6 +255,12 @@ func TestPooled(t *testing.T) {
 				r.Trial.Loads["client"] = l
 			})
 		}, `its record has less than nothing of the load "client": errors.read is -5`},
+		{"more values than any record", func(os []cluster.Outcome) {
+			os[2].Record = json.RawMessage(`{"trial":{"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues) + `{}]}}}`)
+		}, "its record has more than 100000 values"},
+		{"a record that grows", func(os []cluster.Outcome) {
+			os[2].Record = json.RawMessage(`{"trial":{"schema":"tare.trial/v1","index":1,"arm":"direct","metrics":{},"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues/2-100) + `{}]}}}`)
+		}, "MiB, and 8 are allowed"},
 		{"a record of nodes", func(os []cluster.Outcome) {
 			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Trial.Nodes = make([]record.NodeTrial, 2) })
 		}, "its record has nodes of its own"},

@@ -507,10 +507,14 @@ var inTrials = []struct {
 		x.record(goodRecord + `,"subject":` + strings.Repeat("[", 200_000) + strings.Repeat("]", 200_000))
 	}, "cannot be read"},
 	{"a record of 9 MiB", func(x *trialOf) { x.begun(over); x.record(`,"x":"` + strings.Repeat("x", 9<<20) + `"`) }, "larger than max"},
-	{"a record of nearly 8 MiB of small things", func(x *trialOf) {
+	{"a record of 300,000 things", func(x *trialOf) {
 		x.begun(over)
-		x.record(`,"ledger":{"cgroups":[` + strings.Repeat("{},", 2_600_000) + `{}]},"metrics":{},"validity":{"valid":true}`)
-	}, ""},
+		x.record(`,"ledger":{"cgroups":[` + strings.Repeat("{},", 300_000) + `{}]},"metrics":{},"validity":{"valid":true}`)
+	}, "its record has more than 100000 values"},
+	{"a record that grows when it is read", func(x *trialOf) {
+		x.begun(over)
+		x.record(`,"ledger":{"cgroups":[` + strings.Repeat("{},", 45_000) + `{}]},"metrics":{},"validity":{"valid":true}`)
+	}, "are allowed"},
 	{"half a record", func(x *trialOf) { x.begun(over); x.say(`{"record":{"id":%d,"record":{"trial"`, x.id) }, "cannot be read"},
 	{"vanishes", func(x *trialOf) { x.begun(50 * time.Millisecond) }, "it went away"},
 	{"hangs up as it is told to prepare", func(*trialOf) {}, "it went away"},
