@@ -33,6 +33,7 @@ type nodeFlags struct {
 	authority, cert, key string
 	dir                  string
 	patience             time.Duration
+	allowCommands        bool
 	handed               int
 }
 
@@ -43,7 +44,9 @@ func newNode() *cobra.Command {
 		Short: "Join the coordinator of a run and run its trials on this machine, until the run is over",
 		Long: `Make this machine one of those that 'tare run --nodes-listen' coordinates: join the coordinator, run its trials here as
 'tare run' would, and send one record of each. Both sides show certificates of one authority, which 'tare node keys'
-makes. No commands are executed remotely: the coordinator sends a spec, and the start time of each trial.
+makes. The coordinator sends a spec, and the start time of each trial; the agent, as root, does what the spec says. It
+refuses specs that name commands, programs by their paths, files, addresses or running processes, unless it is started
+with --allow-commands: then whoever has the coordinator's key can do anything on this machine.
 
 It ends when the run is over. When the coordinator cannot be reached, it retries for --patience.`,
 		Example: `  tare node keys --dir keys n1 n2
@@ -65,6 +68,8 @@ It ends when the run is over. When the coordinator cannot be reached, it retries
 	fs.StringVar(&f.key, "key", "", "file with its key")
 	fs.StringVar(&f.dir, "dir", "", "directory for files of trials, and the last record; default: a temporary one")
 	fs.DurationVar(&f.patience, "patience", time.Minute, "how long to try to join, at first and after the connection broke")
+	fs.BoolVar(&f.allowCommands, "allow-commands", false,
+		"also run specs that name commands, programs, files, addresses or processes: the coordinator is then root here")
 	fs.IntVar(&f.handed, local.HandedFlag, 0, "descriptor from which 'tare run --local-nodes' hands over what is needed")
 	if err := fs.MarkHidden(local.HandedFlag); err != nil {
 		panic(err) // a flag of that name is defined above
@@ -75,16 +80,24 @@ It ends when the run is over. When the coordinator cannot be reached, it retries
 
 func newNodeKeys() *cobra.Command {
 	var dir string
+	var renew bool
 	c := &cobra.Command{
-		Use:   "keys --dir DIR NODE...",
+		Use:   "keys --dir DIR NODE...|--renew",
 		Short: "Make the keys and certificates with which nodes and coordinator identify each other",
 		Long: `Make the keys and certificates with which nodes and coordinator identify each other, in DIR: an authority and the
 coordinator's, unless they exist, and those of the named nodes. They are valid for a year. The coordinator needs DIR
 (--nodes-keys); a node needs authority.pem and its own two files, and nothing else: whoever has authority.key can
-become a node or a coordinator.`,
-		Example: `  tare node keys --dir keys n1 n2 n3`,
+become a node or a coordinator.
+
+--renew gives all of them certificates for another year. Keys stay as they are: copy authority.pem and each node's
+certificate to it. For a new key, remove both files of a node and name it again.`,
+		Example: `  tare node keys --dir keys n1 n2 n3
+  tare node keys --dir keys --renew`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
+			switch {
+			case renew && len(args) > 0:
+				return fault.New(fault.Usage, "--renew", "leave the names out, or --renew for new nodes", "it renews all certificates in the directory")
+			case !renew && len(args) == 0:
 				return fault.New(fault.Usage, cmd.CommandPath(), "see '"+cmd.CommandPath()+" --help'", "want the names of one or more nodes")
 			}
 			return nil
@@ -93,7 +106,13 @@ become a node or a coordinator.`,
 			if dir == "" {
 				return fault.New(fault.Usage, "--dir", "see 'tare node keys --help'", "missing value")
 			}
-			wrote, err := cluster.MakeKeys(dir, args)
+			var wrote []string
+			var err error
+			if renew {
+				wrote, err = cluster.RenewKeys(dir)
+			} else {
+				wrote, err = cluster.MakeKeys(dir, args)
+			}
 			for _, file := range wrote {
 				fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(dir, file))
 			}
@@ -101,6 +120,7 @@ become a node or a coordinator.`,
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", "", "directory for the files; if missing, it is created, readable by its owner only")
+	c.Flags().BoolVar(&renew, "renew", false, "new certificates for all keys in the directory")
 	return c
 }
 
@@ -123,6 +143,9 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 		return err
 	}
 	credentials, err := cluster.ReadCredentials(f.authority, f.cert, f.key)
+	if err == nil {
+		err = warnExpiring(credentials, log)
+	}
 	if err != nil {
 		return err
 	}
@@ -146,11 +169,22 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 		window: func(ctx context.Context, m *meter.Meter, at int64) (engine.Window, error) { return m.OpenAt(ctx, at) },
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
-	n := engine.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames()}
+	n := engine.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames(), AllowCommands: f.allowCommands}
 	n.Machine = nodeMachine(layout, own.path, scale.open)
-	a := cluster.Agent{Hello: hello(f.name), Address: f.join, Credentials: credentials, Patience: f.patience,
+	us := hello(f.name)
+	us.AllowCommands = f.allowCommands
+	a := cluster.Agent{Hello: us, Address: f.join, Credentials: credentials, Patience: f.patience,
 		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable.Line(event)) }}
 	return a.Join(ctx, n.Run)
+}
+
+// warnExpiring says that certificates end soon. The error is of those that have ended.
+func warnExpiring(c cluster.Credentials, log io.Writer) error {
+	warning, err := c.Expires(time.Now())
+	if warning != "" {
+		fmt.Fprintf(log, "warning: %s\n", printable.Line(warning))
+	}
+	return err
 }
 
 // localNode is an agent that shares its machine with others: it weighs only what is its own.
@@ -173,7 +207,10 @@ func localNode(ctx context.Context, fd int) (err error) {
 		window: func(ctx context.Context, m *meter.Light, at int64) (engine.Window, error) { return m.OpenAt(ctx, at) },
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
-	n := engine.NodeAgent{Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare() }}
+	n := engine.NodeAgent{
+		Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare() },
+		AllowCommands: true, // the spec is from whoever started this process
+	}
 	n.Machine = nodeMachine(layout, own.path, scale.open)
 	shared := n.Machine
 	n.Machine = func(s *engine.Spec) (engine.Machine, error) {

@@ -189,6 +189,7 @@ func requireFeatures(s *engine.Spec) error {
 
 // run runs the experiment and says what came of it.
 func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err error) {
+	defer func() { err = begunOr(err) }()
 	if err := requireFeatures(s); err != nil {
 		return err
 	}
@@ -215,7 +216,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	}
 	var gathered *fleet
 	if nodes != nil && !nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, nodes, own.path, layout, "", stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, s, nodes, own.path, layout, "", stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()
@@ -237,7 +238,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	defer func() { err = errors.Join(err, w.Close()) }()
 
 	if nodes != nil && nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, nodes, own.path, layout, w.Dir(), stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, s, nodes, own.path, layout, w.Dir(), stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()
@@ -463,6 +464,15 @@ func writePage(w *record.Writer, s *analysis.Summary, r record.Run, trials []rec
 		return err
 	}
 	return w.WriteFile(record.ReportFile, b.Bytes())
+}
+
+// begunOr gives the error of a run that was interrupted before its first trial, as while nodes join, the exit code of
+// one that was interrupted later.
+func begunOr(err error) error {
+	if !errors.Is(err, context.Canceled) || fault.CodeOf(err) != fault.Internal {
+		return err
+	}
+	return fault.New(fault.Invalid, "", "run it again", "interrupted before the first trial: nothing was measured")
 }
 
 // ended says that the run ended before its time. One that was interrupted is not what was asked for, and whoever waits

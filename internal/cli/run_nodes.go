@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -48,6 +49,8 @@ func (f *nodesFlags) check(changed func(string) bool) error {
 		return fault.New(fault.Usage, "--nodes-listen", "leave one of them out", "nodes are either on this machine (--local-nodes) or on others (--nodes-listen)")
 	case f.listen != "" && (f.keys == "" || f.count < 1):
 		return fault.New(fault.Usage, "--nodes-listen", "give --nodes-keys DIR and --nodes N; see 'tare node --help'", "missing keys or number of nodes")
+	case f.count > cluster.MaxNodes:
+		return fault.New(fault.Usage, "--nodes", fmt.Sprintf("give at most %d", cluster.MaxNodes), "a run cannot have %d nodes", f.count)
 	case f.listen == "" && (f.keys != "" || f.count != 0):
 		return fault.New(fault.Usage, "--nodes-listen", "give the address at which nodes join, or --local-nodes N", "missing value")
 	case changed("node-cpus") && f.cpus != 0 && f.cpus < leastShare:
@@ -101,7 +104,7 @@ func (f *nodesFlags) plan(s *engine.Spec) *record.Nodes {
 }
 
 // gather has the nodes join. said is for the person who waits.
-func (f *nodesFlags) gather(ctx context.Context, r *record.Nodes, self string, layout *cgroup.Layout, dir string, said io.Writer) (*fleet, error) {
+func (f *nodesFlags) gather(ctx context.Context, s *engine.Spec, r *record.Nodes, self string, layout *cgroup.Layout, dir string, said io.Writer) (*fleet, error) {
 	joined := func(n int) {
 		if n > 0 {
 			fmt.Fprintf(said, "%d of %s joined\n", n, quantity.Counted(r.Count, "node"))
@@ -121,6 +124,9 @@ func (f *nodesFlags) gather(ctx context.Context, r *record.Nodes, self string, l
 		return &fleet{Nodes: localNodes{n}, close: n.Close}, nil
 	}
 	keys, err := cluster.ReadCoordinator(f.keys)
+	if err == nil {
+		err = warnExpiring(keys, said)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -130,19 +136,41 @@ func (f *nodesFlags) gather(ctx context.Context, r *record.Nodes, self string, l
 	}
 	closed := func() error { c.Close(); return nil }
 	at, err := c.Listen(f.listen)
+	var there []cluster.Hello
 	if err == nil {
 		fmt.Fprintf(said, "waiting for %s at %s\n", quantity.Counted(r.Count, "node"), at)
-		err = c.Wait(ctx, r.Count, f.wait, joined)
+		there, err = c.Wait(ctx, r.Count, f.wait, joined)
+	}
+	if err == nil {
+		err = checkReach(s, there)
 	}
 	if err != nil {
 		return nil, errors.Join(err, closed())
 	}
 	nodes := remoteNodes{Coordinator: c}
-	for _, h := range c.Nodes()[:r.Count] {
+	for _, h := range there {
 		nodes.names = append(nodes.names, h.Name)
 		r.Nodes = append(r.Nodes, record.Node{Name: h.Name, Hostname: h.Hostname, Kernel: h.Kernel, CPUs: h.CPUs, BootID: h.BootID})
 	}
 	return &fleet{Nodes: nodes, close: closed}, nil
+}
+
+// checkReach refuses a spec that one of the nodes would refuse, before the first trial.
+func checkReach(s *engine.Spec, nodes []cluster.Hello) error {
+	var refusing []string
+	for _, h := range nodes {
+		if !h.AllowCommands {
+			refusing = append(refusing, h.Name)
+		}
+	}
+	if len(refusing) == 0 {
+		return nil
+	}
+	const most = 5
+	if n := len(refusing); n > most {
+		refusing = append(refusing[:most], fmt.Sprintf("%d more", n-most))
+	}
+	return s.CheckReach(strings.Join(refusing, ", "))
 }
 
 // localNodes are nodes on this machine: one that has gone is started again.

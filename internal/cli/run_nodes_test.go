@@ -1,9 +1,13 @@
 package cli
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
+	"tare/internal/cluster"
 	"tare/internal/engine"
+	"tare/internal/fault"
 	"tare/internal/host/proc"
 )
 
@@ -48,6 +52,39 @@ func TestNodesPlan(t *testing.T) {
 		share := nodeShare(r)
 		if share.CPUs != c.cpus || c.local != (share.Weight > 0) {
 			t.Errorf("%s: a node gets %+v", c.name, share)
+		}
+	}
+}
+
+// TestCheckReach: a spec that names commands is refused before the first trial, with the names of the nodes that would
+// refuse it; nodes that allow it, and specs that name none, pass.
+func TestCheckReach(t *testing.T) {
+	const head = "name: x\nquestion: Q?\nloads: {w: {kind: write, rate: 1}}\n"
+	nodes := func(allow ...bool) (all []cluster.Hello) {
+		for i, a := range allow {
+			all = append(all, cluster.Hello{Name: fmt.Sprintf("n%d", i+1), AllowCommands: a})
+		}
+		return all
+	}
+	for _, c := range []struct {
+		name, spec string
+		nodes      []cluster.Hello
+		want       string
+	}{
+		{"no commands", head, nodes(false, false), ""},
+		{"allowed by all", head + "arms: {a: {subject: command, command: /bin/true}}\n", nodes(true, true), ""},
+		{"refused by one", head + "arms: {a: {subject: command, command: /bin/true}}\n", nodes(true, false, true), "n2: "},
+		{"refused by many", head + "arms: {a: {subject: command, command: /bin/true}}\n", nodes(make([]bool, 7)...),
+			"n1, n2, n3, n4, n5, 2 more: "},
+	} {
+		s, err := engine.Parse("test", []byte(c.spec), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = checkReach(s, c.nodes)
+		if c.want == "" && err != nil || c.want != "" && (fault.CodeOf(err) != fault.Usage ||
+			!strings.HasPrefix(err.Error(), c.want) || !strings.Contains(err.Error(), "arms.a.command (a command)")) {
+			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
 		}
 	}
 }

@@ -53,6 +53,10 @@ const (
 	joinPause   = 200 * time.Millisecond // between two attempts to join, at first
 	joinPauseTo = 2 * time.Second
 	dialTimeout = 5 * time.Second
+	// maxLead is how far ahead a begin can be announced: it takes 2 ms for each node to tell them. maxQuiet is longer
+	// than any trial's warm-up and window.
+	maxLead  = time.Minute
+	maxQuiet = 2 * time.Hour
 )
 
 // Join runs the trials of one run: from when the coordinator can be reached until it says that the run is over. When
@@ -72,9 +76,10 @@ func (a Agent) Join(ctx context.Context, run Runner) error {
 	}
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3}}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(credentials.NewTLS(config)), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
+		grpc.WithTransportCredentials(pacedCredentials{credentials.NewTLS(config)}), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: dialTimeout}), // for the handshake too
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{}), grpc.MaxCallRecvMsgSize(maxFromCoordinator), grpc.MaxCallSendMsgSize(maxFromAgent)),
+		grpc.WithMaxHeaderListSize(16 << 10), grpc.WithStaticStreamWindowSize(maxShort), grpc.WithStaticConnWindowSize(maxShort),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", address)
 		}),
@@ -124,6 +129,9 @@ func refusalMend(err error) string {
 	case codes.PermissionDenied:
 		return "give the node the name that its certificate was made for"
 	}
+	if strings.Contains(err.Error(), "expired") {
+		return renewMend
+	}
 	return "both sides need keys of one authority, which are valid at both clocks: 'tare node keys' makes them"
 }
 
@@ -139,6 +147,7 @@ func words(err error) error {
 type session struct {
 	a      *Agent
 	stream grpc.ClientStream
+	cancel context.CancelCauseFunc // ends it
 	heard  atomic.Int64
 	quiet  atomic.Int64 // until then the coordinator says nothing, ns by the agent's clock
 	sendMu sync.Mutex
@@ -169,7 +178,7 @@ func (a *Agent) once(ctx context.Context, options []grpc.DialOption, run Runner)
 	if err != nil {
 		return false, err
 	}
-	s := &session{a: a, stream: stream, run: run}
+	s := &session{a: a, stream: stream, run: run, cancel: cancel}
 	s.heard.Store(pace.Now())
 	if err := s.send(&message{Hello: &a.Hello}); err != nil {
 		return false, s.ended(err)
@@ -182,10 +191,7 @@ func (a *Agent) once(ctx context.Context, options []grpc.DialOption, run Runner)
 	for {
 		m := new(message)
 		if err := stream.RecvMsg(m); err != nil {
-			if cause := context.Cause(ctx); cause != nil && errors.Is(cause, errLost) {
-				err = cause
-			}
-			return joined, err
+			return joined, lostOr(ctx, err)
 		}
 		received := a.now()
 		s.heard.Store(pace.Now())
@@ -197,9 +203,17 @@ func (a *Agent) once(ctx context.Context, options []grpc.DialOption, run Runner)
 			return true, nil
 		}
 		if err := s.handle(ctx, m, received); err != nil {
-			return true, s.ended(err)
+			return true, lostOr(ctx, s.ended(err))
 		}
 	}
+}
+
+// lostOr is why the session was ended from this side, or err.
+func lostOr(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); errors.Is(cause, errLost) {
+		return cause
+	}
+	return err
 }
 
 // ended is why the stream cannot be written to: only reading from it tells.
@@ -218,6 +232,11 @@ func (s *session) send(m *message) error {
 	if m.Pong != nil {
 		m.Pong.Sent = s.a.now()
 	}
+	// A coordinator that reads nothing would stop the agent without end, whatever else it does.
+	timer := time.AfterFunc(s.a.Silence, func() {
+		s.cancel(fmt.Errorf("%w: it has not read what it is told for %v", errLost, s.a.Silence))
+	})
+	defer timer.Stop()
 	return s.stream.SendMsg(m)
 }
 
@@ -250,7 +269,11 @@ func (s *session) handle(ctx context.Context, m *message, received int64) error 
 		s.abandon(ErrAbandoned) // there is none, but for a coordinator that has given it up
 		s.start(ctx, *m.Prepare)
 	case m.Begin != nil && s.trial != nil && s.trial.id == m.Begin.ID:
-		s.quiet.Store(m.Begin.At + m.Begin.Quiet)
+		if lead := m.Begin.At - s.a.now(); m.Begin.At < -farthest || m.Begin.At > farthest || lead > int64(maxLead) || m.Begin.Quiet < 0 {
+			s.trial.cancel(fmt.Errorf("the coordinator announced a begin that cannot be: in %v", time.Duration(lead)))
+			return nil
+		}
+		s.quiet.Store(m.Begin.At + min(m.Begin.Quiet, int64(maxQuiet)))
 		select {
 		case s.trial.begin <- m.Begin.At:
 		default: // it was told before

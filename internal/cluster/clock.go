@@ -1,6 +1,9 @@
 package cluster
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // ping and pong are a question for the time, and the answer. Times are CLOCK_MONOTONIC in nanoseconds, each of the
 // machine that took it.
@@ -19,6 +22,24 @@ type pong struct {
 type reading struct {
 	pong
 	got int64
+}
+
+// farthest is how far from 0 a clock of this kind can be, in ns: 73 years. Sums of such times do not overflow.
+const farthest = 1 << 61
+
+// check says whether the reading can be true: the answer took some time, and less than both ways with it. Clocks of two
+// machines differ in speed by a thousandth at most.
+func (r reading) check() error {
+	for _, t := range []int64{r.Received, r.Sent} {
+		if t < -farthest || t > farthest {
+			return fmt.Errorf("its clock shows %d ns, which no machine has been up for", t)
+		}
+	}
+	answering, elapsed := r.Sent-r.Received, r.got-r.Ping.Sent
+	if answering < 0 || answering > elapsed+elapsed/1000+1000 {
+		return fmt.Errorf("it says that it took %v to answer, and the answer came after %v", time.Duration(answering), time.Duration(elapsed))
+	}
+	return nil
 }
 
 // roundTrip is the time that both ways took together, without what the other side took to answer.

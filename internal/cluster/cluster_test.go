@@ -80,12 +80,23 @@ func (g *ground) join(a Agent, run Runner) (kill func(), ended chan error) {
 }
 
 // good is a trial that ends well: its record is when it began.
-func good(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
-	at, err := barrier(ctx)
-	if err != nil {
-		return nil, err
+var good = goodBy(0)
+
+// trialLength is that of trials in these tests.
+const trialLength = 10 * time.Millisecond
+
+// goodBy is good at a node whose clock is so far ahead.
+func goodBy(ahead time.Duration) Runner {
+	return func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+		at, err := barrier(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err := pace.SleepUntil(ctx, at-int64(ahead)+int64(trialLength)); err != nil {
+			return nil, err
+		}
+		return json.Marshal(at)
 	}
-	return json.Marshal(at)
 }
 
 // run runs a trial on nodes, and holds what came of it against what is wanted: nothing for a record, else a part of the
@@ -97,7 +108,7 @@ func (g *ground) run(want map[string]string) []Outcome {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	outcomes := g.Run(context.Background(), names, Share{}, json.RawMessage(`{}`), 10*time.Millisecond, 0, func(int64) {})
+	outcomes := g.Run(context.Background(), names, Share{}, json.RawMessage(`{}`), trialLength, 0, func(int64) {})
 	for i, o := range outcomes {
 		switch {
 		case o.Name != names[i]:
@@ -118,7 +129,7 @@ func TestRun(t *testing.T) {
 	for name, ahead := range offsets {
 		a := g.agent(name)
 		a.now = func() int64 { return pace.Now() + int64(ahead) }
-		g.join(a, good)
+		g.join(a, goodBy(ahead))
 	}
 	if all := g.Nodes(); len(all) != 3 || all[0].Name != "a" || all[2].Name != "c" {
 		t.Errorf("%+v are there", all)
@@ -240,7 +251,7 @@ func TestNobody(t *testing.T) {
 	if len(outcomes) != 1 || outcomes[0].Failed == nil || !strings.Contains(outcomes[0].Failed.Error(), "never joined") {
 		t.Errorf("%+v", outcomes)
 	}
-	if err := g.Wait(context.Background(), 1, 10*time.Millisecond, func(int) {}); fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "0 of 1 nodes have joined") {
+	if _, err := g.Wait(context.Background(), 1, 10*time.Millisecond, func(int) {}); fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "0 of 1 nodes have joined") {
 		t.Errorf("waiting for nobody: %v", err)
 	}
 }
@@ -274,6 +285,11 @@ func TestWrongWords(t *testing.T) {
 	hello := `{"hello":{"name":"b","version":"` + build + `"}}`
 	for _, c := range []struct{ name, says, want string }{
 		{"half a record", `{"record":{"id":1,"record":{"tri`, "cannot be read"},
+		{"a record before the end", `{"record":{"id":1,"record":{}}}`, "it sent its record before the trial was over"},
+		{"two messages in one", `{"record":{"id":1,"record":{}},"pong":{}}`, "and other messages in one"},
+		{"an answer to no question", `{"pong":{"ping":{"number":77}}}`, "it answers a question that it was not asked"},
+		{"a long short message", `{"prepared":{"id":1},"x":"` + strings.Repeat("x", maxShort) + `"}`, "bytes, and 65536 are allowed"},
+		{"a record without end", strings.Repeat(" ", maxFromAgent) + `{}`, "larger than max"},
 		{"a record of another trial", `{"record":{"id":7,"record":{}}}`, "it sent the record of trial 7 in the middle of trial 1"},
 		{"prepared twice", `{"prepared":{"id":1}}`, "it sent that trial 1 is prepared in the middle of trial 1"},
 		{"a second hello", hello, "it sent a hello in the middle"},

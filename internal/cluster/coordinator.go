@@ -3,7 +3,6 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,11 +18,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"tare/internal/fault"
 	"tare/internal/pace"
+	"tare/internal/printable"
 )
 
 // Options of a coordinator. Times that are 0 have the values that are named.
@@ -35,6 +34,7 @@ type Options struct {
 	Silence   time.Duration // after which an agent that says nothing is taken for gone; 3 s
 	Prepare   time.Duration // for a trial to be set up; 90 s
 	Record    time.Duration // from the end of a trial's time to its record; 90 s
+	Send      time.Duration // for an agent to read what it is told; 10 s
 	Lead      time.Duration // between the announcement of a begin and the begin, beside 2 ms for each node; 150 ms
 }
 
@@ -43,6 +43,7 @@ func (o Options) withDefaults() Options {
 	o.Silence = cmp.Or(o.Silence, 3*time.Second)
 	o.Prepare = cmp.Or(o.Prepare, 90*time.Second)
 	o.Record = cmp.Or(o.Record, 90*time.Second)
+	o.Send = cmp.Or(o.Send, 10*time.Second)
 	o.Lead = cmp.Or(o.Lead, 150*time.Millisecond)
 	return o
 }
@@ -53,13 +54,19 @@ const (
 	leadPerNode    = 2 * time.Millisecond   // to tell one more agent of the begin
 	clockReadings  = 8                      // of each node's clock before each trial
 	clockTimeout   = 500 * time.Millisecond // for one reading; a busy machine takes a few milliseconds
+	idleTimeout    = 2 * helloTimeout       // of a connection without a stream
+	maxWords       = 4 << 10                // bytes of a reason
 )
+
+// MaxNodes is how many agents a coordinator takes in.
+const MaxNodes = 10_000
 
 // Coordinator has the agents of one run. Its methods may be used concurrently, but for Run: one trial is under way at a
 // time.
 type Coordinator struct {
 	o      Options
 	server *grpc.Server
+	door   *door
 	quiet  atomic.Int64   // until then agents are not asked whether they are there, ns by pace.Now
 	wg     sync.WaitGroup // of what serves and reads
 	trials uint64
@@ -77,10 +84,12 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Coordinator{o: o.withDefaults(), nodes: map[string]*node{}, lost: map[string]error{}, changed: make(chan struct{})}
-	c.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.ForceServerCodec(codec{}), grpc.MaxRecvMsgSize(maxFromAgent),
+	c := &Coordinator{o: o.withDefaults(), nodes: map[string]*node{}, lost: map[string]error{}, changed: make(chan struct{}), door: newDoor()}
+	c.server = grpc.NewServer(grpc.Creds(doorCredentials{credentials.NewTLS(config), c.door}), grpc.ForceServerCodec(codec{clean: true}),
+		grpc.MaxRecvMsgSize(maxFromAgent), grpc.StaticStreamWindowSize(maxShort), grpc.StaticConnWindowSize(maxShort),
 		grpc.ConnectionTimeout(helloTimeout), grpc.MaxConcurrentStreams(1), grpc.MaxHeaderListSize(16<<10), grpc.WaitForHandlers(true),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second})) // for connections that have no agent behind them
+		// For connections that have no agent behind them.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, MaxConnectionIdle: idleTimeout}))
 	c.server.RegisterService(&service, c)
 	return c, nil
 }
@@ -92,7 +101,7 @@ func (c *Coordinator) Listen(address string) (net.Addr, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Machine, address, "name an address of this machine and a port that is free", "nodes cannot join there")
 	}
-	c.wg.Go(func() { _ = c.server.Serve(l) }) // it ends with the server, or its interface, and agents that cannot join show
+	c.wg.Go(func() { _ = c.server.Serve(c.door.at(l)) }) // it ends with the server, or its interface, and agents that cannot join show
 	return l.Addr(), nil
 }
 
@@ -119,24 +128,31 @@ func (c *Coordinator) Close() {
 func (c *Coordinator) Nodes() []Hello {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return hellos(c.nodes)
+}
+
+func hellos(nodes map[string]*node) []Hello {
 	var all []Hello
-	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
-		all = append(all, c.nodes[name].hello)
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		all = append(all, nodes[name].hello)
 	}
 	return all
 }
 
-// Wait waits until count agents are there, at most for timeout; joined is called whenever that number changes. The
-// error is of code fault.Machine and names those that are there.
-func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration, joined func(int)) error {
-	return c.wait(ctx, timeout, func(nodes map[string]*node) error {
+// Wait waits until count agents are there, at most for timeout, and gives that many, in order of name, as they were
+// then; joined is called whenever their number changes. The error is of code fault.Machine and names those that are
+// there.
+func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration, joined func(int)) (there []Hello, err error) {
+	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
 		joined(len(nodes))
 		if len(nodes) >= count {
+			there = hellos(nodes)[:count]
 			return nil
 		}
 		return fault.New(fault.Machine, "", "see what 'tare node' says there, whether the address can be reached, and whether the keys are of one authority",
 			"%d of %d nodes have joined within %v: %s", len(nodes), count, timeout, cmp.Or(strings.Join(slices.Sorted(maps.Keys(nodes)), ", "), "none"))
 	})
+	return there, err
 }
 
 // WaitFor waits for an agent of that name.
@@ -186,12 +202,10 @@ func (c *Coordinator) node(name string) (*node, error) {
 		}
 		return nil, errors.New("it has never joined")
 	}
-	select {
-	case <-n.gone: // its stream is about to end
+	if n.isGone() { // its stream is about to end
 		return nil, n.why
-	default:
-		return n, nil
 	}
+	return n, nil
 }
 
 // Drop takes a node for gone, or not come at all, for a reason that no stream shows.
@@ -208,6 +222,8 @@ func (c *Coordinator) Drop(name string, why error) {
 // join is the life of one agent's stream. This goroutine alone writes to it, another alone reads.
 func (c *Coordinator) join(stream grpc.ServerStream) error {
 	n := newNode()
+	name, hangUp := visitorOf(stream.Context())
+	n.hangUp = hangUp
 	c.wg.Go(func() { n.read(stream) })
 	timer := time.NewTimer(helloTimeout)
 	defer timer.Stop()
@@ -216,13 +232,13 @@ func (c *Coordinator) join(stream grpc.ServerStream) error {
 		if m.Hello == nil {
 			return status.Errorf(codes.InvalidArgument, "the first message is %s, not a hello", m.what())
 		}
-		n.hello = *m.Hello
+		n.hello = m.Hello.clean()
 	case <-n.gone:
 		return status.Error(codes.Canceled, n.why.Error())
 	case <-timer.C:
 		return status.Errorf(codes.DeadlineExceeded, "no hello came within %v", helloTimeout)
 	}
-	if err := c.admit(stream.Context(), n); err != nil {
+	if err := c.admit(name, n); err != nil {
 		n.end(err)
 		return err
 	}
@@ -232,13 +248,7 @@ func (c *Coordinator) join(stream grpc.ServerStream) error {
 
 // admit takes an agent in. What it refuses, trying again would not mend, but for a name whose former agent is not known
 // to be gone yet.
-func (c *Coordinator) admit(ctx context.Context, n *node) error {
-	name := ""
-	if p, ok := peer.FromContext(ctx); ok {
-		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok {
-			name = commonName(t.State)
-		}
-	}
+func (c *Coordinator) admit(name string, n *node) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -248,19 +258,14 @@ func (c *Coordinator) admit(ctx context.Context, n *node) error {
 		return status.Errorf(codes.FailedPrecondition, "the agent is of tare %s, and the run of tare %s: both must be the same build", clip(n.hello.Version), c.o.Version)
 	case c.closing:
 		return status.Error(codes.FailedPrecondition, "the run is over")
+	case len(c.nodes) >= MaxNodes:
+		return status.Errorf(codes.ResourceExhausted, "there are %d nodes already", MaxNodes)
 	case c.nodes[name] != nil:
 		return status.Errorf(codes.AlreadyExists, "a node %s is there already", name)
 	}
 	c.nodes[name] = n
 	c.hasChanged()
 	return nil
-}
-
-func commonName(s tls.ConnectionState) string {
-	if len(s.PeerCertificates) == 0 {
-		return ""
-	}
-	return s.PeerCertificates[0].Subject.CommonName
 }
 
 func (c *Coordinator) remove(n *node) {
@@ -278,13 +283,7 @@ func (c *Coordinator) hasChanged() {
 }
 
 // clip keeps what a peer says from filling a message.
-func clip(s string) string {
-	const most = 80
-	if len(s) > most {
-		s = s[:most] + "..."
-	}
-	return strings.ToValidUTF8(s, "?")
-}
+func clip(s string) string { return printable.Clip(s, 80) }
 
 // Outcome is what came of a trial at one node.
 type Outcome struct {
@@ -351,6 +350,7 @@ type part struct {
 	job      *Job
 	node     *node
 	prepared bool
+	ends     int64 // before which no record of a whole trial can come, ns by pace.Now; 0: it has not begun
 }
 
 func (p *part) over() bool { return p.Failed != nil || p.Record != nil }
@@ -397,25 +397,20 @@ func (p *part) take(m *message) bool {
 		p.Record = m.Record.Record
 		switch {
 		case m.Record.Error != "":
-			p.Failed = errors.New(clipWords(m.Record.Error))
+			p.Failed = errors.New(printable.Clip(m.Record.Error, maxWords))
 		case p.Record == nil:
 			p.Failed = errors.New("it sent an empty record")
 		case !p.prepared:
 			p.Failed = errors.New("it ended before it was set up")
+		case p.ends == 0 || pace.Now() < p.ends:
+			p.Failed = errors.New("it sent its record before the trial was over")
+			p.node.end(p.Failed)
 		}
 	default:
 		p.Failed = fmt.Errorf("it sent %s in the middle of trial %d", m.what(), p.job.ID)
 		p.node.end(p.Failed)
 	}
 	return true
-}
-
-func clipWords(s string) string {
-	const most = 4 << 10
-	if len(s) > most {
-		s = s[:most] + "..."
-	}
-	return strings.ToValidUTF8(s, "?")
 }
 
 // lastWords takes what the node had said before it went.
@@ -465,6 +460,10 @@ func (p *part) readClock(ctx context.Context) {
 			readings = append(readings, r)
 		}
 	}
+	if p.node.isGone() {
+		p.lastWords()
+		return
+	}
 	if len(readings) > 0 {
 		p.Clock = new(best(readings))
 		return
@@ -478,6 +477,7 @@ func (p *part) readClock(ctx context.Context) {
 
 func (p *part) begin(at int64, length time.Duration) {
 	p.Begin = at + int64(p.Clock.Ahead)
+	p.ends = at + int64(length-length/1000-p.Clock.Error) // by a clock that may be a little faster
 	p.node.send(&message{Begin: &begin{p.job.ID, p.Begin, int64(length)}})
 }
 

@@ -10,13 +10,17 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/big"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
 )
@@ -61,6 +65,10 @@ func NewAuthority(life time.Duration) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the authority's key: %w", err)
 	}
+	return newAuthority(key, life)
+}
+
+func newAuthority(key *ecdsa.PrivateKey, life time.Duration) (*Authority, error) {
 	now := time.Now()
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: "tare " + authorityName}, NotBefore: now.Add(-clockSkew), NotAfter: now.Add(life), IsCA: true, BasicConstraintsValid: true,
@@ -108,6 +116,10 @@ func (a *Authority) issue(name string, use x509.ExtKeyUsage) (Credentials, error
 	if err != nil {
 		return Credentials{}, fmt.Errorf("making a key for %s: %w", name, err)
 	}
+	return a.issueFor(key, name, use)
+}
+
+func (a *Authority) issueFor(key *ecdsa.PrivateKey, name string, use x509.ExtKeyUsage) (Credentials, error) {
 	der, err := a.sign(&x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, NotBefore: a.certificate.NotBefore, NotAfter: a.certificate.NotAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{use}, BasicConstraintsValid: true,
@@ -137,7 +149,43 @@ func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	if !pool.AppendCertsFromPEM(c.Authority) {
 		return nil, nil, fault.New(fault.Usage, "", "'tare node keys' makes one", "the authority's certificate is not one")
 	}
+	if _, err := c.Expires(time.Now()); err != nil {
+		return nil, nil, err
+	}
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, pool, nil
+}
+
+// warnBefore is how long before their end certificates are warned about.
+const warnBefore = 30 * 24 * time.Hour
+
+// renewMend is what to do about certificates that end.
+const renewMend = "renew all certificates with 'tare node keys --dir DIR --renew' where the authority's key is, and copy " +
+	"authority.pem and each node's own to the nodes; keys stay as they are"
+
+// Expires gives a warning where a certificate ends soon, by what the time is now. The error is of code fault.Usage, of
+// one that has ended or is not valid yet.
+func (c Credentials) Expires(now time.Time) (warning string, err error) {
+	for _, text := range [][]byte{c.Authority, c.Certificate} {
+		block, _ := pem.Decode(text)
+		if block == nil {
+			continue // who uses it says so
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			continue
+		}
+		name, day := certificate.Subject.CommonName, certificate.NotAfter.UTC().Format(time.DateOnly)
+		switch left := certificate.NotAfter.Sub(now); {
+		case left <= 0:
+			return "", fault.New(fault.Usage, name, renewMend, "the certificate expired on %s", day)
+		case now.Before(certificate.NotBefore):
+			return "", fault.New(fault.Usage, name, "set this machine's clock, or renew the certificates where it is right",
+				"the certificate is not valid before %s", certificate.NotBefore.UTC().Format(time.RFC3339))
+		case left < min(warnBefore, certificate.NotAfter.Sub(certificate.NotBefore)/2) && warning == "":
+			warning = fmt.Sprintf("the certificate of %s expires on %s, in %d days; %s", name, day, int(left.Hours()/24), renewMend)
+		}
+	}
+	return warning, nil
 }
 
 // server is the coordinator's side: nobody without a certificate gets as far as the first message.
@@ -168,8 +216,11 @@ const (
 )
 
 // MakeKeys writes into dir the credentials of an authority and of the coordinator, unless they are there, and those of
-// the nodes. It never overwrites: a node that has a file is an error with code fault.Usage, and nothing is written. It
-// gives the names of the files that it wrote.
+// the nodes. It never overwrites: a node that has a certificate is an error with code fault.Usage, and nothing is
+// written. It gives the names of the files that it wrote.
+//
+// A key is written before its certificate, each completely or not at all, so that a pair always fits: one whose
+// certificate is missing, because the writing of the two was cut off, gets it the next time.
 func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 	for i, n := range nodes {
 		if err := CheckName(n); err != nil {
@@ -179,73 +230,234 @@ func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 			return nil, fault.New(fault.Usage, n, "name it once", "the node is named twice")
 		}
 		if _, err := os.Lstat(filepath.Join(dir, n+certificateFile)); err == nil {
-			return nil, fault.New(fault.Usage, filepath.Join(dir, n+certificateFile), "remove it and its key for new ones", "the node has a certificate already")
+			return nil, fault.New(fault.Usage, filepath.Join(dir, n+certificateFile), "remove it and its key for new ones, or --renew it", "the node has a certificate already")
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, cannotWriteKeys(err, dir)
 	}
-	write := func(name string, c Credentials) error {
-		for file, text := range map[string][]byte{name + certificateFile: c.Certificate, name + keyFile: c.Key} {
-			if err := writeNew(filepath.Join(dir, file), text); err != nil {
-				return err
-			}
-			wrote = append(wrote, file)
-		}
-		return nil
+	k, err := openKeys(dir)
+	if err != nil {
+		return nil, err
 	}
-	a, err := readAuthority(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		if a, err = NewAuthority(keysLife); err != nil {
-			return nil, err
+	err = errors.Join(k.make(nodes), k.root.Close())
+	slices.Sort(k.wrote)
+	return k.wrote, err
+}
+
+// RenewKeys gives the authority of a directory of MakeKeys, the coordinator and all nodes new certificates for the keys
+// that they have, as long as fresh ones. It gives the names of the files that it wrote.
+func RenewKeys(dir string) (wrote []string, err error) {
+	k, err := openKeys(dir)
+	if err != nil {
+		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, dir, "name the directory of 'tare node keys'", "there are no keys")
+	}
+	defer func() { err = errors.Join(err, k.root.Close()) }()
+	key, err := k.key(authorityName)
+	if err != nil {
+		return nil, err
+	}
+	if key == nil {
+		return nil, fault.New(fault.Usage, filepath.Join(dir, authorityName+keyFile), authorityMend, "the authority's key cannot be read")
+	}
+	a, err := newAuthority(key, k.life)
+	if err != nil {
+		return nil, err
+	}
+	names, err := k.names()
+	if err != nil {
+		return nil, err
+	}
+	// The authority's comes last: certificates that it has not issued yet are worth nothing, and the old ones are still
+	// good, as the key is the same.
+	for _, n := range names {
+		if err := k.issue(a, n); err != nil {
+			return k.wrote, err
 		}
-		var key []byte
-		if key, err = keyPEM(a.key); err == nil {
-			err = write(authorityName, Credentials{Certificate: a.pem, Key: key})
-		}
-		if err == nil {
-			var c Credentials
-			if c, err = a.Coordinator(); err == nil {
-				err = write(coordinatorName, c)
-			}
+	}
+	err = k.write(authorityName+certificateFile, a.pem)
+	slices.Sort(k.wrote)
+	return k.wrote, err
+}
+
+// authorityMend is what to do where an authority lacks its key.
+const authorityMend = "run this where the authority's key is, or name another directory"
+
+// keysDir is a directory of keys that is open.
+type keysDir struct {
+	path  string
+	root  *os.Root
+	life  time.Duration // of a new authority, and of what it issues
+	wrote []string
+	stop  func() bool // tests: no file is written any more
+}
+
+func openKeys(dir string) (*keysDir, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, cannotWriteKeys(err, dir)
+	}
+	return &keysDir{path: dir, root: root, life: keysLife, stop: func() bool { return false }}, nil
+}
+
+// make makes what is missing of an authority, the coordinator and nodes.
+func (k *keysDir) make(nodes []string) error {
+	a, err := k.authority()
+	if err != nil {
+		return err
+	}
+	if _, err := k.root.Lstat(coordinatorName + certificateFile); errors.Is(err, fs.ErrNotExist) {
+		if err := k.issue(a, coordinatorName); err != nil {
+			return err
 		}
 	}
 	for _, n := range nodes {
-		if err != nil {
-			break
-		}
-		var c Credentials
-		if c, err = a.Node(n); err == nil {
-			err = write(n, c)
+		if err := k.issue(a, n); err != nil {
+			return err
 		}
 	}
-	slices.Sort(wrote)
-	return wrote, err
+	return nil
 }
 
-// writeNew writes a file that only its owner can read, and follows no link that somebody has put in its place.
-func writeNew(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// names are those with a certificate and a key, but for the authority.
+func (k *keysDir) names() (names []string, err error) {
+	entries, err := fs.ReadDir(k.root.FS(), ".")
 	if err != nil {
-		return cannotWriteKeys(err, path)
+		return nil, cannotReadKeys(err, k.path)
 	}
-	_, err = f.Write(text)
-	return cannotWriteKeys(errors.Join(err, f.Close()), path)
+	for _, e := range entries {
+		name, isKey := strings.CutSuffix(e.Name(), keyFile)
+		if !isKey || name != coordinatorName && CheckName(name) != nil {
+			continue
+		}
+		if _, err := k.root.Lstat(name + certificateFile); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// authority is that of the directory, made where there is none.
+func (k *keysDir) authority() (*Authority, error) {
+	_, err := k.root.Lstat(authorityName + certificateFile)
+	if err == nil {
+		return readAuthority(k.path)
+	}
+	key, err := k.keyOrNew(authorityName)
+	if err != nil {
+		return nil, err
+	}
+	a, err := newAuthority(key, k.life)
+	if err != nil {
+		return nil, err
+	}
+	return a, k.write(authorityName+certificateFile, a.pem)
+}
+
+// issue writes a certificate for the key of a name, which is made where there is none.
+func (k *keysDir) issue(a *Authority, name string) error {
+	key, err := k.keyOrNew(name)
+	if err != nil {
+		return err
+	}
+	use := x509.ExtKeyUsageClientAuth
+	if name == coordinatorName {
+		use = x509.ExtKeyUsageServerAuth
+	}
+	c, err := a.issueFor(key, name, use)
+	if err != nil {
+		return err
+	}
+	return k.write(name+certificateFile, c.Certificate)
+}
+
+// key reads the key of a name; nil where there is none.
+func (k *keysDir) key(name string) (*ecdsa.PrivateKey, error) {
+	path := filepath.Join(k.path, name+keyFile)
+	info, err := k.root.Lstat(name + keyFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, cannotReadKeys(err, path)
+	case !info.Mode().IsRegular():
+		return nil, cannotReadKeys(errors.New("it is a link, or no file"), path)
+	}
+	text, err := readCredential(path)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, cannotReadKeys(errors.New("there is no key in it"), path)
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	key, ok := parsed.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, cannotReadKeys(errors.Join(err, errors.New("it is no key of 'tare node keys'")), path)
+	}
+	return key, nil
+}
+
+func (k *keysDir) keyOrNew(name string) (*ecdsa.PrivateKey, error) {
+	key, err := k.key(name)
+	if key != nil || err != nil {
+		return key, err
+	}
+	if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return nil, fmt.Errorf("making a key for %s: %w", name, err)
+	}
+	text, err := keyPEM(key)
+	if err != nil {
+		return nil, err
+	}
+	return key, k.write(name+keyFile, text)
+}
+
+// write writes a file that only its owner can read, completely or not at all. A link at its place is replaced, not
+// followed.
+func (k *keysDir) write(name string, text []byte) (err error) {
+	if k.stop() {
+		return errors.New("stopped")
+	}
+	part := fmt.Sprintf(".%s-%s", name, rand.Text())
+	f, err := k.root.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		_, err = f.Write(text)
+		if err == nil {
+			err = f.Sync()
+		}
+		if err = errors.Join(err, f.Close()); err == nil {
+			err = k.root.Rename(part, name)
+		}
+		if err != nil {
+			_ = k.root.Remove(part) // what could not be written can most often be removed
+		}
+	}
+	if err != nil {
+		return cannotWriteKeys(err, filepath.Join(k.path, name))
+	}
+	k.wrote = append(k.wrote, name)
+	return nil
 }
 
 func cannotWriteKeys(err error, path string) error {
 	return fault.Wrap(err, fault.Machine, path, "name a directory that can be written", "keys cannot be written")
 }
 
+func cannotReadKeys(err error, path string) error {
+	return fault.Wrap(err, fault.Usage, path, "'tare node keys' makes them", "credentials cannot be read")
+}
+
 func readAuthority(dir string) (*Authority, error) {
 	files := filepath.Join(dir, authorityName)
-	text, err := os.ReadFile(files + certificateFile)
+	text, err := readCredential(files + certificateFile)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, files+certificateFile, "", "the authority's certificate cannot be read")
+		return nil, err
 	}
-	keyText, err := os.ReadFile(files + keyFile)
+	keyText, err := readCredential(files + keyFile)
 	if err != nil {
-		return nil, fault.Wrap(errors.New(err.Error()), fault.Usage, files+keyFile, "run this where the authority's key is, or name another directory", "the authority's key cannot be read")
+		return nil, fault.Wrap(err, fault.Usage, "", authorityMend, "the authority's key cannot be read")
 	}
 	pair, err := tls.X509KeyPair(text, keyText)
 	if err != nil {
@@ -255,17 +467,46 @@ func readAuthority(dir string) (*Authority, error) {
 	if !ok || !pair.Leaf.IsCA {
 		return nil, fault.New(fault.Usage, files+certificateFile, "name another directory for new ones", "this is not an authority of 'tare node keys'")
 	}
+	if _, err := (Credentials{Authority: text}).Expires(time.Now()); err != nil {
+		return nil, err
+	}
 	return &Authority{certificate: pair.Leaf, key: key, pem: text}, nil
+}
+
+// maxCredential bounds a file with a key or a certificate, in bytes.
+const maxCredential = 64 << 10
+
+// readCredential reads a file with a key or a certificate.
+func readCredential(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe without a writer would hold it up
+	if err != nil {
+		return nil, cannotReadKeys(err, path)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is not a file")
+	}
+	if err != nil {
+		return nil, cannotReadKeys(err, path)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
+	if err == nil && len(text) > maxCredential {
+		err = fmt.Errorf("it has more than %d KiB", maxCredential>>10)
+	}
+	return text, cannotReadKeys(err, path)
 }
 
 // ReadCredentials reads those of one side from files.
 func ReadCredentials(authority, certificate, key string) (c Credentials, err error) {
-	for file, into := range map[string]*[]byte{authority: &c.Authority, certificate: &c.Certificate, key: &c.Key} {
-		if *into, err = os.ReadFile(file); err != nil {
-			return c, fault.Wrap(err, fault.Usage, file, "'tare node keys' makes them", "credentials cannot be read")
-		}
+	c.Authority, err = readCredential(authority)
+	if err == nil {
+		c.Certificate, err = readCredential(certificate)
 	}
-	return c, nil
+	if err == nil {
+		c.Key, err = readCredential(key)
+	}
+	return c, err
 }
 
 // ReadCoordinator reads the coordinator's credentials from a directory of MakeKeys.

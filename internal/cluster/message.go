@@ -1,7 +1,7 @@
 // Package cluster has many machines run the same trial at the same time. One coordinator, the process of 'tare run',
 // tells them what to run and when to begin; an agent on each, 'tare node', runs it there as tare would alone, reads
-// that machine's counters at both edges by that machine's clock, and sends one record. Nothing is executed from afar,
-// and nothing of Tare's runs in a group that is weighed.
+// that machine's counters at both edges by that machine's clock, and sends one record. Nothing of Tare's runs in a group
+// that is weighed.
 //
 // An agent has one stream of gRPC to the coordinator, which it opens itself, so that only the coordinator needs an
 // address. Both sides show certificates of one authority (keys.go). The messages are JSON: what they carry, specs and
@@ -21,8 +21,11 @@ package cluster
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 
 	"google.golang.org/grpc"
+
+	"tare/internal/printable"
 )
 
 // message is one message of the stream, either way. Exactly one field is set.
@@ -47,6 +50,9 @@ type Hello struct {
 	CPUs     int    `json:"cpus"`
 	BootID   string `json:"boot_id"` // two nodes of one machine have the same
 	PID      int    `json:"pid"`     // of the agent
+
+	// AllowCommands is whether it runs specs that name commands, files and addresses.
+	AllowCommands bool `json:"allow_commands,omitempty"`
 }
 
 // Job is a trial for every node that takes part.
@@ -60,6 +66,21 @@ type Job struct {
 type Share struct {
 	CPUs   float64 `json:"cpus,omitempty"`   // no more than this; 0: no limit
 	Weight float64 `json:"weight,omitempty"` // where CPU time is short, beside other groups of weight 1; 0: as others
+}
+
+// The bounds of a Hello.
+const (
+	maxHelloText = 200 // bytes of each text
+	maxCPUs      = 1 << 20
+)
+
+// clean bounds what an agent says of itself.
+func (h Hello) clean() Hello {
+	for _, text := range []*string{&h.Hostname, &h.Kernel, &h.BootID} {
+		*text = printable.Clip(*text, maxHelloText)
+	}
+	h.CPUs, h.PID = max(0, min(h.CPUs, maxCPUs)), max(0, min(h.PID, math.MaxInt32))
+	return h
 }
 
 type trialID struct {
@@ -96,18 +117,52 @@ type joiner interface {
 
 var service = grpc.ServiceDesc{ServiceName: serviceName, HandlerType: (*joiner)(nil), Streams: []grpc.StreamDesc{joinStream}}
 
-// The longest messages that are taken. Records of a trial have some 100 KB; a spec at its level has a few.
+// The longest messages that are taken, in bytes. Records of a trial have some 100 KB, all others a few hundred bytes. A
+// spec has at most 1 MiB.
 const (
-	maxFromAgent       = 32 << 20
-	maxFromCoordinator = 4 << 20
+	maxFromAgent       = 8 << 20
+	maxFromCoordinator = 2 << 20
+	maxShort           = 64 << 10 // of all that carry neither a record nor a spec
 )
 
 // codec is JSON on the wire.
-type codec struct{}
+type codec struct {
+	clean bool // all texts that come are made safe to print and to keep
+}
 
-func (codec) Name() string                       { return "json" }
-func (codec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
-func (codec) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+func (codec) Name() string                  { return "json" }
+func (codec) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
+
+func (c codec) Unmarshal(data []byte, v any) error {
+	if c.clean {
+		data = printable.JSON(data)
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return err
+	}
+	if m, ok := v.(*message); ok {
+		return m.check(len(data))
+	}
+	return nil
+}
+
+// check says what is wrong with a message of so many bytes.
+func (m *message) check(length int) error {
+	set := 0
+	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil, m.Begin != nil,
+		m.Record != nil, m.Abandon != nil, m.Bye != nil} {
+		if is {
+			set++
+		}
+	}
+	switch {
+	case set > 1:
+		return fmt.Errorf("%s and other messages in one", m.what())
+	case m.Record == nil && m.Prepare == nil && length > maxShort:
+		return fmt.Errorf("%s of %d bytes, and %d are allowed", m.what(), length, maxShort)
+	}
+	return nil
+}
 
 // what names a message in errors.
 func (m *message) what() string {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"tare/internal/pace"
+	"tare/internal/printable"
 )
 
 // node is an agent as the coordinator sees it.
@@ -25,16 +28,27 @@ type node struct {
 	heard atomic.Int64  // when anything came from it, ns by pace.Now
 	pings atomic.Uint64
 
-	once sync.Once
-	gone chan struct{} // closed when it is not there any more, and why is set
-	why  error
+	askedMu sync.Mutex
+	asked   map[uint64]int64 // when questions were sent that have no answer yet, by number
+
+	hangUp func() // closes its connection
+	once   sync.Once
+	gone   chan struct{} // closed when it is not there any more, and why is set
+	why    error
 }
 
-// Room for what nobody has taken yet. An agent says two things in each trial; one that floods is no agent.
-const roomForWords = 16
+// Room for what nobody has taken yet. An agent says two things in each trial, of which one is large; one that floods is
+// no agent. Questions for the time wait for an answer when the network is slow.
+const (
+	roomForWords = 3
+	roomForTimes = 16
+)
 
 func newNode() *node {
-	n := &node{out: make(chan *message, 4), said: make(chan *message, roomForWords), times: make(chan reading, roomForWords), gone: make(chan struct{})}
+	n := &node{
+		out: make(chan *message, 4), said: make(chan *message, roomForWords), times: make(chan reading, roomForTimes),
+		gone: make(chan struct{}), asked: map[uint64]int64{},
+	}
 	n.heard.Store(pace.Now())
 	return n
 }
@@ -45,6 +59,15 @@ func (n *node) end(why error) {
 		n.why = why
 		close(n.gone)
 	})
+}
+
+func (n *node) isGone() bool {
+	select {
+	case <-n.gone:
+		return true
+	default:
+		return false
+	}
 }
 
 // send has the stream's writer send m, unless the node is gone.
@@ -78,17 +101,23 @@ func (n *node) read(stream grpc.ServerStream) {
 			n.end(errors.New("its connection broke")) // the process has ended, mostly
 			return
 		case err != nil:
-			n.end(fmt.Errorf("what it says cannot be read: %w", err))
+			n.end(fmt.Errorf("what it says cannot be read: %s", printable.Clip(words(err).Error(), maxWords)))
 			return
 		}
-		n.heard.Store(got)
 		if m.Pong != nil {
+			r, err := n.answered(*m.Pong, got)
+			if err != nil {
+				n.end(err)
+				return
+			}
+			n.heard.Store(got)
 			select {
-			case n.times <- reading{*m.Pong, got}:
+			case n.times <- r:
 			default: // nobody has asked for the time
 			}
 			continue
 		}
+		n.heard.Store(got)
 		select {
 		case n.said <- m:
 		default:
@@ -96,6 +125,34 @@ func (n *node) read(stream grpc.ServerStream) {
 			return
 		}
 	}
+}
+
+// ask notes that a question is sent now, and when that is. Of too many without an answer the oldest is forgotten.
+func (n *node) ask(p *ping) {
+	n.askedMu.Lock()
+	defer n.askedMu.Unlock()
+	if p.Number == 0 {
+		p.Number = n.pings.Add(1)
+	}
+	if len(n.asked) >= roomForTimes {
+		delete(n.asked, slices.Min(slices.Collect(maps.Keys(n.asked))))
+	}
+	p.Sent = pace.Now()
+	n.asked[p.Number] = p.Sent
+}
+
+// answered is the reading that an answer makes, by when this side knows that it asked.
+func (n *node) answered(p pong, got int64) (reading, error) {
+	n.askedMu.Lock()
+	sent, ok := n.asked[p.Ping.Number]
+	delete(n.asked, p.Ping.Number)
+	n.askedMu.Unlock()
+	if !ok {
+		return reading{}, fmt.Errorf("it answers a question that it was not asked, or asked once: number %d", p.Ping.Number)
+	}
+	p.Ping.Sent = sent
+	r := reading{p, got}
+	return r, r.check()
 }
 
 // serve writes to the agent and watches that it is there, until it is gone or the run is over. What counts is questions
@@ -126,14 +183,10 @@ func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
 		case <-n.gone:
 			return status.Error(codes.Aborted, n.why.Error())
 		}
-		if m.Ping != nil && m.Ping.Number == 0 {
-			m.Ping.Number = n.pings.Add(1)
-		}
 		if m.Ping != nil {
-			m.Ping.Sent = pace.Now()
+			n.ask(m.Ping)
 		}
-		if err := stream.SendMsg(m); err != nil {
-			n.end(fmt.Errorf("it cannot be told anything: %w", err))
+		if err := n.write(stream, m, c.o.Send); err != nil {
 			return err
 		}
 		if m.Bye != nil {
@@ -141,6 +194,20 @@ func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
 			return nil
 		}
 	}
+}
+
+// write sends a message. A peer that reads nothing stops that without end, whatever else it does: it is hung up on.
+func (n *node) write(stream grpc.ServerStream, m *message, patience time.Duration) error {
+	timer := time.AfterFunc(patience, func() {
+		n.end(fmt.Errorf("it has not read what it is told for %v", patience))
+		n.hangUp()
+	})
+	defer timer.Stop()
+	err := stream.SendMsg(m)
+	if err != nil {
+		n.end(fmt.Errorf("it cannot be told anything: %s", printable.Clip(words(err).Error(), maxWords)))
+	}
+	return err
 }
 
 // askTime takes one reading of the agent's clock.

@@ -75,19 +75,20 @@ const (
 
 // Settings are what a spec says of a command, whatever it is for. Its limits are those of its control group.
 var Settings = []param.Setting{
-	{Name: "command", Type: param.TypeText,
+	{Name: "command", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "command line, in words as a shell cuts it; no shell runs unless it is `sh -c '...'`. It may hold " +
 			placeholderDoc},
-	{Name: "env", Type: param.TypeText,
+	{Name: "env", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "variables for it beside those of tare, as `NAME=value` words; quote a value with blanks"},
-	{Name: "dir", Type: param.TypeText, Doc: "working directory; tare's own when left out"},
-	{Name: "ready-port", Type: param.TypeText,
+	{Name: "dir", Type: param.TypeText, Reach: param.ReachFile, Doc: "working directory; tare's own when left out"},
+	{Name: "ready-port", Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "it is ready when this TCP port accepts connections: a port of 127.0.0.1, or `host:port`"},
-	{Name: "ready-line", Type: param.TypeText,
+	{Name: "ready-line", Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "it is ready when it has written a line, on either output, that matches this regular expression"},
-	{Name: "ready-http", Type: param.TypeText,
+	{Name: "ready-http", Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "it is ready when this URL is answered with a status of 200 to 399"},
-	{Name: "ready-file", Type: param.TypeText, Doc: "it is ready when this file or socket exists"},
+	{Name: "ready-file", Type: param.TypeText, Reach: param.ReachFile,
+		Doc: "it is ready when this file or socket exists"},
 	{Name: "ready-after", Type: param.TypeDuration, Max: 600,
 		Doc: "it is ready when so much time has passed. Where several of these five are set, all must hold, and the " +
 			"time counts from then. Where none is, it is ready when it listens on a TCP port, or has run for half a second"},
@@ -97,7 +98,7 @@ var Settings = []param.Setting{
 		Doc: "signal by which it ends; all its processes get it"},
 	{Name: "stop-time", Type: param.TypeDuration, Default: stopTime.String(), Max: 600,
 		Doc: "time that it gets to end; then it is killed"},
-	{Name: "address", Type: param.TypeText,
+	{Name: "address", Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "`host:port` where it is reached; where it listens when left out"},
 }
 

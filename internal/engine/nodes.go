@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -161,6 +163,8 @@ type nodesTrial struct {
 	spec    *Spec // at the trial's level, without copies
 	seed    uint64
 	late    time.Duration // how long after an edge of the window the coordinator's own counters were read
+
+	recorded int // bytes of the nodes' records
 }
 
 // edgeAllowed is how long after the edges of the window counters may be read.
@@ -220,8 +224,9 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 		lap("measured")
 	})
 	lap("drain")
-	for _, o := range outcomes {
-		t.Nodes = append(t.Nodes, x.nodeTrial(o, t.PlannedTrial, t.Attempt))
+	for i := range outcomes {
+		t.Nodes = append(t.Nodes, x.nodeTrial(outcomes[i], t.PlannedTrial, t.Attempt))
+		outcomes[i].Record = nil // it is decoded
 	}
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -309,12 +314,14 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 		n.Failed = cmp.Or(n.Failed, "it sent no record")
 		return n
 	}
-	var r nodeRecord
-	if err := json.Unmarshal(o.Record, &r); err != nil {
-		n.Failed = cmp.Or(n.Failed, fmt.Sprintf("its record cannot be decoded: %v", err))
-		return n
+	r, err := decodeNodeRecord(o.Record)
+	if err == nil {
+		err = checkNodeRecord(r, planned, attempt)
 	}
-	if err := checkNodeRecord(r, planned, attempt); err != nil {
+	if err == nil {
+		err = x.makeRoom(&r.Trial)
+	}
+	if err != nil {
 		n.Failed = cmp.Or(n.Failed, err.Error())
 		return n
 	}
@@ -339,6 +346,43 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 	return n
 }
 
+// What records of nodes may take, before they are decoded and after. One has some 100 KB and 2000 values; two bytes of
+// JSON can become hundreds of memory and of the file of trials, whose readers take lines of up to 64 MiB.
+const (
+	maxRecordValues = 100_000
+	maxNodeRecord   = 8 << 20  // bytes
+	maxNodeRecords  = 48 << 20 // bytes, of all nodes of a trial
+)
+
+func decodeNodeRecord(text json.RawMessage) (r nodeRecord, err error) {
+	values := 0
+	for _, c := range []byte{',', '[', '{'} {
+		values += bytes.Count(text, []byte{c})
+	}
+	if values > maxRecordValues {
+		return r, fmt.Errorf("its record has more than %d values", maxRecordValues)
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("its record cannot be decoded: %w", err)
+	}
+	return r, nil
+}
+
+// makeRoom sees that a node's record can be written beside those of others.
+func (x *nodesTrial) makeRoom(t *record.Trial) error {
+	text, err := json.Marshal(t)
+	if err != nil {
+		return fmt.Errorf("its record cannot be written: %w", err)
+	}
+	if len(text) > maxNodeRecord {
+		return fmt.Errorf("its record would have %d MiB, and %d are allowed", len(text)>>20, maxNodeRecord>>20)
+	}
+	if x.recorded += len(text); x.recorded > maxNodeRecords {
+		return fmt.Errorf("its record does not fit: those of all nodes have more than %d MiB", maxNodeRecords>>20)
+	}
+	return nil
+}
+
 func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) error {
 	t := &r.Trial
 	switch {
@@ -351,6 +395,21 @@ func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) err
 		return fmt.Errorf("its record is of attempt %d at trial %d, not of %d", t.Attempt, t.Index, attempt)
 	case t.Validity.Failed == "" && (t.Ledger == nil || t.Metrics == nil):
 		return errors.New("its record is half a record: it has neither failed nor a ledger and metrics")
+	case len(t.Nodes) > 0:
+		return errors.New("its record has nodes of its own")
+	case r.Late < 0 || r.Opened < 0 || r.Closed < 0:
+		return errors.New("its record was begun or its counters were read before the time")
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.Loads)) {
+		l := t.Loads[name]
+		if err := l.Check(); err != nil {
+			return fmt.Errorf("its record has less than nothing of the load %q: %w", near.Clip(name), err)
+		}
+	}
+	if t.Work != nil {
+		if err := t.Work.Check(); err != nil {
+			return fmt.Errorf("its record has less than nothing of the subject's work: %w", err)
+		}
 	}
 	return nil
 }
@@ -362,6 +421,9 @@ type NodeAgent struct {
 	Features []string                       // by which specs may name what they need
 	Machine  func(s *Spec) (Machine, error) // that this machine can do it, and what trials need of it
 	Ready    func() error                   // called when a trial is set up, before the coordinator is told; may be nil
+
+	// AllowCommands is whether specs may name commands, files and addresses (Spec.CheckReach).
+	AllowCommands bool
 }
 
 // nodeRecordFile is, in the directory of a node, the record of its last trial.
@@ -377,6 +439,9 @@ func (a NodeAgent) Run(
 	}
 	s, err := Parse("the coordinator's spec", j.Spec, a.Features)
 	if err != nil {
+		return nil, err
+	}
+	if err := a.check(s, j.Planned, job.Share); err != nil {
 		return nil, err
 	}
 	m, err := a.Machine(s)
@@ -421,6 +486,27 @@ func (a NodeAgent) Run(
 		failure = fault.Wrap(err, fault.Machine, a.Dir, "make room there", "the node's record cannot be written")
 	}
 	return text, failure
+}
+
+// maxShare is more CPUs than any machine has.
+const maxShare = 1 << 20
+
+// check refuses a trial that no coordinator of ours makes, or that this node does not allow. Nothing has been done for it
+// by then.
+func (a NodeAgent) check(s *Spec, planned record.PlannedTrial, share cluster.Share) error {
+	switch {
+	case len(s.Factors) > 0 || s.nodes() > 0:
+		return errors.New("the trial's spec has factors or nodes, and a node runs one trial at one level")
+	case !slices.Contains(s.AllArms(), planned.Arm):
+		return fmt.Errorf("the trial is of the arm %q, which its spec does not have", near.Clip(planned.Arm))
+	case planned.Index < 0 || planned.Index > math.MaxInt32:
+		return fmt.Errorf("there is no trial %d", planned.Index)
+	case !(share.CPUs >= 0 && share.CPUs <= maxShare && share.Weight >= 0 && share.Weight <= 1):
+		return fmt.Errorf("no trial can have %g CPUs with a weight of %g", share.CPUs, share.Weight)
+	case a.AllowCommands:
+		return nil
+	}
+	return s.CheckReach(a.Name)
 }
 
 // seed is this node's of the trial's: nodes in step would be one load, not many.

@@ -277,6 +277,25 @@ func TestPooled(t *testing.T) {
 		{"another trial", func(os []cluster.Outcome) {
 			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 2, Arm: record.Direct}, 10, 1, nil)
 		}, "its record is of trial 2 (direct), not of 1 (direct)"},
+		{"a negative count", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) {
+				l := r.Trial.Loads["client"]
+				l.Errors = map[string]int64{"read": -5}
+				r.Trial.Loads["client"] = l
+			})
+		}, `its record has less than nothing of the load "client": errors.read is -5`},
+		{"more values than any record", func(os []cluster.Outcome) {
+			os[2].Record = json.RawMessage(`{"trial":{"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues) + `{}]}}}`)
+		}, "its record has more than 100000 values"},
+		{"a record that grows", func(os []cluster.Outcome) {
+			os[2].Record = json.RawMessage(`{"trial":{"schema":"tare.trial/v1","index":1,"arm":"direct","metrics":{},"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues/2-100) + `{}]}}}`)
+		}, "MiB, and 8 are allowed"},
+		{"a record of nodes", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Trial.Nodes = make([]record.NodeTrial, 2) })
+		}, "its record has nodes of its own"},
+		{"before its time", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Late = -1 })
+		}, "before the time"},
 		{"late", func(os []cluster.Outcome) {
 			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Late = 12_345_678 })
 		}, "it began 12.3ms late, and 5ms is allowed"},

@@ -2,6 +2,8 @@ package load
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
@@ -52,6 +54,33 @@ func (r *Result) SetUnfinished() {
 	for _, n := range r.Errors {
 		r.Unfinished -= n
 	}
+}
+
+// Check says which count or time of the result is less than nothing, as none that was measured is.
+func (r *Result) Check() error {
+	counts := map[string]int64{
+		"intended": r.Intended, "sent": r.Sent, "done": r.Done, "late": r.Late,
+		"connections": int64(r.Connections), "max_connections": int64(r.MaxConnections), "opened": r.Opened,
+		"streams": int64(r.Streams),
+	}
+	for kind, n := range r.Errors {
+		counts["errors."+kind] = n
+	}
+	for i, s := range r.Slices {
+		counts[fmt.Sprintf("slices.%d.done", i)] = s.Done
+	}
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if n := counts[name]; n < 0 {
+			return fmt.Errorf("%s is %d", name, n)
+		}
+	}
+	times := map[string]float64{"cpu_seconds": r.CPUSeconds, "cpus": r.CPUs, "rate": r.Rate, "seconds": r.Seconds, "target_rate": r.TargetRate}
+	for _, name := range slices.Sorted(maps.Keys(times)) {
+		if v := times[name]; !(v >= 0) {
+			return fmt.Errorf("%s is %g", name, v)
+		}
+	}
+	return nil
 }
 
 // Histogram is the one called name, in nanoseconds; nil without error when the result has none.

@@ -29,6 +29,19 @@ const (
 	TypeText     Type = "text"     // free text on one line
 )
 
+// Reach is what a text lets whoever writes it have a machine do. A spec that comes from somebody else, as at a node, may
+// do no more than was allowed.
+type Reach string
+
+// The reaches. Numbers, switches and words have none: their values are the guest's own.
+const (
+	ReachNothing Reach = "nothing" // it chooses among what the guest has, or is compared or passed on as text
+	ReachCommand Reach = "command" // it is run, is part of what is run, or says where what is run comes from
+	ReachFile    Reach = "file"    // it is the path of something that is read, written or waited for
+	ReachAddress Reach = "address" // it is an address that is connected to
+	ReachProcess Reach = "process" // it names what runs already, which is looked into
+)
+
 // Setting is one setting of a guest or of an experiment.
 type Setting struct {
 	Name    string   `json:"name"`
@@ -38,6 +51,11 @@ type Setting struct {
 	Min     float64  `json:"min"`               // of counts, numbers, bytes, parts and (in seconds) durations
 	Max     float64  `json:"max,omitempty"`     // likewise; 0 is no limit
 	Doc     string   `json:"doc"`
+
+	// Reach is of texts, which must say it: what they let whoever writes them have the machine do. Known are values that
+	// reach no further than the default does, such as names of programs that Tare itself looks for.
+	Reach Reach    `json:"reach,omitempty"`
+	Known []string `json:"known,omitempty"`
 
 	// Phrase is how its levels read in a sentence where it is a factor, by value; of "": any other, which stands in
 	// the place of {}. Nil: they are given by name.
@@ -115,6 +133,18 @@ func (s Setting) inRange(v float64, text, unit string) error {
 		return fmt.Errorf("must be at most %s%s, not %s", s.show(s.Max), unit, near.Clip(text))
 	}
 	return nil
+}
+
+// Reaches is what a value of the setting lets its writer have the machine do: ReachNothing, or more. A text that does
+// not say is taken for a command.
+func (s Setting) Reaches(value string) Reach {
+	switch {
+	case s.Type != TypeText || value == "" || value == s.Default || slices.Contains(s.Known, value):
+		return ReachNothing
+	case s.Reach == "":
+		return ReachCommand
+	}
+	return s.Reach
 }
 
 // show is a bound as a person writes it, without the unit of durations.

@@ -14,7 +14,7 @@ const observe = "observe"
 
 // Settings are those of any command, and what is observed instead of started.
 var Settings = append(slices.Clone(command.Settings), param.Setting{
-	Name: observe, Type: param.TypeText,
+	Name: observe, Type: param.TypeText, Reach: param.ReachProcess,
 	Doc: "instead of `command`: what runs already, as `pid:1234`, `cgroup:/system.slice/nginx.service`, " +
 		"`unit:nginx.service` or `container:ID`; it is never started, moved, limited or stopped, and needs an `address`",
 })

@@ -26,7 +26,7 @@ var Settings = []param.Setting{
 	{Name: "sync", Type: param.TypeWord, Default: SyncNone, Words: []string{SyncNone, SyncFile, SyncData},
 		Phrase: map[string]string{"": "with {}", SyncNone: "without sync"},
 		Doc:    "the system call after each write that makes it last"},
-	{Name: "directory", Type: param.TypeText,
+	{Name: "directory", Type: param.TypeText, Reach: param.ReachFile,
 		Doc: "where the load makes a directory of its own, which it removes in the end; " +
 			"the system's directory for temporary files when left out"},
 	{Name: "limit", Type: param.TypeBytes, Default: "67108864", Min: 1, Max: 1 << 40,

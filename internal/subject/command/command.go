@@ -33,7 +33,7 @@ const (
 )
 
 // observe is the setting that takes the place of a command line.
-var observe = param.Setting{Name: settingObserve, Type: param.TypeText,
+var observe = param.Setting{Name: settingObserve, Type: param.TypeText, Reach: param.ReachProcess,
 	Doc: "instead of `command`, what runs already: `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`. It is " +
 		"only watched, in this arm: never started, moved or stopped, so it runs beside the baseline as well, and only " +
 		"what it uses itself can be told"}

@@ -43,7 +43,8 @@ const (
 )
 
 var settings = []param.Setting{
-	{Name: settingRuntime, Type: param.TypeText, Default: "runc",
+	{Name: settingRuntime, Type: param.TypeText, Reach: param.ReachCommand, Default: "runc",
+		Known: []string{"crun", "youki", oci.Runsc, oci.MicroVM, none},
 		Doc: "runtime that the application runs in, by its name or its path: `runc`, `crun`, `youki`, `runsc` (gVisor), " +
 			"or `microvm` (Tare's own); `none`: it runs plainly, and is measured alike"},
 	{Name: settingMemory, Type: param.TypeBytes, Min: 16 << 20,

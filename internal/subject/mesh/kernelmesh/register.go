@@ -34,7 +34,7 @@ func (guest) About() kind.About {
 const xdsKey = "xds"
 
 var xdsSetting = param.Setting{
-	Name: xdsKey, Type: param.TypeText,
+	Name: xdsKey, Type: param.TypeText, Reach: param.ReachNothing,
 	Doc: "application of kind `mesh` or `istiod` that says what the services are, instead of a file of services",
 }
 

@@ -7,7 +7,7 @@ import (
 
 // Settings are what specs and the command line set of the data plane.
 var Settings = []param.Setting{
-	{Name: "store", Type: param.TypeText,
+	{Name: "store", Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "design of the store that holds its configuration, as under `subject: store`; " +
 			"its own choice when left out"},
 	{Name: "fail", Type: param.TypeWord, Words: Fails,
@@ -21,10 +21,10 @@ var Settings = []param.Setting{
 		Phrase: map[string]string{"": "with {} extra steps in each program"},
 		Doc:    "extra steps in each run of its connect programs: a planted weight"},
 	{Name: "sockops-steps", Type: param.TypeCount, Default: "0", Max: MaxSteps, Doc: "the same in its sockops program"},
-	{Name: nodeKey, Type: param.TypeText,
+	{Name: nodeKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "id by which a control plane knows it, such as istiod's sidecar~IP~NAME.NAMESPACE~DOMAIN; " +
 			"its own choice when left out"},
-	{Name: metadataKey, Type: param.TypeText,
+	{Name: metadataKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "what else a control plane is told of it: NAME=VALUE, with a comma between, such as ISTIO_VERSION=1.31.1"},
 	{Name: variantKey, Type: param.TypeWord, Words: Variants,
 		Doc: "variant of the protocol by which it asks a control plane: deltas, or the whole state of a kind each " +

@@ -83,10 +83,12 @@ var settings = []param.Setting{
 		Phrase: map[string]string{"": "with {} Envoys", "1": "with one Envoy", "0": ""},
 		Doc: "real Envoys beside the light proxies, which the load starts: every fourth change is of a service that they call, " +
 			"whose endpoint is one of the trial's first two applications of kind http, in turn; their `body` must differ"},
-	{Name: envoyKey, Type: param.TypeText, Default: "envoy",
+	{Name: envoyKey, Type: param.TypeText, Reach: param.ReachCommand, Default: "envoy",
 		Doc: "their program, by its path or by a name on the PATH"},
-	{Name: effectKey, Type: param.TypeText, Doc: "these applications, ADDRESS=BODY,ADDRESS=BODY; an experiment says it"},
-	{Name: credentialsKey, Type: param.TypeText, Doc: "directory for what proxies connect by; an experiment makes its own"},
+	{Name: effectKey, Type: param.TypeText, Reach: param.ReachAddress,
+		Doc: "these applications, ADDRESS=BODY,ADDRESS=BODY; an experiment says it"},
+	{Name: credentialsKey, Type: param.TypeText, Reach: param.ReachFile,
+		Doc: "directory for what proxies connect by; an experiment makes its own"},
 }
 
 // guest is the subject as the engine knows it.

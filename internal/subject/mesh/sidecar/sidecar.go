@@ -212,7 +212,7 @@ var commonSettings = []param.Setting{
 			"need `network: pods`"},
 	{Name: settingReady, Type: param.TypeDuration, Default: "10s", Min: 0.1, Max: 600,
 		Doc: "time from the start of the proxies in which a request must have gone through all of them"},
-	{Name: settingProgram, Type: param.TypeText,
+	{Name: settingProgram, Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "the proxy's program, by its path or by a name on the PATH; its usual name when left out"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "true: where its program is not installed, the run goes on without the arm and says so"},

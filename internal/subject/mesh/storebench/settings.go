@@ -10,7 +10,7 @@ import (
 
 // Settings are what specs and the command line set of a store.
 var Settings = []param.Setting{
-	{Name: "store", Type: param.TypeText,
+	{Name: "store", Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "design, or design:variant: `naive`, `pooled` (`ahead`, `background`, `ondemand`), " +
 			"`sized` (`replace`, `ordered`), `value`, `snapshot`"},
 	{Name: "resource", Type: param.TypeWord, Default: Cluster, Words: Resources, Phrase: map[string]string{"": "for a {}"},

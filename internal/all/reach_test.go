@@ -1,0 +1,58 @@
+package all
+
+import (
+	"slices"
+	"testing"
+
+	"tare/internal/kind"
+	"tare/internal/param"
+)
+
+// harmless are the texts that let nobody run, open or look into anything: whoever adds one here has read what becomes of
+// its values.
+var harmless = []string{
+	"app command ready-line",
+	"subject command json", "subject command lines", "subject command lost-json", "subject command lost-lines",
+	"subject command lost-prometheus", "subject command prometheus", "subject command ready", "subject command ready-line",
+	"subject kernelmesh metadata", "subject kernelmesh node", "subject kernelmesh store", "subject kernelmesh xds",
+	"subject store store",
+	"subject variant set", // what it sets are settings of other guests, which are looked at themselves
+}
+
+// TestTextsSayHowFarTheyReach: a node refuses what a coordinator may not have it do by what settings say of themselves,
+// so each text says it.
+func TestTextsSayHowFarTheyReach(t *testing.T) {
+	var nothing []string
+	look := func(whose string, settings []param.Setting) {
+		for _, s := range settings {
+			name := whose + " " + s.Name
+			switch text := s.Type == param.TypeText; {
+			case text && s.Reach == "":
+				t.Errorf("%s is a text and does not say how far it reaches: give it a Reach", name)
+			case !text && (s.Reach != "" || s.Known != nil):
+				t.Errorf("%s is a %s, whose values are all the guest's own, and reaches %q", name, s.Type, s.Reach)
+			case s.Reach == param.ReachNothing:
+				nothing = append(nothing, name)
+			}
+			if s.Type == param.TypeText && s.Reach != param.ReachNothing && s.Reaches("/x") != s.Reach {
+				t.Errorf("%s reaches no further with /x than by default", name)
+			}
+		}
+	}
+	guests := 0
+	for _, role := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
+		for _, g := range kind.All(role) {
+			guests++
+			look(string(role)+" "+g.About().Name, g.About().Settings)
+		}
+	}
+	look("every part's", kind.CopySettings)
+	look("limits'", kind.LimitSettings)
+	if guests < 25 {
+		t.Errorf("only %d guests were looked at", guests)
+	}
+	slices.Sort(nothing)
+	if !slices.Equal(nothing, harmless) {
+		t.Errorf("texts that reach nothing are\n%q, and read were\n%q", nothing, harmless)
+	}
+}
