@@ -13,6 +13,7 @@ import (
 	"tare/internal/microvm"
 	"tare/internal/oci"
 	"tare/internal/placement"
+	"tare/internal/printable"
 	"tare/internal/scratch"
 )
 
@@ -98,10 +99,10 @@ func printCleaned(w io.Writer, r cleaned) error {
 		fmt.Fprintf(w, "removed the network interface %s\n", l)
 	}
 	for _, id := range r.Sandboxes {
-		fmt.Fprintf(w, "removed the sandbox %s\n", printable(id))
+		fmt.Fprintf(w, "removed the sandbox %s\n", printable.Line(id))
 	}
 	for _, d := range r.Directories {
-		fmt.Fprintf(w, "removed the directory %s\n", printable(d))
+		fmt.Fprintf(w, "removed the directory %s\n", printable.Line(d))
 	}
 	if len(r.Trees)+len(r.Killed)+len(r.Moved)+len(r.Links)+len(r.Directories)+len(r.Sandboxes) == 0 {
 		_, err := fmt.Fprintln(w, "nothing to remove")

@@ -13,6 +13,7 @@ import (
 	"tare/internal/analysis"
 	"tare/internal/comparison"
 	"tare/internal/fault"
+	"tare/internal/printable"
 	"tare/internal/record"
 	"tare/internal/report"
 )
@@ -170,7 +171,7 @@ func (f compareFlags) side(dir string) ([]comparison.Source, error) {
 
 // readHistory reads the runs of a history, without those that cannot be read, which it names on standard error.
 func (f compareFlags) readHistory() ([]comparison.Source, error) {
-	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(os.Stderr, "left out: %s\n", printable(err.Error())) })
+	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(os.Stderr, "left out: %s\n", printable.Line(err.Error())) })
 	if err != nil {
 		return nil, err
 	}

@@ -150,10 +150,7 @@ func printControlplane(w io.Writer, m role.Message) (err error) {
 			}
 		}
 	case role.Log:
-		var line string
-		if err = decodeMessage(m, &line); err == nil {
-			_, err = fmt.Fprintln(w, printable(line))
-		}
+		err = printLog(w, m)
 	}
 	return err
 }

@@ -17,6 +17,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/microvm"
+	"tare/internal/printable"
 )
 
 func init() { register(newMicrovm) }
@@ -356,7 +357,7 @@ func (f *microvmFlags) newList() *cobra.Command {
 			table := tabwriter.NewWriter(w, 12, 1, 3, ' ', 0)
 			fmt.Fprintln(table, "ID\tPID\tSTATUS\tBUNDLE\tCREATED")
 			for _, c := range list {
-				fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\n", c.ID, c.Pid, c.Status, printable(c.Bundle),
+				fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\n", c.ID, c.Pid, c.Status, printable.Line(c.Bundle),
 					c.Created.Format(time.RFC3339Nano))
 			}
 			return table.Flush()

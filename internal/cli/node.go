@@ -20,6 +20,7 @@ import (
 	"tare/internal/host/proc"
 	"tare/internal/link"
 	"tare/internal/meter"
+	"tare/internal/printable"
 	"tare/internal/scratch"
 	"tare/internal/version"
 )
@@ -147,7 +148,7 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	n := engine.NodeAgent{Name: f.name, Dir: f.dir, Features: featureNames()}
 	n.Machine = nodeMachine(layout, self, scale.open)
 	a := cluster.Agent{Hello: hello(f.name), Address: f.join, Credentials: credentials, Patience: f.patience,
-		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable(event)) }}
+		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable.Line(event)) }}
 	return a.Join(ctx, n.Run)
 }
 

@@ -18,6 +18,8 @@ import (
 	"tare/internal/fault"
 	"tare/internal/near"
 	"tare/internal/param"
+	"tare/internal/printable"
+	"tare/internal/role"
 	"tare/internal/version"
 
 	_ "tare/internal/all" // every guest
@@ -136,18 +138,23 @@ func printError(w io.Writer, err error) {
 	if errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintf(w, "tare: %s\n", printable(strings.TrimSpace(err.Error())))
+	fmt.Fprintf(w, "tare: %s\n", printable.Text(strings.TrimSpace(err.Error())))
 	if mend := fault.MendOf(err); mend != "" {
-		fmt.Fprintf(w, "      %s\n", printable(mend))
+		fmt.Fprintf(w, "      %s\n", printable.Text(mend))
 	}
 }
 
-// printable keeps names that others chose (paths, processes) from steering the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, s)
+// printLog prints what a role logs. Lines after the first are indented, so that none that somebody else chose passes
+// for another message.
+func printLog(w io.Writer, m role.Message) error {
+	var text string
+	if err := decodeMessage(m, &text); err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	for i, line := range lines {
+		lines[i] = printable.Line(line)
+	}
+	_, err := fmt.Fprintln(w, strings.Join(lines, "\n  "))
+	return err
 }

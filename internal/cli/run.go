@@ -32,6 +32,7 @@ import (
 	"tare/internal/meter"
 	"tare/internal/near"
 	"tare/internal/placement"
+	"tare/internal/printable"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/internal/report"
@@ -527,7 +528,7 @@ func (p *progress) say(at engine.Progress) {
 	if t := at.Last; t != nil && t.Validity.Failed == "" {
 		if failed := t.FailedNodes(len(t.Nodes)); failed != "" {
 			p.clear()
-			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), printable(failed))
+			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), printable.Line(failed))
 		}
 	}
 	if t := at.Last; t != nil && !t.Validity.Valid {

@@ -187,12 +187,7 @@ func printKernelmesh(w io.Writer, m role.Message) error {
 		}
 		return t.Flush()
 	case role.Log:
-		var line string
-		if err := decodeMessage(m, &line); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintln(w, line)
-		return err
+		return printLog(w, m)
 	}
 	return nil
 }

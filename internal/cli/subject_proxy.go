@@ -12,6 +12,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/param"
+	"tare/internal/printable"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/controlplane/injection/probes"
 	"tare/internal/subject/mesh/proxy"
@@ -125,13 +126,10 @@ func printProxy(w io.Writer, m role.Message) (err error) {
 			r.Workers,
 		)
 		for _, l := range r.Listeners {
-			fmt.Fprintf(w, "  %s at %s\n", printable(l.Name), l.Address)
+			fmt.Fprintf(w, "  %s at %s\n", printable.Line(l.Name), l.Address)
 		}
 	case role.Log:
-		var line string
-		if err = decodeMessage(m, &line); err == nil {
-			_, err = fmt.Fprintln(w, printable(line))
-		}
+		err = printLog(w, m)
 	}
 	return err
 }
