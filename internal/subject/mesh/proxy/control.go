@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
 	"tare/internal/fault"
@@ -88,7 +87,7 @@ func newPlaneClient(o Options, s *source, logs *logs, listening chan struct{}) (
 			return nil, err
 		}
 		s.onSecret = p.told
-		options.Dial = []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(p.config()))}
+		options.Credentials = credentials.NewTLS(p.config())
 	}
 	c, err := xds.New(options)
 	if err != nil {
