@@ -190,6 +190,15 @@ const nasty = "\x1b[2J\x1b]0;title\a\x00\nwarning: forged\r\u202e\u2028\u009b"
 // notUTF8 is no text.
 const notUTF8 = "\xff\xfe\xc0\x80"
 
+// large sends four resources of 7 MiB.
+func large(h *hostile) error {
+	return h.respond(xds.Clusters, some(4, func(i int) *resource {
+		c := static(fmt.Sprint("large", i))
+		c.AltStatName = strings.Repeat("x", 7<<20)
+		return encoded(xds.Clusters, c.Name, c)
+	})...)
+}
+
 // attacks are what a hostile control plane does.
 var attacks = []attack{
 	{name: "more empty resources than there can be", stream: twice(func(h *hostile) error {
@@ -214,13 +223,7 @@ var attacks = []attack{
 		c.AltStatName = strings.Repeat("x", 31<<20)
 		return h.respond(xds.Clusters, encoded(xds.Clusters, "huge", c))
 	})},
-	{name: "large resources", stream: twice(func(h *hostile) error {
-		return h.respond(xds.Clusters, some(4, func(i int) *resource {
-			c := static(fmt.Sprint("large", i))
-			c.AltStatName = strings.Repeat("x", 7<<20)
-			return encoded(xds.Clusters, c.Name, c)
-		})...)
-	})},
+	{name: "large resources", stream: twice(large)},
 	{name: "resources that are far larger once they are decoded", stream: twice(func(h *hostile) error {
 		l := listener("l", "10.0.0.1:80", chain(http("r")))
 		if err := h.respond(xds.Listeners, encoded(xds.Listeners, "l", l)); err != nil {
@@ -268,7 +271,7 @@ var attacks = []attack{
 		}
 		return nil
 	}},
-	{name: "as much as can be kept", stream: twice(func(h *hostile) error {
+	{name: "as much as can be kept and large resources", stream: twice(func(h *hostile) error {
 		for i := range 8 {
 			err := h.respond(xds.Clusters, some(16<<10, func(j int) *resource {
 				name := fmt.Sprint("c", i<<14+j)
@@ -278,7 +281,7 @@ var attacks = []attack{
 				return err
 			}
 		}
-		return nil
+		return errors.Join(large(h), large(h))
 	})},
 	{name: "nonces that repeat", stream: twice(func(h *hostile) error {
 		for i := range 1000 {
@@ -313,7 +316,7 @@ var attacks = []attack{
 		return nil
 	})},
 	{name: "names of megabytes", stream: twice(func(h *hostile) error {
-		return h.respond(xds.Clusters, some(30, func(i int) *resource {
+		return h.respond(xds.Clusters, some(14, func(i int) *resource {
 			name := strings.Repeat("n", 500<<10) + strconv.Itoa(i)
 			return encoded(xds.Clusters, name, static(name))
 		})...)
@@ -495,15 +498,13 @@ var attacks = []attack{
 			return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
 				ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}}
 		}
-		names := []string{"noise", "long", "file", "empty"}
-		var chains []*listenerv3.FilterChain
-		for i, name := range names {
+		var listeners []*resource
+		for i, name := range []string{"noise", "long", "file", "empty"} {
 			c := chain(tcp("c"))
-			c.FilterChainMatch = &listenerv3.FilterChainMatch{ServerNames: []string{fmt.Sprint(i)}}
 			c.TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{
 				TypedConfig: packed(&tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
 					TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{sds(name)}}})}}
-			chains = append(chains, c)
+			listeners = append(listeners, encoded(xds.Listeners, name, listener(name, fmt.Sprint("127.0.0.1:", 1+i), c)))
 		}
 		noise := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: bytes.Repeat([]byte{0x30, 0x80}, 100<<10)})
 		long := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: bytes.Repeat([]byte{0x55}, 1<<20)})
@@ -511,7 +512,7 @@ var attacks = []attack{
 			return encoded(xds.Secrets, name, &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: c}})
 		}
 		return errors.Join(
-			h.respond(xds.Listeners, encoded(xds.Listeners, "l", listener("l", "127.0.0.1:1", chains...))),
+			h.respond(xds.Listeners, listeners...),
 			h.asked(xds.Secrets),
 			h.respond(xds.Secrets, certificate("noise", &tlsv3.TlsCertificate{CertificateChain: source(noise), PrivateKey: source(noise)}),
 				certificate("long", &tlsv3.TlsCertificate{CertificateChain: source(bytes.Repeat(noise, 25)), PrivateKey: source(long)}),
@@ -554,7 +555,7 @@ var attacks = []attack{
 			h.respond(xds.Routes, encoded(xds.Routes, "r", hosts("r", 4000, func(int) string { return "c" }))))
 	})},
 	{name: "regular expressions that repeat", stream: twice(func(h *hostile) error {
-		r := hosts("r", 2000, func(int) string { return "c" })
+		r := hosts("r", 16, func(int) string { return "c" })
 		for _, v := range r.VirtualHosts {
 			v.Routes[0].Match.PathSpecifier = &routev3.RouteMatch_SafeRegex{
 				SafeRegex: &matcherv3.RegexMatcher{Regex: strings.Repeat("x{1000}", 500)}}

@@ -45,6 +45,7 @@ func (r *response) decode(b []byte) error {
 	}
 	if quick, ok := quickResponse(b, r.delta); ok {
 		*r = *quick
+		r.wire = len(b)
 		return r.check()
 	}
 	if r.most > 0 && n > maxSlow {
@@ -55,6 +56,7 @@ func (r *response) decode(b []byte) error {
 		return err
 	}
 	*r = *slow
+	r.wire = len(b)
 	return r.check()
 }
 

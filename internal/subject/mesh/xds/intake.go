@@ -17,8 +17,10 @@ type intake struct {
 	taken  [kinds]map[string]taken // what was accepted of each kind, by name
 	bytes  int                     // of memory, of all that was taken
 	sorts  sorter
-	large  *sync.Mutex   // held while a large resource is decoded
-	ahead  *atomic.Int64 // bytes that what is read ahead adds, if all of it is taken
+
+	garbage int           // bytes; see litter
+	large   *sync.Mutex   // held while a large resource is decoded
+	ahead   *atomic.Int64 // bytes that what is read ahead adds, if all of it is taken
 }
 
 // sorter is where resources go once they are read.
@@ -101,6 +103,7 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 	if len(s.taken[k]) == 0 { // growing maps one by one would take a tenth of the time
 		s.taken[k] = make(map[string]taken, s.room(r))
 	}
+	s.litter(2 * r.wire)
 	o := &outcome{}
 	seen := make(map[string]bool, s.room(r))
 	nameless := false // what has no name could be any: then nothing counts as gone
@@ -111,6 +114,9 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 			break
 		}
 		s.readAll(k, some)
+		for i := range some {
+			s.litter(perResource + some[i].read.cost)
+		}
 		o.expect(some, r.count-from)
 		for i := range some {
 			it := &some[i]
@@ -137,6 +143,18 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 		}
 	}
 	return o
+}
+
+// collectEvery is after how much garbage of responses it is collected, in bytes.
+const collectEvery = 32 << 20
+
+// litter counts the garbage that reading responses makes, and has it collected from time to time: a process may let
+// garbage gather to several times what lives (GOGC; the proxy does), and a large response lives for a moment.
+func (s *intake) litter(bytes int) {
+	if s.garbage += bytes; s.garbage > collectEvery {
+		s.garbage = 0
+		runtime.GC()
+	}
 }
 
 // readAhead is how many resources are decoded before the first of them is staged, and readAlone below how many of them
@@ -198,7 +216,7 @@ func (s *intake) read(k Kind, it *item) {
 	if k == Endpoints { // they say themselves what they take, once they are decoded
 		p.cost = maxExpansion * len(it.value)
 	} else if p.cost, p.err = translate.Weigh(it.typeURL, it.value); p.err != nil {
-		p.err = refused(k, p.name, "%s", p.err)
+		p.err = translate.Refused(k.one(), p.name, p.err)
 		return
 	}
 	if ahead := s.ahead.Add(int64(it.cost() - old.cost)); s.bytes+int(ahead) > s.limits.Bytes {

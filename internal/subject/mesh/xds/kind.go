@@ -61,6 +61,7 @@ type response struct {
 	typeURL  string
 	version  string
 	nonce    string
+	wire     int      // bytes of the message
 	count    int      // resources
 	message  []byte   // the whole, where the quick decoder took it
 	left     []byte   // of it, from the first resource that next has not given
