@@ -45,6 +45,13 @@ func (f File) Parse(data []byte, l Limit) ([]Node, error) {
 		return nil, fault.New(fault.Usage, string(f), l.Hint,
 			"%s has at most %d KiB; this has %d", l.What, l.Bytes>>10, len(data)>>10)
 	}
+	if line, err := Guard(data); err != nil {
+		where := string(f)
+		if line > 0 {
+			where = fmt.Sprintf("%s:%d", f, line)
+		}
+		return nil, fault.New(fault.Usage, where, l.Hint, "%s", err)
+	}
 	tree, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		var y yaml.Error

@@ -15,6 +15,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/document"
 	"tare/internal/fault"
 	"tare/internal/near"
 )
@@ -60,8 +61,8 @@ func Parse(name string, data []byte) ([]Service, error) {
 		return nil, fault.New(fault.Usage, name, "split the services over several data planes",
 			"the services file has more than %d bytes", maxFileBytes)
 	}
-	if line := tooDeep(data); line > 0 {
-		return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d", name, line), example, "brackets or lists are nested more than %d deep", maxDepth)
+	if line, err := document.Guard(data); err != nil {
+		return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d", name, line), example, "%s", err)
 	}
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
@@ -86,42 +87,6 @@ func Parse(name string, data []byte) ([]Service, error) {
 		return nil, fault.New(fault.Usage, name, example, "the file is empty")
 	}
 	return p.services(body)
-}
-
-// maxDepth is far more than a services file needs. The YAML parser takes time by the square of the depth: minutes for a
-// megabyte of "[" or of "- ".
-const maxDepth = 100
-
-// tooDeep is the line in which brackets, or lists that begin on it ("- - -"), nest deeper than maxDepth, 0 if none. It
-// counts brackets in quotes and comments too, which in an honest file come in pairs.
-func tooDeep(data []byte) int {
-	depth, line := 0, 1
-	lists, begins := 0, true // nothing but indentation and dashes since the line began
-	for _, c := range data {
-		switch c {
-		case '\n':
-			line++
-			lists, begins = 0, true
-			continue
-		case ' ', '\t', '\r':
-			continue
-		case '-':
-			if lists++; begins && lists > maxDepth {
-				return line
-			}
-			continue
-		}
-		begins = false
-		switch c {
-		case '[', '{':
-			if depth++; depth > maxDepth {
-				return line
-			}
-		case ']', '}':
-			depth = max(0, depth-1)
-		}
-	}
-	return 0
 }
 
 // reader turns syntax nodes into services.

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"tare/internal/document"
 	"tare/internal/fault"
 	"tare/internal/regular"
 	"tare/internal/subject/mesh/xds"
@@ -64,6 +65,9 @@ func fileOf(name string) ([]*anypb.Any, error) {
 		return nil, wrongFile(name, err)
 	}
 	if !strings.HasPrefix(strings.TrimSpace(string(b)), "{") {
+		if line, err := document.Guard(b); err != nil {
+			return nil, wrongFile(fmt.Sprintf("%s:%d", name, line), err)
+		}
 		if b, err = yaml.YAMLToJSON(b); err != nil {
 			return nil, wrongFile(name, err)
 		}

@@ -26,6 +26,7 @@ type source struct {
 
 	mu       sync.Mutex // one change at a time
 	clusters map[string]*known
+	services map[string]map[string]bool // clusters by the endpoints that they have
 	assigned map[string]translate.Assignment
 	running  sync.WaitGroup
 }
@@ -38,7 +39,7 @@ type known struct {
 
 func newSource(p *dataplane.Proxy, files bool) *source {
 	return &source{plane: p, files: files, lookups: newLookups(xds.SystemResolver{}),
-		clusters: map[string]*known{}, assigned: map[string]translate.Assignment{}}
+		clusters: map[string]*known{}, services: map[string]map[string]bool{}, assigned: map[string]translate.Assignment{}}
 }
 
 // Parse reads a resource, and says what else it needs before it can be at work.
@@ -97,9 +98,11 @@ func secretsOf(names ...string) (out []xds.Ref) {
 
 // needsOf are the resources that a listener names, each once.
 func needsOf(l *config.Listener) (out []xds.Ref) {
+	seen := map[xds.Ref]bool{}
 	add := func(refs ...xds.Ref) {
 		for _, r := range refs {
-			if !slices.Contains(out, r) {
+			if !seen[r] {
+				seen[r] = true
 				out = append(out, r)
 			}
 		}
@@ -152,14 +155,12 @@ func (s *source) Apply(ctx context.Context, u xds.Update) []xds.Failure {
 		case *config.Cluster:
 			c.Clusters = append(c.Clusters, v)
 			s.forget(v.Name)
-			s.clusters[v.Name] = &known{Cluster: v}
+			s.know(v)
 			touched[v.Name] = true
 		case translate.Assignment:
 			s.assigned[v.Name] = v
-			for name, k := range s.clusters {
-				if k.Discovery == translate.EDS && k.Service == v.Name {
-					touched[name] = true
-				}
+			for name := range s.services[v.Name] {
+				touched[name] = true
 			}
 		case *config.Listener:
 			c.Listeners = append(c.Listeners, v)
@@ -212,10 +213,30 @@ func (s *source) targets(k *known) []mesh.Target {
 	return k.Known().Targets(nil)
 }
 
+// know takes a cluster in.
+func (s *source) know(c *config.Cluster) {
+	s.clusters[c.Name] = &known{Cluster: c}
+	if c.Discovery == translate.EDS {
+		if s.services[c.Service] == nil {
+			s.services[c.Service] = map[string]bool{}
+		}
+		s.services[c.Service][c.Name] = true
+	}
+}
+
 // forget takes a cluster away, and ends its look-ups.
 func (s *source) forget(name string) {
-	if k := s.clusters[name]; k != nil && k.stop != nil {
+	k := s.clusters[name]
+	if k == nil {
+		return
+	}
+	if k.stop != nil {
 		k.stop()
+	}
+	if of := s.services[k.Service]; k.Discovery == translate.EDS {
+		if delete(of, name); len(of) == 0 {
+			delete(s.services, k.Service)
+		}
 	}
 	delete(s.clusters, name)
 }

@@ -2,6 +2,8 @@ package xds
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -9,7 +11,9 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 
 	"tare/internal/fault"
 	"tare/internal/pace"
@@ -45,22 +49,30 @@ type Options struct {
 	Resolver Resolver // for clusters of host names; default SystemResolver
 	Limits   Limits
 	Timeouts Timeouts
-	Dial     []grpc.DialOption // more options; without credentials among them, the connection is not encrypted
+	// Credentials are what the connection is encrypted with; nil: it is not.
+	Credentials credentials.TransportCredentials
 }
 
-// Limits bound what a control plane can make the client keep. The zero value has the defaults.
+// Limits bound what a control plane can make the client keep. The zero value has the defaults, with which the client
+// takes less than 256 MiB, whatever a control plane sends (TestAttacks).
 type Limits struct {
-	Message  int // bytes of one response; default 64 MiB. A longer one ends the stream
-	Resource int // bytes of one resource; default 8 MiB. Decoding can take many times that for a moment
-	// Resources is how many of each kind are kept; default 131072. A response with more than four times as many, and
-	// 1024, ends the stream: fewer are refused one by one.
+	// Message is the bytes of one response; default 32 MiB. A longer one ends the stream. Two copies are kept for a
+	// moment.
+	Message int
+	// Resource is the bytes of one resource; default 8 MiB. One that would take more than translate.MaxDecoded once it
+	// is decoded is refused as well.
+	Resource int
+	// Resources is how many of each kind are kept; default 131072. A response with more than twice as many, and 1024,
+	// ends the stream: fewer are refused one by one.
 	Resources int
-	Bytes     int // of all resources, as they came; default 256 MiB
+	// Bytes is the memory that all resources may take: their decoded form as translate.Weigh counts it, their names and
+	// versions, and 512 bytes for each; default 128 MiB.
+	Bytes int
 }
 
 // entries is how many resources, and names of removed ones, one response may have. Replacing all resources takes twice
 // as many as are kept.
-func (l Limits) entries() int { return 4*l.Resources + 1024 }
+func (l Limits) entries() int { return 2*l.Resources + 1024 }
 
 // Timeouts are how long the client waits. The zero value has the defaults.
 type Timeouts struct {
@@ -69,7 +81,10 @@ type Timeouts struct {
 	Send    time.Duration // until the control plane takes a request; default 10 s
 	Need    time.Duration // with a Consumer: until a resource is put to work without what it needs; default 15 s
 	// Reconnect is the time before the second attempt, twice as long each time up to ReconnectMax, less a random part
-	// of up to half of it; defaults 200 ms and 30 s.
+	// of up to half of it; defaults 200 ms and 30 s. It begins anew after a stream that brought something and lasted
+	// for longer than the wait before it; one that brought something and ended sooner leaves it at 8 times Reconnect.
+	// Where the control plane refused a request, or sent what cannot be taken, only a stream of ReconnectMax has it
+	// begin anew: the next would end by the same.
 	Reconnect, ReconnectMax time.Duration
 }
 
@@ -93,10 +108,10 @@ func (o Options) withDefaults() Options {
 	if o.Resolver == nil {
 		o.Resolver = SystemResolver{}
 	}
-	number(&o.Limits.Message, 64<<20)
+	number(&o.Limits.Message, 32<<20)
 	number(&o.Limits.Resource, 8<<20)
 	number(&o.Limits.Resources, 1<<17)
-	number(&o.Limits.Bytes, 256<<20)
+	number(&o.Limits.Bytes, 128<<20)
 	wait(&o.Timeouts.Connect, 10*time.Second)
 	wait(&o.Timeouts.Answer, 30*time.Second)
 	wait(&o.Timeouts.Send, 10*time.Second)
@@ -159,6 +174,7 @@ type Metrics struct {
 	ApplyErrors     uint64
 	Lookups         uint64 // of host names
 	LookupErrors    uint64
+	Rests           uint64     // times that it read nothing for a while, for it had been kept busy (pacer)
 	Resources       [kinds]int // now
 	WaitingClusters int        // now, for their first endpoints
 	WaitingRoutes   int        // now, that a listener needs and that have not come
@@ -178,8 +194,11 @@ type Client struct {
 
 	versions [kinds]string     // the last that were taken whole; state of the world
 	named    [kinds][]string   // what is asked for by name, in order; state of the world
-	failures int               // streams since the last that brought something
+	failures int               // streams since the last that did well
+	wait     time.Duration     // before the present stream
 	begun    map[Ref]time.Time // since when what is hungry waits
+	pacer    pacer
+	applying time.Duration // that Apply, or the Consumer's, has taken
 
 	mu      sync.Mutex
 	status  State
@@ -199,14 +218,31 @@ func New(o Options) (*Client, error) {
 	c := &Client{o: o, names: newResolving(o.Resolver), begun: map[Ref]time.Time{},
 		status: State{Phase: Never, Since: time.Now()}}
 	if o.Consumer != nil {
+		o.Consumer = timed{o.Consumer, c}
 		c.state = newGraph(o)
 		return c, nil
 	}
 	c.connections = newState(o.Limits)
 	c.connections.serving.own = o.Own
-	c.state = connections{c.connections, o.Apply}
+	c.state = connections{c.connections, func(ctx context.Context, change mesh.Change) error {
+		defer c.applied(time.Now())
+		return o.Apply(ctx, change)
+	}}
 	return c, nil
 }
+
+// timed is a Consumer whose Apply is timed.
+type timed struct {
+	Consumer
+	c *Client
+}
+
+func (t timed) Apply(ctx context.Context, u Update) []Failure {
+	defer t.c.applied(time.Now())
+	return t.Consumer.Apply(ctx, u)
+}
+
+func (c *Client) applied(since time.Time) { c.applying += time.Since(since) }
 
 // keeper knows what the control plane wants and what the data plane has: state, or graph where there is a Consumer.
 type keeper interface {
@@ -286,7 +322,7 @@ func (c *Client) Run(ctx context.Context) error {
 			if !c.conn.open {
 				opened = c.conn.opened
 			}
-			if len(c.conn.queue) < maxQueue {
+			if len(c.conn.queue) < maxQueue && !c.pacer.rests(time.Now()) {
 				in = c.conn.in
 			}
 			if len(c.conn.queue) > 0 {
@@ -299,8 +335,12 @@ func (c *Client) Run(ctx context.Context) error {
 		case <-retry.C:
 			c.connect(ctx)
 		case r := <-in:
+			began, applying := time.Now(), c.applying
 			if err := c.handle(ctx, r); err != nil {
 				return c.end(ctx, err)
+			}
+			if c.pacer.worked(time.Now(), r.decoding+time.Since(began)-(c.applying-applying)) {
+				c.count(func(m *Metrics) { m.Rests++ })
 			}
 		case <-opened:
 			c.hasOpened()
@@ -381,16 +421,92 @@ func (c *Client) subscribe(k Kind) {
 		names = c.named[k]
 	}
 	c.conn.asked[k] = true
-	r := &request{kind: k, version: c.versions[k], names: names}
-	if !c.o.StateOfTheWorld {
-		r = &request{kind: k, subscribe: names, versions: c.state.versions(k)}
-		if byName {
-			for _, name := range names {
-				c.conn.subscribed[k][name] = true
-			}
+	if c.o.StateOfTheWorld {
+		c.askAll(&request{kind: k, version: c.versions[k], names: names})
+		return
+	}
+	if byName {
+		for _, name := range names {
+			c.conn.subscribed[k][name] = true
 		}
 	}
-	c.conn.queue = append(c.conn.queue, r)
+	c.conn.queue = append(c.conn.queue, subscriptions(k, names, c.state.versions(k), maxRequest)...)
+}
+
+// maxRequest bounds the names and versions of a request, in bytes: servers take messages of 4 MiB, unless they are told
+// otherwise, and a refusal beside them may have maxReasons.
+const maxRequest = 4<<20 - maxReasons - 64<<10
+
+// What a name, and an entry of a map of versions, take in a request besides their text, in bytes at most.
+const (
+	aroundName    = 6
+	aroundVersion = 16
+)
+
+// subscriptions are the first requests for a kind on a stream of deltas: for names, or for all where there are none,
+// with the versions that the client has. Versions stand in the very first request alone. Resources whose versions it
+// has no room for are asked for by name in the others, also where all are asked for: the control plane then sends them
+// again, or says that they are gone.
+func subscriptions(k Kind, names []string, versions map[string]string, room int) []*request {
+	all := len(names) == 0
+	if all {
+		names = slices.Sorted(maps.Keys(versions))
+	}
+	q := &request{kind: k}
+	queue := []*request{q}
+	left := room
+	for _, name := range names {
+		version, has := versions[name]
+		byName, byVersion := len(name)+aroundName, len(name)+len(version)+aroundVersion
+		need := 0
+		if first := len(queue) == 1; first && has {
+			need += byVersion
+		}
+		if len(queue) > 1 || !all {
+			need += byName
+		}
+		if need > left {
+			if all {
+				queue[0].subscribe = []string{"*"}
+			}
+			q = &request{kind: k}
+			queue = append(queue, q)
+			left, need = room, byName
+		}
+		left -= need
+		if len(queue) > 1 || !all {
+			q.subscribe = append(q.subscribe, name)
+		}
+		if len(queue) == 1 && has {
+			if q.versions == nil {
+				q.versions = make(map[string]string, len(versions))
+			}
+			q.versions[name] = version
+		}
+	}
+	return queue
+}
+
+// askAll asks for all that is wanted of a kind in one request, as the state of the world does. If no server would take
+// it, the stream ends.
+func (c *Client) askAll(q *request) {
+	if err := fits(q.kind, q.names, maxRequest); err != nil {
+		c.conn.fail(err)
+		return
+	}
+	c.conn.queue = append(c.conn.queue, q)
+}
+
+func fits(k Kind, names []string, room int) error {
+	n := 0
+	for _, name := range names {
+		n += len(name) + aroundName
+	}
+	if n > room {
+		return fmt.Errorf("the names of %d %s have %d bytes, and a request can have %d: deltas ask for them in parts",
+			len(names), k, n, room)
+	}
+	return nil
 }
 
 // hasOpened takes note that there is a stream.
@@ -408,8 +524,14 @@ func (c *Client) lost(err error) time.Duration {
 		default:
 		}
 	}
-	if c.conn.answered {
+	switch lasted := time.Since(c.conn.begun); {
+	case c.conn.answered && lasted > c.o.Timeouts.ReconnectMax:
 		c.failures = 0
+	case !c.conn.answered || c.conn.why.Load() != nil || !transient(err):
+	case lasted > c.wait:
+		c.failures = 0
+	default:
+		c.failures = min(c.failures, 3)
 	}
 	c.conn = nil
 	c.count(func(m *Metrics) { m.StreamErrors++ })
@@ -423,26 +545,37 @@ func (c *Client) lost(err error) time.Duration {
 		wait = min(wait, c.o.Timeouts.Reconnect<<c.failures)
 	}
 	c.failures++
-	return wait - rand.N(wait/2+1)
+	c.wait = wait - rand.N(wait/2+1)
+	return c.wait
+}
+
+// transient says whether the end of a stream can be expected to be otherwise the next time. Control planes that restart,
+// or that end a stream from time to time, end it so.
+func transient(err error) bool {
+	switch status.Code(err) {
+	case codes.ResourceExhausted, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented,
+		codes.Internal, codes.FailedPrecondition, codes.OutOfRange:
+		return false
+	}
+	return true
 }
 
 // handle takes a response in: what is good becomes active, what is not is refused, and the control plane is told.
 func (c *Client) handle(ctx context.Context, r *response) error {
 	k, known := KindOf(r.typeURL)
 	if !known || !c.conn.asked[k] {
-		c.count(func(m *Metrics) { m.Ignored += uint64(len(r.items)) })
+		c.count(func(m *Metrics) { m.Ignored += uint64(r.count) })
 		return nil
 	}
 	c.conn.answered = true
 	o := c.state.take(k, r, c.o.StateOfTheWorld)
-	event := &Event{Kind: k, Version: r.version, Nonce: r.nonce, Resources: len(r.items), Unchanged: o.unchanged, Ignored: o.ignored,
+	event := &Event{Kind: k, Version: r.version, Nonce: r.nonce, Resources: r.count, Unchanged: o.unchanged, Ignored: o.ignored,
 		Removed: o.removed, Bytes: r.bytes, Received: r.received, Decoded: pace.Now()}
 	if err := c.settle(ctx, o); err != nil {
 		return err
 	}
 	event.Applied, event.Changed = pace.Now(), o.changed
-	slices.SortFunc(o.refused, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) }) // the same refusals make the same text
-	event.Refused = o.refused
+	event.Refused = sorted(o.refused)
 	event.Warned = o.warned
 	c.answer(k, r, event, o.more)
 	c.follow()
@@ -456,6 +589,23 @@ func (c *Client) handle(ctx context.Context, r *response) error {
 		m.Ignored += uint64(o.ignored)
 	})
 	return nil
+}
+
+// sorted puts refusals in order of their text: the same refusals then make the same text.
+func sorted(refused []error) []error {
+	type one struct {
+		text string
+		err  error
+	}
+	list := make([]one, len(refused))
+	for i, err := range refused {
+		list[i] = one{err.Error(), err}
+	}
+	slices.SortFunc(list, func(a, b one) int { return strings.Compare(a.text, b.text) })
+	for i := range list {
+		refused[i] = list[i].err
+	}
+	return refused
 }
 
 func (c *Client) settle(ctx context.Context, o *outcome) error {
@@ -563,12 +713,18 @@ func (c *Client) ask(k Kind, names []string) {
 			h.request.names = c.named[k]
 			return
 		}
-		c.conn.queue = append(c.conn.queue, &request{kind: k, version: c.versions[k], nonce: c.conn.nonces[k], names: c.named[k]})
+		c.askAll(&request{kind: k, version: c.versions[k], nonce: c.conn.nonces[k], names: c.named[k]})
 		return
 	}
-	q := &request{kind: k}
+	q, left := &request{kind: k}, maxRequest
 	slices.Sort(names)
 	for _, name := range names {
+		if need := len(name) + aroundName; need > left && len(q.subscribe)+len(q.unsubscribe) > 0 {
+			c.conn.queue = append(c.conn.queue, q)
+			q, left = &request{kind: k}, maxRequest-need
+		} else {
+			left -= need
+		}
 		switch want := c.state.wants(k, name); {
 		case want && !c.conn.subscribed[k][name]:
 			q.subscribe = append(q.subscribe, name)
@@ -605,7 +761,7 @@ func (c *Client) sent(q *request) {
 
 // waits says whether there is anything that time alone brings.
 func (c *Client) waits() bool {
-	if len(c.begun) > 0 || c.names.waits() {
+	if len(c.begun) > 0 || c.names.waits() || c.pacer.rests(time.Now()) {
 		return true
 	}
 	if c.conn == nil {

@@ -905,23 +905,23 @@ func TestStallsMidStream(t *testing.T) {
 // A response of millions of nothings must not take the memory of the machine, nor an answer without end.
 func TestManyRefusals(t *testing.T) {
 	s := newState(Options{}.withDefaults().Limits)
-	r := &response{typeURL: Clusters.TypeURL(), items: make([]item, 300000)}
+	r := &response{typeURL: Clusters.TypeURL(), items: make([]item, 300000), count: 300000}
 	o := s.take(Clusters, r, true)
 	text := reason(o.refused, o.more)
-	if len(o.refused) != maxRefused || o.more != len(r.items)-maxRefused || len(text) > maxReasons+100 || !strings.HasSuffix(text, " more") {
+	if len(o.refused) != maxRefused || o.more != r.count-maxRefused || len(text) > maxReasons+100 || !strings.HasSuffix(text, " more") {
 		t.Errorf("%d refusals, %d more, %d bytes of text", len(o.refused), o.more, len(text))
 	}
 }
 
 func TestLimits(t *testing.T) {
 	limits := Options{}.withDefaults().Limits
-	limits.Resource, limits.Bytes = 1000, 60
+	limits.Resource, limits.Bytes = 1000, 2500
 	s := newState(limits)
 	take := func(c *clusterv3.Cluster) string {
-		o := s.take(Clusters, &response{items: []item{{typeURL: Clusters.TypeURL(), value: wrap(t, Clusters, c).Value}}}, false)
+		o := s.take(Clusters, &response{items: []item{{typeURL: Clusters.TypeURL(), value: wrap(t, Clusters, c).Value}}, count: 1}, false)
 		return reason(o.refused, 0)
 	}
-	for name, want := range map[string]string{strings.Repeat("x", 2000): "it has 20", strings.Repeat("y", 100): "with it there would be"} {
+	for name, want := range map[string]string{strings.Repeat("x", 2000): "it has 20", strings.Repeat("y", 950): "with it there would be"} {
 		if got := take(edsCluster(name)); !strings.Contains(got, want) {
 			t.Errorf("got %s, want %s", got, want)
 		}
@@ -936,7 +936,7 @@ func TestLimits(t *testing.T) {
 			t.Fatal(got)
 		}
 	}
-	if s.bytes == 0 || s.bytes > 60 {
+	if s.bytes == 0 || s.bytes > limits.Bytes {
 		t.Errorf("%d bytes are counted", s.bytes)
 	}
 

@@ -2,13 +2,18 @@ package xds
 
 import (
 	"fmt"
+	"time"
 	"unicode/utf8"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"tare/internal/pace"
 )
 
 // codec is gRPC's own for messages, but that it reads responses as what the client works with: their resources stay
@@ -23,25 +28,54 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if !ok {
 		return c.CodecV2.Unmarshal(data, v)
 	}
-	return r.decode(data.Materialize())
+	begun := pace.Now()
+	err := r.decode(data.Materialize())
+	r.decoding = time.Duration(pace.Now() - begun)
+	return err
 }
 
-// decode reads a response, of which r says the variant. What is common goes through a decoder of its own; whatever that
-// does not know is left to the generated one, which alone refuses.
+// decode reads a response, of which r says the variant, and checks all of it: resources are taken out one by one later
+// (next). What is common goes through a decoder of its own; whatever that does not know is left to the generated one,
+// which alone refuses.
 func (r *response) decode(b []byte) error {
-	if quick, ok := quickResponse(b, r.delta, r.most); ok {
-		*r = *quick
-		return nil
-	}
 	// Counted first: an empty resource is two bytes of a message and far more once it is decoded.
-	if n := entries(b); r.most > 0 && n > r.most {
+	n := entries(b)
+	if r.most > 0 && n > r.most {
 		return fmt.Errorf("a response has %d resources and names; the client takes %d", n, r.most)
 	}
-	slow, err := slowResponse(b, r.delta)
-	if err == nil {
-		*r = *slow
+	if quick, ok := quickResponse(b, r.delta); ok {
+		*r = *quick
+		r.wire = len(b)
+		return r.check()
 	}
-	return err
+	if r.most > 0 && n > maxSlow {
+		return fmt.Errorf("a response has fields that are not known, and %d resources and names; such a one may have %d", n, maxSlow)
+	}
+	slow, err := slowResponse(b, r.delta)
+	if err != nil {
+		return err
+	}
+	*r = *slow
+	r.wire = len(b)
+	return r.check()
+}
+
+// maxSlow is how many resources, and names of removed ones, are left to the generated decoder, which takes some 400
+// bytes for each.
+const maxSlow = 1 << 15
+
+// maxText bounds the names and versions of resources, and the version and nonce of a response, in bytes: they are kept,
+// and sent back.
+const maxText = 4 << 10
+
+// check refuses a response that cannot be answered.
+func (r *response) check() error {
+	for what, text := range map[string]string{"version": r.version, "nonce": r.nonce} {
+		if len(text) > maxText {
+			return fmt.Errorf("the %s of a response has %d bytes; the client takes %d", what, len(text), maxText)
+		}
+	}
+	return nil
 }
 
 // entries is how many resources, and names of removed ones, a response has before the first thing in it that cannot be
@@ -73,7 +107,7 @@ func slowResponse(b []byte, delta bool) (*response, error) {
 		for i, from := range m.GetResources() {
 			it := &r.items[i]
 			it.typeURL, it.value = from.GetResource().GetTypeUrl(), from.GetResource().GetValue()
-			it.name, it.version, it.ttl = from.GetName(), from.GetVersion(), from.GetTtl() != nil
+			it.name, it.version, it.ttl = cut(from.GetName()), cut(from.GetVersion()), from.GetTtl() != nil
 		}
 	} else {
 		var m discoveryv3.DiscoveryResponse
@@ -85,87 +119,98 @@ func slowResponse(b []byte, delta bool) (*response, error) {
 			r.items[i].typeURL, r.items[i].value = a.GetTypeUrl(), a.GetValue()
 		}
 	}
-	r.finish()
+	r.count = len(r.items)
+	for i := range r.items {
+		r.items[i].unwrap(delta)
+	}
 	return r, nil
 }
 
 const wrappedURL = "type.googleapis.com/envoy.service.discovery.v3.Resource"
 
-// finish takes resources out of the wrapper that carries a time to live, and counts bytes.
-func (r *response) finish() {
-	for i := range r.items {
-		it := &r.items[i]
-		var m discoveryv3.Resource
-		if it.typeURL == wrappedURL && proto.Unmarshal(it.value, &m) == nil {
-			it.typeURL, it.value = m.GetResource().GetTypeUrl(), m.GetResource().GetValue()
-			if it.ttl = it.ttl || m.GetTtl() != nil; !r.delta { // there the name is beside the resource
-				it.name = m.GetName()
-			}
-		}
-		r.bytes += len(it.value)
+// maxWrapper bounds what of a wrapper is left to the generated decoder.
+const maxWrapper = 64 << 10
+
+// unwrap takes a resource out of the wrapper that carries a time to live.
+func (it *item) unwrap(delta bool) {
+	if it.typeURL != wrappedURL {
+		return
+	}
+	var in item
+	if x := (raw{}); x.resource(it.value) {
+		in = x.item()
+	} else if m := (&discoveryv3.Resource{}); len(it.value) <= maxWrapper && proto.Unmarshal(it.value, m) == nil {
+		in = item{typeURL: m.GetResource().GetTypeUrl(), value: m.GetResource().GetValue(),
+			name: cut(m.GetName()), ttl: m.GetTtl() != nil}
+	} else {
+		return // it is refused for its type
+	}
+	it.typeURL, it.value = in.typeURL, in.value
+	if it.ttl = it.ttl || in.ttl; !delta { // there the name is beside the resource
+		it.name = in.name
 	}
 }
 
 // The numbers of fields. Version, type and nonce have the same in both variants.
 const (
-	fieldVersion  = 1
-	fieldResource = 2
-	fieldType     = 4
-	fieldNonce    = 5
-	fieldRemoved  = 6 // deltas
+	fieldVersion      = 1
+	fieldResource     = 2
+	fieldCanary       = 3 // state of the world
+	fieldType         = 4
+	fieldNonce        = 5
+	fieldRemoved      = 6 // deltas
+	fieldPlaneOfWorld = 6
+	fieldPlaneOfDelta = 7
 
 	resourceVersion = 1
 	resourceAny     = 2
 	resourceName    = 3
+	resourceAliases = 4
+	resourceTTL     = 6
+	resourceCache   = 7
 
 	anyType  = 1
 	anyValue = 2
 )
 
 // quickResponse decodes what is common: it says no to whatever it does not know, and to what comes twice though it may
-// be there only once, and to more than most resources and names of removed ones (0: any number). What it takes, it
-// takes as slowResponse does; the values of resources are parts of b.
-func quickResponse(b []byte, delta bool, most int) (r *response, ok bool) {
-	r = &response{delta: delta}
-	n, names := 0, 0
-	for rest := b; len(rest) > 0; {
-		number, _, after, ok := nextField(rest)
-		if !ok {
-			return nil, false
-		}
-		switch rest = after; number {
-		case fieldResource:
-			n++
-		case fieldRemoved:
-			names++
-		}
-	}
-	if most > 0 && n+names > most {
-		return nil, false
-	}
-	r.items = make([]item, n)
-	n = 0
+// be there only once. What it takes, it takes as slowResponse does; the values of resources are parts of b.
+func quickResponse(b []byte, delta bool) (r *response, ok bool) {
+	r = &response{delta: delta, message: b, left: b}
+	var version, kind, nonce []byte
 	for len(b) > 0 {
-		number, value, rest, _ := nextField(b)
+		number, value, rest, ok := nextField(b)
+		if !ok {
+			if delta || b[0] != fieldCanary<<3|byte(protowire.VarintType) {
+				return nil, false
+			}
+			_, n := protowire.ConsumeVarint(b[1:])
+			if n < 0 {
+				return nil, false
+			}
+			b = b[1+n:]
+			continue
+		}
 		b = rest
-		switch number {
-		case fieldVersion:
-			ok = take(&r.version, value)
-		case fieldType:
-			ok = takeURL(&r.typeURL, value)
-		case fieldNonce:
-			ok = take(&r.nonce, value)
-		case fieldRemoved:
-			if ok = delta && utf8.Valid(value); ok {
-				r.removed = append(r.removed, string(value))
-			}
-		case fieldResource:
+		switch {
+		case number == fieldVersion:
+			ok = once(&version, value)
+		case number == fieldType:
+			ok = once(&kind, value)
+		case number == fieldNonce:
+			ok = once(&nonce, value)
+		case delta && number == fieldRemoved:
+			ok = utf8.Valid(value)
+		case delta && number == fieldPlaneOfDelta, !delta && number == fieldPlaneOfWorld:
+			ok = decodes(value, &corev3.ControlPlane{})
+		case number == fieldResource:
+			var x raw
 			if delta {
-				ok = r.items[n].quickResource(value)
+				ok = x.resource(value)
 			} else {
-				ok = r.items[n].quickAny(value)
+				ok = x.any(value)
 			}
-			n++
+			r.count++
 		default:
 			ok = false
 		}
@@ -173,12 +218,83 @@ func quickResponse(b []byte, delta bool, most int) (r *response, ok bool) {
 			return nil, false
 		}
 	}
-	r.finish()
+	r.version, r.typeURL, r.nonce = string(version), urlOf(kind), string(nonce)
 	return r, true
 }
 
-func (it *item) quickResource(b []byte) bool {
-	for some := false; len(b) > 0; {
+// maxBatch is how many bytes the resources have that next gives at a time, but for the last of them.
+const maxBatch = 1 << 20
+
+// next puts the next resources into the room that batch has, and none when all have been given.
+func (r *response) next(batch []item) []item {
+	batch = batch[:0]
+	bytes := 0
+	add := func(it item) {
+		bytes += len(it.value)
+		batch = append(batch, it)
+	}
+	for len(r.items) > 0 && len(batch) < cap(batch) && bytes < maxBatch {
+		add(r.items[0])
+		r.items = r.items[1:]
+	}
+	for len(r.left) > 0 && len(batch) < cap(batch) && bytes < maxBatch {
+		number, value, rest, ok := nextField(r.left)
+		if !ok { // the one field without a length
+			_, n := protowire.ConsumeVarint(r.left[1:])
+			r.left = r.left[1+n:]
+			continue
+		}
+		if r.left = rest; number != fieldResource {
+			continue
+		}
+		var x raw
+		if r.delta {
+			x.resource(value)
+		} else {
+			x.any(value)
+		}
+		it := x.item()
+		it.unwrap(r.delta)
+		add(it)
+	}
+	r.bytes += bytes
+	return batch
+}
+
+// gone are the names of removed resources.
+func (r *response) gone(yield func(name []byte) bool) {
+	for _, name := range r.removed {
+		if !yield([]byte(name)) {
+			return
+		}
+	}
+	if !r.delta {
+		return
+	}
+	for b := r.message; len(b) > 0; {
+		number, value, rest, _ := nextField(b)
+		if b = rest; number == fieldRemoved && !yield(value) {
+			return
+		}
+	}
+}
+
+// raw is a resource as parts of the message.
+type raw struct {
+	typeURL, value, name, version []byte
+	some                          bool // there is a resource in it
+	ttl                           bool
+}
+
+func (x *raw) item() item {
+	return item{typeURL: urlOf(x.typeURL), value: x.value, name: string(cut(x.name)), version: string(cut(x.version)), ttl: x.ttl}
+}
+
+// cut keeps of a name or version what is enough for it to be refused: one byte too many.
+func cut[T string | []byte](text T) T { return text[:min(len(text), maxText+1)] }
+
+func (x *raw) resource(b []byte) bool {
+	for len(b) > 0 {
 		number, value, rest, ok := nextField(b)
 		if !ok {
 			return false
@@ -186,12 +302,19 @@ func (it *item) quickResource(b []byte) bool {
 		b = rest
 		switch number {
 		case resourceName:
-			ok = take(&it.name, value)
+			ok = once(&x.name, value)
 		case resourceVersion:
-			ok = take(&it.version, value)
+			ok = once(&x.version, value)
 		case resourceAny:
-			ok = !some && it.quickAny(value)
-			some = true
+			ok = !x.some && x.any(value)
+			x.some = true
+		case resourceAliases:
+			ok = utf8.Valid(value)
+		case resourceTTL:
+			ok = decodes(value, &durationpb.Duration{})
+			x.ttl = true
+		case resourceCache:
+			ok = decodes(value, &discoveryv3.Resource_CacheControl{})
 		default:
 			ok = false
 		}
@@ -202,7 +325,7 @@ func (it *item) quickResource(b []byte) bool {
 	return true
 }
 
-func (it *item) quickAny(b []byte) bool {
+func (x *raw) any(b []byte) bool {
 	for len(b) > 0 {
 		number, value, rest, ok := nextField(b)
 		if !ok {
@@ -211,10 +334,10 @@ func (it *item) quickAny(b []byte) bool {
 		b = rest
 		switch number {
 		case anyType:
-			ok = takeURL(&it.typeURL, value)
+			ok = once(&x.typeURL, value)
 		case anyValue:
-			ok = it.value == nil
-			it.value = value
+			ok = x.value == nil
+			x.value = value
 		default:
 			ok = false
 		}
@@ -225,24 +348,31 @@ func (it *item) quickAny(b []byte) bool {
 	return true
 }
 
-// take makes a string of b, once.
-func take(to *string, b []byte) bool {
-	if *to != "" || !utf8.Valid(b) {
+// decodes says whether the generated decoder takes b, which is short, as such a message.
+func decodes(b []byte, m proto.Message) bool {
+	return len(b) <= maxText && proto.Unmarshal(b, m) == nil
+}
+
+// once takes text, if there was none.
+func once(to *[]byte, b []byte) bool {
+	if len(*to) > 0 || !utf8.Valid(b) {
 		return false
 	}
-	*to = string(b)
+	*to = b
 	return true
 }
 
-// takeURL is take for the type of a resource, which is most often the same.
-func takeURL(to *string, b []byte) bool {
+// urlOf is the type of a resource, which is most often one of a few.
+func urlOf(b []byte) string {
 	for _, url := range typeURLs {
-		if *to == "" && string(b) == url {
-			*to = url
-			return true
+		if string(b) == url {
+			return url
 		}
 	}
-	return take(to, b)
+	if len(b) == len(wrappedURL) && string(b) == wrappedURL {
+		return wrappedURL
+	}
+	return string(cut(b))
 }
 
 // nextField takes one field with a length off b. All other types are for the generated decoder.

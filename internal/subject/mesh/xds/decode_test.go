@@ -50,16 +50,22 @@ func responses(t testing.TB) map[string]struct {
 	add("world", &discoveryv3.DiscoveryResponse{VersionInfo: "v", TypeUrl: Clusters.TypeURL(), Nonce: "n", Resources: []*anypb.Any{one, two}}, true)
 	add("world, empty", &discoveryv3.DiscoveryResponse{}, true)
 	add("world, wrapped", &discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{wrapped(t, &discoveryv3.Resource{Name: "w", Resource: one, Ttl: durationpb.New(1)})}}, true)
-	add("world, of a control plane", &discoveryv3.DiscoveryResponse{ControlPlane: &corev3.ControlPlane{Identifier: "x"}, Resources: []*anypb.Any{one}}, false)
-	add("world, canary", &discoveryv3.DiscoveryResponse{Canary: true, Resources: []*anypb.Any{one}}, false)
+	add("world, of a control plane", &discoveryv3.DiscoveryResponse{ControlPlane: &corev3.ControlPlane{Identifier: "x"}, Resources: []*anypb.Any{one}}, true)
+	add("world, canary", &discoveryv3.DiscoveryResponse{Canary: true, Resources: []*anypb.Any{one}}, true)
+	add("world, errors", &discoveryv3.DiscoveryResponse{ResourceErrors: []*discoveryv3.ResourceError{{}}}, false)
 	add("deltas", delta(&discoveryv3.Resource{Name: "a", Version: "1", Resource: one}, &discoveryv3.Resource{Name: "b", Resource: two}), true)
 	removed := delta()
 	removed.RemovedResources = []string{"x", "", "y"}
 	add("deltas, removed", removed, true)
 	add("deltas, without a resource", delta(&discoveryv3.Resource{Name: "a"}), true)
 	add("deltas, wrapped", delta(&discoveryv3.Resource{Name: "a", Resource: wrapped(t, &discoveryv3.Resource{Name: "w", Resource: one, Ttl: durationpb.New(1)})}), true)
-	add("deltas, time to live", delta(&discoveryv3.Resource{Name: "a", Resource: one, Ttl: durationpb.New(1)}), false)
-	add("deltas, aliases", delta(&discoveryv3.Resource{Name: "a", Resource: one, Aliases: []string{"b"}}), false)
+	add("deltas, time to live", delta(&discoveryv3.Resource{Name: "a", Resource: one, Ttl: durationpb.New(1)}), true)
+	add("deltas, aliases", delta(&discoveryv3.Resource{Name: "a", Resource: one, Aliases: []string{"b"}}), true)
+	add("deltas, not to be cached", delta(&discoveryv3.Resource{Resource: one, CacheControl: &discoveryv3.Resource_CacheControl{DoNotCache: true}}), true)
+	add("deltas, by parameters", delta(&discoveryv3.Resource{ResourceName: &discoveryv3.ResourceName{Name: "a"}, Resource: one}), false)
+	of := delta(&discoveryv3.Resource{Name: "a", Resource: one})
+	of.ControlPlane = &corev3.ControlPlane{Identifier: "x"}
+	add("deltas, of a control plane", of, true)
 	add("nonce twice", delta(), false, append(protowire.AppendTag(nil, fieldNonce, protowire.BytesType), 1, 'm')...)
 	add("not UTF-8", delta(), false, append(protowire.AppendTag(nil, fieldRemoved, protowire.BytesType), 1, 0xff)...)
 	add("cut off", delta(), false, protowire.AppendTag(nil, fieldNonce, protowire.BytesType)...)
@@ -73,7 +79,7 @@ func responses(t testing.TB) map[string]struct {
 // sameResponse holds what one decoder makes of bytes against what the other does.
 func sameResponse(t *testing.T, b []byte, delta bool) (quick bool) {
 	t.Helper()
-	got, quick := quickResponse(b, delta, 0)
+	got, quick := quickResponse(b, delta)
 	want, err := slowResponse(b, delta)
 	if !quick {
 		return false
@@ -81,15 +87,34 @@ func sameResponse(t *testing.T, b []byte, delta bool) (quick bool) {
 	if err != nil {
 		t.Fatalf("the quick decoder takes what is none: %v", err)
 	}
-	for _, r := range []*response{got, want} {
-		for i := range r.items {
-			r.items[i].value = append([]byte{}, r.items[i].value...) // empty or not there is the same
-		}
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("the quick decoder says %+v, the generated one %+v", got, want)
+	if a, b := everything(got), everything(want); !reflect.DeepEqual(a, b) {
+		t.Errorf("the quick decoder says %+v, the generated one %+v", a, b)
 	}
 	return true
+}
+
+// everything is all of a response.
+func everything(r *response) (out struct {
+	typeURL, version, nonce string
+	items                   []item
+	removed                 []string
+	count, bytes            int
+}) {
+	for batch := make([]item, 0, 3); ; {
+		if batch = r.next(batch); len(batch) == 0 {
+			break
+		}
+		for _, it := range batch {
+			it.value = append([]byte{}, it.value...) // empty or not there is the same
+			out.items = append(out.items, it)
+		}
+	}
+	for name := range r.gone {
+		out.removed = append(out.removed, string(name))
+	}
+	out.typeURL, out.version, out.nonce = cut(r.typeURL), r.version, r.nonce
+	out.count, out.bytes = r.count, r.bytes
+	return out
 }
 
 func TestResponses(t *testing.T) {
@@ -100,7 +125,7 @@ func TestResponses(t *testing.T) {
 			}
 			r := &response{delta: x.delta}
 			want, wrong := slowResponse(x.b, x.delta)
-			if err := r.decode(x.b); (err == nil) != (wrong == nil) || err == nil && (r.nonce != want.nonce || len(r.items) != len(want.items)) {
+			if err := r.decode(x.b); (err == nil) != (wrong == nil) || err == nil && (r.nonce != want.nonce || r.count != want.count) {
 				t.Errorf("%+v, %v; the generated decoder: %+v, %v", r, err, want, wrong)
 			}
 		})
@@ -147,7 +172,7 @@ func TestMostResources(t *testing.T) {
 // Maps are made for what may be kept, however much a response has.
 func TestRoom(t *testing.T) {
 	s := newState(Limits{Resources: 10})
-	if got := s.room(&response{items: make([]item, 1000)}); got != 10 {
+	if got := s.room(&response{count: 1000}); got != 10 {
 		t.Errorf("room for %d resources, want 10", got)
 	}
 }

@@ -125,25 +125,27 @@ func (g *graph) put(k Kind, name string, made any, _ *outcome) (undo func(), err
 // before stays.
 func (g *graph) take(k Kind, r *response, full bool) *outcome {
 	o := g.intake.take(k, r, full)
-	for again := true; again; {
-		again = false
-		var staged []string
-		for at := range o.staged {
-			staged = append(staged, at.name)
-		}
-		slices.Sort(staged)
-		for _, name := range slices.Backward(staged) { // of two that are new, the first by name stays
-			place := g.wanted[Ref{k, name}].Place
-			if place == "" || len(g.places[Ref{k, place}]) < 2 {
-				continue
-			}
-			others := maps.Clone(g.places[Ref{k, place}])
-			delete(others, name)
-			o.refuse(refused(k, name, "%s %.200q has %s", k.one(), slices.Sorted(maps.Keys(others))[0], place))
-			g.undo(Ref{k, name}, o)
-			again = true // its old form may now stand in another's way
+	var wanted []string
+	for at := range o.staged {
+		if place := g.wanted[Ref{k, at.name}].Place; place != "" {
+			wanted = append(wanted, place)
 		}
 	}
+	contests[string]{
+		members: func(place string) map[string]bool { return g.places[Ref{k, place}] },
+		staged: func(name string) bool {
+			_, ok := o.staged[resource{k, name}]
+			return ok
+		},
+		reject: func(place, name, stays string) (before string, was bool) {
+			o.refuse(refused(k, name, "%s %.200q has %.200s", k.one(), stays, place))
+			g.undo(Ref{k, name}, o)
+			if w := g.wanted[Ref{k, name}]; w != nil && w.Place != "" {
+				return w.Place, true
+			}
+			return "", false
+		},
+	}.settle(wanted)
 	return o
 }
 
@@ -277,8 +279,12 @@ func (g *graph) after(u Update) map[Ref]int {
 }
 
 func (g *graph) commit(u Update, failed []Failure) {
+	not := make(map[Ref]bool, len(failed))
+	for _, f := range failed {
+		not[f.Ref] = true
+	}
 	for _, r := range u.Set {
-		if slices.ContainsFunc(failed, func(f Failure) bool { return f.Ref == r.Ref }) {
+		if not[r.Ref] {
 			continue
 		}
 		g.active[r.Ref] = g.wanted[r.Ref]

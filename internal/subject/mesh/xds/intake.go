@@ -15,8 +15,12 @@ type intake struct {
 	limits Limits
 	seeds  [2]maphash.Seed
 	taken  [kinds]map[string]taken // what was accepted of each kind, by name
-	bytes  int                     // of all that was taken
+	bytes  int                     // of memory, of all that was taken
 	sorts  sorter
+
+	garbage int           // bytes; see litter
+	large   *sync.Mutex   // held while a large resource is decoded
+	ahead   *atomic.Int64 // bytes that what is read ahead adds, if all of it is taken
 }
 
 // sorter is where resources go once they are read.
@@ -31,7 +35,7 @@ type sorter interface {
 }
 
 func newIntake(l Limits, to sorter) intake {
-	s := intake{limits: l, sorts: to}
+	s := intake{limits: l, sorts: to, large: &sync.Mutex{}, ahead: &atomic.Int64{}}
 	for k := range s.taken {
 		s.taken[k] = map[string]taken{}
 	}
@@ -44,8 +48,26 @@ func newIntake(l Limits, to sorter) intake {
 // taken is what is kept of a resource as it came, to know it when it comes again.
 type taken struct {
 	sum     digest
-	size    int // bytes
+	size    int // bytes, as it came
+	cost    int // bytes of memory
 	version string
+}
+
+// perResource is what is kept of any resource besides its text and its decoded form: its entries in maps, in bytes.
+const perResource = 512
+
+// cost is how much memory a resource takes that has been read, in bytes.
+func (it *item) cost() int { return perResource + len(it.read.name) + len(it.version) + it.read.cost }
+
+// costOf is how much memory a decoded resource takes, if that is known.
+func costOf(made any) (bytes int, ok bool) {
+	switch made := made.(type) {
+	case translate.Assignment:
+		return made.Bytes(), true
+	case *Resource:
+		return costOf(made.Value)
+	}
+	return 0, false
 }
 
 // digest stands for the bytes of a resource. Nobody outside the process knows by what seeds it is made, so that two
@@ -67,13 +89,13 @@ func (o *outcome) expect(read []item, rest int) {
 			n++
 		}
 	}
-	if n = n * rest / len(read); n > 0 {
+	if n = n * max(rest, len(read)) / len(read); n > 0 {
 		o.staged, o.undo = make(map[resource]int, n), make([]func(), 0, n)
 	}
 }
 
 // room is how many resources of a response maps are made for: no more than may be kept.
-func (s *intake) room(r *response) int { return min(len(r.items), s.limits.Resources) }
+func (s *intake) room(r *response) int { return min(r.count, s.limits.Resources) }
 
 // take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (kinds of the
 // state of the world that come whole).
@@ -81,13 +103,21 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 	if len(s.taken[k]) == 0 { // growing maps one by one would take a tenth of the time
 		s.taken[k] = make(map[string]taken, s.room(r))
 	}
+	s.litter(2 * r.wire)
 	o := &outcome{}
 	seen := make(map[string]bool, s.room(r))
 	nameless := false // what has no name could be any: then nothing counts as gone
-	for from := 0; from < len(r.items); from += readAhead {
-		some := r.items[from:min(from+readAhead, len(r.items))]
+	batch := make([]item, 0, min(readAhead, r.count))
+	for from := 0; ; from += len(batch) {
+		some := r.next(batch)
+		if batch = some; len(some) == 0 {
+			break
+		}
 		s.readAll(k, some)
-		o.expect(some, len(r.items)-from)
+		for i := range some {
+			s.litter(perResource + some[i].read.cost)
+		}
+		o.expect(some, r.count-from)
 		for i := range some {
 			it := &some[i]
 			if err := s.stage(k, it, seen, o); err != nil {
@@ -107,23 +137,39 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 			}
 		}
 	}
-	for _, name := range r.removed {
-		if _, ok := s.taken[k][name]; ok && !seen[name] {
-			s.remove(k, name, o)
+	for name := range r.gone {
+		if _, ok := s.taken[k][string(name)]; ok && !seen[string(name)] {
+			s.remove(k, string(name), o)
 		}
 	}
 	return o
 }
 
+// collectEvery is after how much garbage of responses it is collected, in bytes.
+const collectEvery = 32 << 20
+
+// litter counts the garbage that reading responses makes, and has it collected from time to time: a process may let
+// garbage gather to several times what lives (GOGC; the proxy does), and a large response lives for a moment.
+func (s *intake) litter(bytes int) {
+	if s.garbage += bytes; s.garbage > collectEvery {
+		s.garbage = 0
+		runtime.GC()
+	}
+}
+
 // readAhead is how many resources are decoded before the first of them is staged, and readAlone below how many of them
-// one CPU does it as soon as several.
+// one CPU does it as soon as several. At most maxReaders CPUs do, and of resources of more than largeResource bytes one
+// is decoded at a time: while that goes on, a resource can take many times its length.
 const (
-	readAhead = 1024
-	readAlone = 32
+	readAhead     = 1024
+	readAlone     = 32
+	maxReaders    = 4
+	largeResource = 64 << 10
 )
 
 // readAll reads resources, on several CPUs where that is worth it.
 func (s *intake) readAll(k Kind, items []item) {
+	s.ahead.Store(0)
 	if len(items) < readAlone {
 		for i := range items {
 			s.read(k, &items[i])
@@ -144,7 +190,7 @@ func (s *intake) readAll(k Kind, items []item) {
 			}
 		}
 	}
-	for range min(runtime.GOMAXPROCS(0), len(items)/readAlone) - 1 {
+	for range min(runtime.GOMAXPROCS(0), maxReaders, len(items)/readAlone) - 1 {
 		all.Go(work)
 	}
 	work()
@@ -158,8 +204,8 @@ func (s *intake) read(k Kind, it *item) {
 	if p.name = translate.Name(it.value); it.name != "" {
 		p.name = it.name
 	}
-	if it.typeURL != typeURLs[k] || it.ttl || len(it.value) > s.limits.Resource ||
-		p.name != "" && !s.sorts.wants(k, p.name) {
+	if it.typeURL != typeURLs[k] || it.ttl || len(it.value) > s.limits.Resource || len(p.name) > maxText ||
+		len(it.version) > maxText || p.name != "" && !s.sorts.wants(k, p.name) {
 		return
 	}
 	p.sum = s.digest(it.value)
@@ -167,7 +213,35 @@ func (s *intake) read(k Kind, it *item) {
 	if p.same = had && old.sum == p.sum && old.size == len(it.value); p.same {
 		return
 	}
-	p.made, p.err = s.sorts.parse(k, it.value)
+	if k == Endpoints { // they say themselves what they take, once they are decoded
+		p.cost = maxExpansion * len(it.value)
+	} else if p.cost, p.err = translate.Weigh(it.typeURL, it.value); p.err != nil {
+		p.err = translate.Refused(k.one(), p.name, p.err)
+		return
+	}
+	if ahead := s.ahead.Add(int64(it.cost() - old.cost)); s.bytes+int(ahead) > s.limits.Bytes {
+		p.late = true
+		return
+	}
+	s.parse(k, it)
+}
+
+// maxExpansion is how many times its length an assignment of endpoints takes at most.
+const maxExpansion = 8
+
+// parse decodes a resource.
+func (s *intake) parse(k Kind, it *item) {
+	p := &it.read
+	if len(it.value) > largeResource {
+		s.large.Lock()
+		defer s.large.Unlock()
+	}
+	if p.made, p.err = s.sorts.parse(k, it.value); p.err != nil {
+		return
+	}
+	if cost, known := costOf(p.made); known {
+		p.cost = cost
+	}
 }
 
 // stage makes one resource wanted.
@@ -182,6 +256,10 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 		return refused(k, name, "it is of type %.200q, not %s", it.typeURL, typeURLs[k])
 	case it.ttl:
 		return refused(k, name, "a time to live is not supported")
+	case len(name) > maxText:
+		return refused(k, name, "its name has %d bytes or more; the client takes %d", len(name), maxText)
+	case len(it.version) > maxText:
+		return refused(k, name, "its version has %d bytes or more; the client takes %d", len(it.version), maxText)
 	case len(it.value) > s.limits.Resource:
 		return refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
 	case name != "" && !s.sorts.wants(k, name):
@@ -191,8 +269,13 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 	old, had := s.taken[k][name]
 	if it.read.same {
 		o.unchanged++
-		if old.version != it.version {
+		if grown := len(it.version) - len(old.version); old.version != it.version {
+			if s.bytes+grown > s.limits.Bytes {
+				return s.full(k, name, s.bytes+grown)
+			}
 			old.version = it.version
+			old.cost += grown
+			s.bytes += grown
 			s.taken[k][name] = old
 		}
 		return nil
@@ -206,39 +289,48 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 			k,
 		)
 	}
-	if size := s.bytes - old.size + len(it.value); size > s.limits.Bytes {
-		return refused(
-			k,
-			name,
-			"with it there would be %d bytes of resources; the client keeps %d",
-			size,
-			s.limits.Bytes,
-		)
-	}
 	if it.read.err != nil {
 		return it.read.err
+	}
+	if it.read.late {
+		// What was read ahead of it may have been refused; else nothing of it is decoded.
+		if size := s.bytes - old.cost + it.cost(); size > s.limits.Bytes {
+			return s.full(k, name, size)
+		}
+		if s.parse(k, it); it.read.err != nil {
+			return it.read.err
+		}
+	}
+	cost := it.cost()
+	if size := s.bytes - old.cost + cost; size > s.limits.Bytes {
+		return s.full(k, name, size)
 	}
 	undo, err := s.sorts.put(k, name, it.read.made, o)
 	if err != nil {
 		return err
 	}
-	s.bytes += len(it.value) - old.size
-	s.taken[k][name] = taken{it.read.sum, len(it.value), it.version}
+	s.bytes += cost - old.cost
+	s.taken[k][name] = taken{it.read.sum, len(it.value), cost, it.version}
 	o.changed++
 	o.staged[resource{k, name}] = len(o.undo)
 	o.undo = append(o.undo, func() {
 		undo()
 		s.forget(k, name)
 		if had {
-			s.bytes += old.size
+			s.bytes += old.cost
 			s.taken[k][name] = old
 		}
 	})
 	return nil
 }
 
+// full is the refusal of a resource with which too much would be kept.
+func (s *intake) full(k Kind, name string, size int) error {
+	return refused(k, name, "with it there would be %d bytes of resources; the client keeps %d", size, s.limits.Bytes)
+}
+
 func (s *intake) forget(k Kind, name string) {
-	s.bytes -= s.taken[k][name].size
+	s.bytes -= s.taken[k][name].cost
 	delete(s.taken[k], name)
 }
 

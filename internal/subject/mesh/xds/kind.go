@@ -6,6 +6,7 @@ package xds
 
 import (
 	"fmt"
+	"time"
 
 	"tare/internal/subject/mesh/xds/translate"
 )
@@ -60,17 +61,22 @@ type response struct {
 	typeURL  string
 	version  string
 	nonce    string
-	items    []item
-	removed  []string // delta only
-	bytes    int
-	received int64 // ns by pace.Now
+	wire     int      // bytes of the message
+	count    int      // resources
+	message  []byte   // the whole, where the quick decoder took it
+	left     []byte   // of it, from the first resource that next has not given
+	items    []item   // the same, where it did not
+	removed  []string // delta only; see gone
+	bytes    int      // of the resources that next has given
+	received int64    // ns by pace.Now
+	decoding time.Duration
 }
 
 // item is one resource as it came.
 type item struct {
 	typeURL string
 	value   []byte // a part of the message: it must not outlive the response, or it keeps all of it
-	name    string // delta only
+	name    string // delta only, or of a wrapper
 	version string // delta only
 	ttl     bool
 
@@ -84,6 +90,8 @@ type parsed struct {
 	same bool   // it is as it came before; nothing more is known then
 	made any    // by sorter.parse; nil where it was not decoded
 	err  error  // why it cannot be
+	cost int    // bytes of memory that made takes, or may take at most
+	late bool   // there may be no room for it, which shows once what comes before it is staged; it was not decoded
 }
 
 // request is what the client says.

@@ -194,11 +194,13 @@ func BenchmarkTake(b *testing.B) {
 				b.Fatal(err)
 			}
 			resp.items = append(resp.items, item{typeURL: k.TypeURL(), value: v})
+			resp.count++
 		}
 		return resp
 	}
 	turn := func(k Kind, resp *response) {
-		o := s.take(k, resp, true)
+		again := *resp // what is given is gone
+		o := s.take(k, &again, true)
 		if err := s.settle(func(mesh.Change) error { return nil }, o); err != nil || len(o.refused) > 0 {
 			b.Fatal(err, o.refused)
 		}

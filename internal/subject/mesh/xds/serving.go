@@ -23,6 +23,10 @@ type servings struct {
 	stale   map[string]bool            // listeners that wait for something, or may be served otherwise now
 	blocked map[string]bool            // listeners of which an address is another's
 	guarded map[netip.AddrPort]bool    // see translate.Served
+	guards  map[netip.AddrPort]int     // how many of what is made guard it
+	extra   map[string]int             // how many of what is made name a cluster that is not the control plane's
+	// What a response changed for many listeners or clusters at once, and is looked at once, by again.
+	freed, arrived, reguard bool
 }
 
 func newServings() servings {
@@ -30,6 +34,7 @@ func newServings() servings {
 		wanted: map[string]*translate.Listener{}, made: map[string]*translate.Served{}, owners: map[string]string{},
 		routes: map[string]*translate.Routes{}, users: map[string]map[string]bool{}, changes: map[string]bool{},
 		stale: map[string]bool{}, blocked: map[string]bool{}, guarded: map[netip.AddrPort]bool{},
+		guards: map[netip.AddrPort]int{}, extra: map[string]int{},
 	}
 }
 
@@ -68,9 +73,7 @@ func (v *servings) arrives(old, c *translate.Cluster) {
 	if a, b := kind(old), kind(c); a == b || a < 2 && b < 2 {
 		return // an ordinary cluster more or less: whoever waits for it is looked at in any case
 	}
-	for name := range v.wanted {
-		v.stale[name] = true
-	}
+	v.arrived = true
 }
 
 func (s *state) stageListener(name string, l *translate.Listener, o *outcome) (undo func(), err error) {
@@ -93,14 +96,16 @@ func (s *state) setListener(name string, l *translate.Listener, o *outcome) erro
 	if l != nil {
 		routes = l.Routes
 	}
+	still := make(map[string]bool, len(routes))
 	for _, r := range routes {
+		still[r] = true
 		if link(v.users, r, name) {
 			v.changes[r] = true
 		}
 	}
 	if old := v.wanted[name]; old != nil {
 		for _, r := range old.Routes {
-			if !slices.Contains(routes, r) && unlink(v.users, r, name) {
+			if !still[r] && unlink(v.users, r, name) {
 				v.changes[r] = true
 			}
 		}
@@ -109,7 +114,7 @@ func (s *state) setListener(name string, l *translate.Listener, o *outcome) erro
 		delete(v.wanted, name)
 		delete(v.stale, name)
 		s.serve(name, nil, o)
-		maps.Copy(v.stale, v.blocked) // an address may be free now
+		v.freed = true
 		return nil
 	}
 	v.wanted[name] = l
@@ -178,8 +183,12 @@ func (s *state) serve(name string, made *translate.Served, o *outcome) {
 			s.wantListener(l.Name, l)
 		}
 	}
+	for _, c := range next.Clusters {
+		v.extra[c.Name]++
+	}
 	for _, c := range old.Clusters {
-		if !stays[c.Name] && !v.shared(name, c.Name) {
+		if v.extra[c.Name]--; v.extra[c.Name] == 0 {
+			delete(v.extra, c.Name)
 			s.want(c.Name, nil)
 		}
 	}
@@ -188,19 +197,15 @@ func (s *state) serve(name string, made *translate.Served, o *outcome) {
 	} else {
 		v.made[name] = next
 	}
-	if len(old.Guarded)+len(next.Guarded) > 0 {
-		s.guard()
+	for _, at := range next.Guarded {
+		v.guards[at]++
 	}
-}
-
-// shared says whether what is served for another listener also names a cluster that is not the control plane's.
-func (v *servings) shared(name, cluster string) bool {
-	for other, made := range v.made {
-		if other != name && slices.ContainsFunc(made.Clusters, func(c *translate.Cluster) bool { return c.Name == cluster }) {
-			return true
+	for _, at := range old.Guarded {
+		if v.guards[at]--; v.guards[at] == 0 {
+			delete(v.guards, at)
 		}
 	}
-	return false
+	v.reguard = v.reguard || len(old.Guarded)+len(next.Guarded) > 0
 }
 
 // free says whether no other listener has a place.
@@ -218,16 +223,22 @@ func (v *servings) free(s *state, name string, at place, o *outcome) bool {
 
 // guard finds out which addresses of the workload are guarded.
 func (s *state) guard() {
-	now := map[netip.AddrPort]bool{}
-	for _, made := range s.serving.made {
-		for _, at := range made.Guarded {
-			now[at] = true
-		}
-	}
-	if maps.Equal(now, s.serving.guarded) {
+	v := &s.serving
+	if !v.reguard {
 		return
 	}
-	s.serving.guarded = now
+	v.reguard = false
+	same := len(v.guards) == len(v.guarded)
+	for at := range v.guards {
+		same = same && v.guarded[at]
+	}
+	if same {
+		return
+	}
+	v.guarded = make(map[netip.AddrPort]bool, len(v.guards))
+	for at := range v.guards {
+		v.guarded[at] = true
+	}
 	for name := range s.clusters {
 		s.dirtyClusters[name] = true
 	}
@@ -258,7 +269,17 @@ func (s *state) setRoutes(name string, r *translate.Routes) {
 // again looks at the listeners that something else has changed for, or that waited. One that cannot be served any more
 // stays as it was.
 func (s *state) again(o *outcome) {
-	for _, name := range slices.Sorted(maps.Keys(s.serving.stale)) {
+	v := &s.serving
+	if v.freed { // an address may be free now
+		maps.Copy(v.stale, v.blocked)
+	}
+	if v.arrived {
+		for name := range v.wanted {
+			v.stale[name] = true
+		}
+	}
+	v.freed, v.arrived = false, false
+	for _, name := range slices.Sorted(maps.Keys(v.stale)) {
 		if err := s.expand(name, o); err != nil {
 			o.refuse(err)
 		}

@@ -57,7 +57,7 @@ func (x *taking) take(p piece) {
 		if err != nil {
 			x.t.Fatal(err)
 		}
-		r.items = []item{{typeURL: p.kind.TypeURL(), value: b}}
+		r.items, r.count = []item{{typeURL: p.kind.TypeURL(), value: b}}, 1
 	}
 	x.settle(x.state.take(p.kind, r, false))
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"tare/internal/fault"
+	"tare/internal/printable"
 	"tare/internal/subject/mesh"
 	"tare/internal/subject/mesh/xds/translate"
 )
@@ -346,29 +347,68 @@ func (s *state) wantListener(name string, l *mesh.Listener) {
 // conflicts refuses, of the listeners that a response brought, those that want an address that another one wants: what
 // was there before stays.
 func (s *state) conflicts(o *outcome) {
-	for again := true; again; {
-		again = false
-		var staged []string
-		for r := range o.staged {
-			if r.kind == Listeners && s.listeners[r.name] != nil {
-				staged = append(staged, r.name)
+	var wanted []place
+	for r := range o.staged {
+		if l := s.listeners[r.name]; r.kind == Listeners && l != nil {
+			wanted = append(wanted, placeOf(l))
+		}
+	}
+	contests[place]{
+		members: func(at place) map[string]bool { return s.places[at] },
+		staged: func(name string) bool {
+			_, ok := o.staged[resource{Listeners, name}]
+			return ok
+		},
+		reject: func(at place, name, stays string) (before place, was bool) {
+			o.refuse(&translate.Refusal{Kind: "listener", Name: name, Field: "address",
+				What: fmt.Sprintf("listener %.200q has %s %s", stays, at.protocol, at.address)})
+			s.reject(resource{Listeners, name}, o)
+			if l := s.listeners[name]; l != nil {
+				return placeOf(l), true
+			}
+			return before, false
+		},
+	}.settle(wanted)
+}
+
+// contests decide who of several has a place that they want.
+type contests[P comparable] struct {
+	members func(P) map[string]bool // who wants it
+	staged  func(name string) bool  // it came with the response at hand
+	// reject takes what was staged back, and tells what place its former form wants, if there is one.
+	reject func(at P, name, stays string) (before P, was bool)
+}
+
+// settle goes through places until each is wanted by one alone. What was there before the response stays; of two that
+// it brought, the first by name. What was rejected wants the place that it had before, which is then looked at again:
+// it counts as one that was there. Each is rejected once at most, so that this takes time by the number of them.
+func (c contests[P]) settle(places []P) {
+	for len(places) > 0 {
+		at := places[len(places)-1]
+		places = places[:len(places)-1]
+		all := c.members(at)
+		if len(all) < 2 {
+			continue
+		}
+		var old, fresh []string
+		for name := range all {
+			if c.staged(name) {
+				fresh = append(fresh, name)
+			} else {
+				old = append(old, name)
 			}
 		}
-		slices.Sort(staged)
-		for _, name := range slices.Backward(staged) { // of two that are new, the first by name stays
-			if s.listeners[name] == nil {
-				continue
+		slices.Sort(fresh)
+		var stays string
+		if len(old) > 0 {
+			stays = slices.Min(old)
+		} else {
+			stays, fresh = fresh[0], fresh[1:]
+		}
+		for _, name := range fresh {
+			if before, was := c.reject(at, name, stays); was {
+				places = append(places, before)
 			}
-			at := placeOf(s.listeners[name])
-			if len(s.places[at]) < 2 {
-				continue
-			}
-			others := maps.Clone(s.places[at])
-			delete(others, name)
-			o.refuse(&translate.Refusal{Kind: "listener", Name: name, Field: "address",
-				What: fmt.Sprintf("listener %.200q has %s %s", slices.Sorted(maps.Keys(others))[0], at.protocol, at.address)})
-			s.reject(resource{Listeners, name}, o) // its old form may now stand in another's way, which is then seen in the next round
-			again = true
 		}
 	}
 }
@@ -413,6 +453,7 @@ func (s *state) form(c *translate.Cluster) (*mesh.Cluster, bool) {
 
 // plan is the change that brings the store as near to what is wanted as can be now.
 func (s *state) plan() mesh.Change {
+	s.guard()
 	var change mesh.Change
 	var unwanted []string // clusters
 	if n := len(s.dirtyClusters); n > 0 {
@@ -479,18 +520,26 @@ func (s *state) planListeners(change *mesh.Change) {
 		}
 	}
 	// A place that another listener has is free once that one leaves it, which it may not be able to either.
-	for again := true; again; {
-		again = false
-		ready = slices.DeleteFunc(ready, func(l *mesh.Listener) bool {
-			if holder, held := s.used[placeOf(l)]; held && holder != l.Name && !moving[holder] {
-				delete(moving, l.Name)
-				again = true
-				return true
+	after := map[string][]string{} // those that wait for the place of a listener
+	var stuck []string
+	for _, l := range ready {
+		if holder, held := s.used[placeOf(l)]; held && holder != l.Name {
+			if moving[holder] {
+				after[holder] = append(after[holder], l.Name)
+			} else {
+				stuck = append(stuck, l.Name)
 			}
-			return false
-		})
+		}
 	}
-	change.Listeners = ready
+	for len(stuck) > 0 {
+		name := stuck[len(stuck)-1]
+		stuck = stuck[:len(stuck)-1]
+		if moving[name] {
+			delete(moving, name)
+			stuck = append(stuck, after[name]...)
+		}
+	}
+	change.Listeners = slices.DeleteFunc(ready, func(l *mesh.Listener) bool { return !moving[l.Name] })
 }
 
 // served says whether all clusters of a listener are there.
@@ -500,10 +549,21 @@ func (s *state) served(l *mesh.Listener, fresh map[string]bool) bool {
 
 // named are the clusters that a listener names, each once.
 func named(l *mesh.Listener) (names []string) {
+	var seen map[string]bool // where there are so many that looking through them takes longer
 	add := func(c *mesh.Chain) {
 		for _, w := range c.Proxy.Clusters {
-			if !slices.Contains(names, w.Name) {
-				names = append(names, w.Name)
+			if len(names) == 8 && seen == nil {
+				seen = make(map[string]bool, 64)
+				for _, name := range names {
+					seen[name] = true
+				}
+			}
+			if seen[w.Name] || seen == nil && slices.Contains(names, w.Name) {
+				continue
+			}
+			names = append(names, w.Name)
+			if seen != nil {
+				seen[w.Name] = true
 			}
 		}
 	}
@@ -809,10 +869,7 @@ const (
 func reason(errs []error, more int) string {
 	var b strings.Builder
 	for i, err := range errs {
-		text := err.Error()
-		if len(text) > maxReason {
-			text = text[:maxReason] + "..."
-		}
+		text := printable.Clip(err.Error(), maxReason)
 		if b.Len()+len(text) > maxReasons {
 			more += len(errs) - i
 			break
@@ -825,5 +882,5 @@ func reason(errs []error, more int) string {
 	if more > 0 {
 		fmt.Fprintf(&b, "\nand %d more", more)
 	}
-	return strings.ToValidUTF8(b.String(), "?")
+	return b.String()
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"tare/internal/pace"
+	"tare/internal/printable"
 	"tare/internal/version"
 )
 
@@ -78,9 +79,14 @@ func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 
 func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 	defer c.cancel()
+	secure := o.Credentials
+	if secure == nil {
+		secure = insecure.NewCredentials()
+	}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(guarded{secure}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(o.Limits.Message)),
+		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
 	}
@@ -92,14 +98,14 @@ func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 			return dialer.DialContext(ctx, "tcp", address)
 		}))
 	}
-	cc, err := grpc.NewClient(o.Address, append(options, o.Dial...)...)
+	cc, err := grpc.NewClient(o.Address, options...)
 	if err != nil {
-		return fmt.Errorf("connecting to %s: %w", o.Address, err)
+		return fmt.Errorf("connecting to %s: %w", o.Address, said{err})
 	}
 	defer cc.Close()
 	w, err := newWire(ctx, cc, o)
 	if err != nil {
-		return fmt.Errorf("connecting to %s: %w", o.Address, err)
+		return fmt.Errorf("connecting to %s: %w", o.Address, said{err})
 	}
 	close(c.opened)
 	writing := make(chan error, 1)
@@ -113,7 +119,26 @@ func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 	if also := <-writing; err == nil || errors.Is(err, context.Canceled) {
 		err = also
 	}
-	return fmt.Errorf("the stream from %s ended: %w", o.Address, err)
+	return fmt.Errorf("the stream from %s ended: %w", o.Address, said{err})
+}
+
+// maxHeaders bounds the headers and trailers of a stream, and maxSaid what is repeated of a control plane's message, in
+// bytes.
+const (
+	maxHeaders = 64 << 10
+	maxSaid    = 1 << 10
+)
+
+// said is an error with words of the control plane's, which become a part of a line.
+type said struct{ error }
+
+func (s said) Error() string { return printable.Clip(s.error.Error(), maxSaid) }
+func (s said) Unwrap() error { return s.error }
+
+// fail ends a stream for a reason of the client's own.
+func (c *conn) fail(err error) {
+	c.why.CompareAndSwap(nil, &err)
+	c.cancel()
 }
 
 func (c *conn) read(ctx context.Context, w wire) error {
@@ -160,8 +185,7 @@ func (c *conn) patience(now time.Time, o *Options, never bool) {
 		err = fmt.Errorf("%s has taken no request for %v", o.Address, o.Timeouts.Send)
 	}
 	if err != nil {
-		c.why.CompareAndSwap(nil, &err)
-		c.cancel()
+		c.fail(err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"tare/internal/document"
 	"tare/internal/subject/mesh/controlplane/authority"
 )
 
@@ -84,6 +85,9 @@ var Variables = map[string]string{
 // ParseConfig reads a Config from YAML, and checks it.
 func ParseConfig(text []byte) (*Config, error) {
 	c := &Config{}
+	if line, err := document.Guard(text); err != nil {
+		return nil, fmt.Errorf("reading YAML: line %d: %w", line, err)
+	}
 	if err := yaml.UnmarshalWithOptions(text, c, yaml.Strict()); err != nil {
 		return nil, fmt.Errorf("reading YAML: %s", yaml.FormatError(err, false, true))
 	}

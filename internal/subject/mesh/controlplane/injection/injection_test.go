@@ -420,6 +420,16 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
+// bomb is a list of 9 lists of 9 and so on, 531,441 values in all, by aliases in a few hundred bytes.
+func bomb(indent string) string {
+	text := indent + "x0: &x0 [a, a, a, a, a, a, a, a, a]\n"
+	for i := 1; i < 6; i++ {
+		list := strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*x%d, ", i-1), 9), ", ")
+		text += fmt.Sprintf("%sx%d: &x%d [%s]\n", indent, i, i, list)
+	}
+	return text
+}
+
 func TestConfig(t *testing.T) {
 	for text, says := range map[string]string{
 		`{}`:                                   "init: give",
@@ -437,6 +447,7 @@ func TestConfig(t *testing.T) {
 		`{redirect: cni, sidecar: {name: a}, probePort: 1}`:                                 "nothing holds",
 		`{sidecar: {name: a}, init: {name: a}}`:                                             "the sidecar has the name",
 		`{redirect: cni, sidecar: {name: a}, volumes: [{name: v}, {name: v}]}`:              "two of the name",
+		"redirect: cni\nsidecar:\n  name: a\n" + bomb("  "):                                 "line 5: its aliases stand for more",
 		`{redirect: cni, sidecars: {name: a}}`:                                              "sidecars",
 		"a: &a [x, x]\nb: &b [*a, *a]\nredirect: cni\nsidecar: {name: a, args: *b}":         "",
 		`{redirect: cni, sidecar: {name: a, env: [{name: A, value: "a\"${namespace}\\"}]}}`: "-",

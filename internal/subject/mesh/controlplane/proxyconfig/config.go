@@ -10,6 +10,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"tare/internal/document"
 	"tare/internal/fault"
 	"tare/internal/regular"
 )
@@ -223,8 +224,8 @@ func compile(name string, files []file, before *Mesh) (*Mesh, error) {
 
 // decode reads one file.
 func (f *file) decode() error {
-	if line := tooDeep(f.data); line > 0 {
-		return fault.New(fault.Usage, at(f.name, line), Example, "brackets or lists are nested more than %d deep", maxDepth)
+	if line, err := document.Guard(f.data); err != nil {
+		return fault.New(fault.Usage, at(f.name, line), Example, "%s", err)
 	}
 	if !utf8.Valid(f.data) {
 		return fault.New(fault.Usage, f.name, Example, "this is no text in UTF-8")
@@ -246,30 +247,4 @@ func at(name string, line int) string {
 		return name
 	}
 	return fmt.Sprintf("%s:%d", name, line)
-}
-
-// maxDepth is far more than a configuration needs. The YAML parser takes time by the square of the depth.
-const maxDepth = 100
-
-// tooDeep is the line at which brackets, or lists that begin on it ("- - -"), nest deeper than maxDepth; 0: none does.
-func tooDeep(data []byte) int {
-	brackets := 0
-	for i, line := range bytes.Split(data, []byte("\n")) {
-		lists := 0
-		for rest, more := line, true; more; lists++ {
-			rest, more = bytes.CutPrefix(bytes.TrimLeft(rest, " \t"), []byte("-"))
-		}
-		for _, c := range line {
-			switch c {
-			case '[', '{':
-				brackets++
-			case ']', '}':
-				brackets = max(0, brackets-1)
-			}
-			if brackets > maxDepth || lists > maxDepth {
-				return i + 1
-			}
-		}
-	}
-	return 0
 }

@@ -356,12 +356,22 @@ services:
 - {name: b, endpoints: [{address: 1.2.3.4:1, priority: 1}]}
 `
 
+// bomb is a list of 9 lists of 9 and so on, 531,441 values in all, by aliases in a few hundred bytes.
+func bomb(indent string) string {
+	text := indent + "x0: &x0 [a, a, a, a, a, a, a, a, a]\n"
+	for i := 1; i < 6; i++ {
+		list := strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*x%d, ", i-1), 9), ", ")
+		text += fmt.Sprintf("%sx%d: &x%d [%s]\n", indent, i, i, list)
+	}
+	return text
+}
+
 // What is wrong with a file, also with its parts against each other, is told with its line.
 func TestWrongLines(t *testing.T) {
 	all := strings.Split(wrongFiles, "\n---- ")[1:]
 	const deep = "c.yaml:1: brackets or lists are nested\n"
 	all = append(all, "this is no text in UTF-8\na: \xff", deep+"a: "+strings.Repeat("[", 200),
-		deep+strings.Repeat("- ", 200)+"x")
+		deep+strings.Repeat("- ", 200)+"x", "c.yaml:4: its aliases stand for more\nresources:\n-\n"+bomb("  "))
 	if r := shared(t, ""); len(r.Clusters) > 0 {
 		t.Errorf("an empty file: %+v", r)
 	}

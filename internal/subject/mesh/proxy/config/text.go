@@ -2,6 +2,7 @@ package config
 
 import (
 	"regexp"
+	"regexp/syntax"
 	"strings"
 
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -58,6 +59,9 @@ func pattern(m *matcherv3.RegexMatcher) (Text, error) {
 	if n := len(m.GetRegex()); n > maxPattern {
 		return nil, translate.In("regex", translate.Refuse("has %d bytes; the proxy takes %d", n, maxPattern))
 	}
+	if err := small(m.GetRegex()); err != nil {
+		return nil, translate.In("regex", err)
+	}
 	re, err := regexp.Compile(`\A(?:` + m.GetRegex() + `)\z`)
 	if err != nil {
 		return nil, translate.In(
@@ -66,6 +70,30 @@ func pattern(m *matcherv3.RegexMatcher) (Text, error) {
 		)
 	}
 	return re.MatchString, nil
+}
+
+// small refuses a regular expression that is large once it is compiled: "x{1000}" has 7 bytes and 1000 instructions.
+func small(text string) error {
+	tree, err := syntax.Parse(text, syntax.Perl)
+	if err != nil {
+		return nil //nolint:nilerr // compiling it says so
+	}
+	if most := translate.PatternSize(len(text)); instructions(tree, most) > most {
+		return translate.Refuse("repeats too much: it comes to more than %d instructions", most)
+	}
+	return nil
+}
+
+// instructions is about how many instructions of 40 bytes an expression comes to, up to more than most.
+func instructions(re *syntax.Regexp, most int) int {
+	n := 1 + len(re.Rune)/8
+	for _, sub := range re.Sub {
+		n += instructions(sub, most)
+	}
+	if re.Op == syntax.OpRepeat {
+		n *= max(re.Min, re.Max, 1)
+	}
+	return min(n, most+1)
 }
 
 // texts reads conditions of which one must hold.

@@ -270,6 +270,10 @@ func (s *Secret) certificate(m *tlsv3.TlsCertificate, files bool) error {
 	if err != nil {
 		return translate.In("private_key", err)
 	}
+	if len(key) > maxKey {
+		clear(key)
+		return translate.In("private_key", translate.Refuse("has %d bytes; the proxy takes %d", len(key), maxKey))
+	}
 	pair, err := tls.X509KeyPair(chain, key)
 	clear(key)
 	if err != nil {
@@ -294,16 +298,20 @@ func (s *Secret) roots(m *tlsv3.CertificateValidationContext, files bool) error 
 	return nil
 }
 
-// maxFile bounds a file of certificates or of a key, in bytes.
-const maxFile = 1 << 20
+// maxFile bounds certificates, and maxKey a private key, in bytes. An RSA key of 8192 bits has 6.4 KiB as PEM; what is
+// longer would take minutes to check.
+const (
+	maxFile = 1 << 20
+	maxKey  = 8 << 10
+)
 
 // data reads the bytes that a source has.
 func data(m *corev3.DataSource, files bool) ([]byte, error) {
 	switch s := m.GetSpecifier().(type) {
 	case *corev3.DataSource_InlineBytes:
-		return s.InlineBytes, nil
+		return inline(s.InlineBytes, "inline_bytes")
 	case *corev3.DataSource_InlineString:
-		return []byte(s.InlineString), nil
+		return inline(s.InlineString, "inline_string")
 	case *corev3.DataSource_Filename:
 		if !files {
 			return nil, translate.In("filename", translate.Refuse("a control plane may name no files"))
@@ -315,6 +323,13 @@ func data(m *corev3.DataSource, files bool) ([]byte, error) {
 		return b, nil
 	}
 	return nil, translate.Refuse("is missing")
+}
+
+func inline[T string | []byte](from T, field string) ([]byte, error) {
+	if len(from) > maxFile {
+		return nil, translate.In(field, translate.Refuse("has %d bytes; the proxy takes %d", len(from), maxFile))
+	}
+	return []byte(from), nil
 }
 
 func readFile(name string) ([]byte, error) {

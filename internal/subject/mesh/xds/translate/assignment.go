@@ -4,6 +4,7 @@ import (
 	"math"
 	"net/netip"
 	"unicode/utf8"
+	"unsafe"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -32,7 +33,22 @@ func ParseAssignment(b []byte) (Assignment, error) {
 	if a, ok := quickAssignment(b); ok {
 		return a, nil
 	}
+	if _, err := Weigh(assignmentURL, b); err != nil {
+		return Assignment{}, refusal("endpoints", Name(b), err)
+	}
 	return slowAssignment(b)
+}
+
+const assignmentURL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+
+// Bytes is how much memory an assignment takes.
+func (a *Assignment) Bytes() int {
+	n := len(a.Name) + cap(a.Localities)*int(unsafe.Sizeof(mesh.Locality{}))
+	for i := range a.Localities {
+		l := &a.Localities[i]
+		n += len(l.Region) + len(l.Zone) + len(l.SubZone) + cap(l.Endpoints)*int(unsafe.Sizeof(mesh.Endpoint{}))
+	}
+	return n
 }
 
 // slowAssignment is the reference, by the generated decoder.

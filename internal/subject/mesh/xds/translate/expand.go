@@ -142,8 +142,11 @@ func (e *expanding) to(clusters []mesh.WeightedCluster, rbac []mesh.RBAC, closed
 	return o, true
 }
 
+// maxWays bounds the ways of a listener: its chains times the virtual hosts of their routes, which several can share.
+const maxWays = 1 << 14
+
 // ways are the outcomes of a listener's chains; ok is false where something is not known yet.
-func (e *expanding) ways() (all []way, ok bool) {
+func (e *expanding) ways() (all []way, ok bool, err error) {
 	exact := !e.at.Address.Addr().IsUnspecified()
 	add := func(p *part, field string, m mesh.Match, clusters []mesh.WeightedCluster, closed string) bool {
 		o, ok := e.to(clusters, p.chain.RBAC, closed)
@@ -154,7 +157,7 @@ func (e *expanding) ways() (all []way, ok bool) {
 		p := &e.parts[i]
 		if !p.http || p.closed != "" {
 			if !add(p, p.field, p.chain.Match, p.chain.Proxy.Clusters, p.closed) {
-				return nil, false
+				return nil, false, nil
 			}
 			continue
 		}
@@ -163,10 +166,13 @@ func (e *expanding) ways() (all []way, ok bool) {
 			r = e.env.Routes(p.route)
 		}
 		for _, h := range r.hosts {
+			if len(all)+len(h.addresses) > maxWays {
+				return nil, false, in(p.field, refuse("chains and virtual hosts come to more than %d ways", maxWays))
+			}
 			field := p.field + ": " + h.field + " of " + clip(r.Name)
 			whole := h.any || len(r.hosts) == 1 && (exact || e.inbound)
 			if whole && !add(p, field, p.chain.Match, h.clusters, h.closed) {
-				return nil, false
+				return nil, false, nil
 			}
 			for _, a := range h.addresses {
 				m := p.chain.Match
@@ -178,12 +184,12 @@ func (e *expanding) ways() (all []way, ok bool) {
 				}
 				m.Destinations = []netip.Prefix{one}
 				if !add(p, field, m, h.clusters, h.closed) {
-					return nil, false
+					return nil, false, nil
 				}
 			}
 		}
 	}
-	return all, true
+	return all, true, nil
 }
 
 // group is the ways of one match.
@@ -258,9 +264,9 @@ func (e *expanding) http(ways []way) bool {
 
 // outward is for a listener with an address that connections ask for.
 func (e *expanding) outward() (ready bool, err error) {
-	all, ok := e.ways()
+	all, ok, err := e.ways()
 	if !ok {
-		return false, nil
+		return false, err
 	}
 	at := e.at.Address
 	exact := !at.Addr().IsUnspecified()
@@ -371,9 +377,9 @@ func (e *expanding) clusters(o outcome) []mesh.WeightedCluster {
 // rest is for a listener to which all connections are redirected that no other has: a data plane that redirects none
 // has none of these, so that they can only go on unchanged.
 func (e *expanding) rest() (ready bool, err error) {
-	all, ok := e.ways()
+	all, ok, err := e.ways()
 	if !ok {
-		return false, nil
+		return false, err
 	}
 	for _, w := range all {
 		if w.match.DestinationPort == e.at.Address.Port() {
@@ -389,9 +395,9 @@ func (e *expanding) rest() (ready bool, err error) {
 // inward is for a listener to which the connections to a workload are redirected: chains that let all pass need
 // nothing; those that do not are served at the workload's own addresses.
 func (e *expanding) inward() (ready bool, err error) {
-	all, ok := e.ways()
+	all, ok, err := e.ways()
 	if !ok {
-		return false, nil
+		return false, err
 	}
 	for _, g := range groups(all) {
 		field := g.ways[0].field

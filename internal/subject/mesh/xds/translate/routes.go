@@ -205,7 +205,7 @@ func sameClusters(a, b []mesh.WeightedCluster) bool {
 		slices.SortFunc(list, func(x, y mesh.WeightedCluster) int { return strings.Compare(x.Name, y.Name) })
 		return list
 	}
-	return slices.Equal(order(a), order(b))
+	return len(a) == len(b) && slices.Equal(order(a), order(b))
 }
 
 // unheededHTTP are filters of HTTP that requests do without: they neither choose a cluster nor refuse a caller.

@@ -19,6 +19,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"tare/internal/printable"
 )
 
 // Refusal is why a resource cannot be taken.
@@ -32,13 +34,20 @@ type Refusal struct {
 func (r *Refusal) Error() string {
 	s := r.Kind
 	if r.Name != "" {
-		s += " " + strconv.Quote(r.Name)
+		name, rest := r.Name, ""
+		if len(name) > maxName {
+			name, rest = strings.ToValidUTF8(name[:maxName], "?"), "..."
+		}
+		s += " " + strconv.Quote(name) + rest
 	}
 	if r.Field != "" {
-		s += ": " + r.Field
+		s += ": " + printable.Line(r.Field)
 	}
-	return s + ": " + r.What
+	return s + ": " + printable.Line(r.What)
 }
+
+// maxName bounds the name of a resource in a refusal, in bytes.
+const maxName = 256
 
 // Warning is what of a resource is taken otherwise than it says: connections go where they are to go, and something
 // beside that is not done.
@@ -275,8 +284,5 @@ func duration(d *durationpb.Duration) (time.Duration, error) {
 
 // clip keeps what others chose from filling a message.
 func clip(s string) string {
-	if len(s) > 100 {
-		return strings.ToValidUTF8(s[:100], "?") + "..."
-	}
-	return s
+	return printable.Clip(s, 100)
 }

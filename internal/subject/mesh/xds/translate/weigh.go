@@ -1,0 +1,190 @@
+package translate
+
+import (
+	"math"
+	"reflect"
+	"sync"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+const (
+	// MaxDecoded bounds the memory that a resource may take once the generated decoder has read it, in bytes as Weigh
+	// counts them. The largest resources of meshes of 10,000 services, their routes, come to half of it.
+	MaxDecoded = 48 << 20
+	// MaxNesting is how deep messages may nest in a resource, those in an Any included. Envoy takes 100 levels as well,
+	// for that is what protobuf's C++ takes.
+	MaxNesting = 100
+)
+
+// Weigh is how much memory a message of a type takes at most once it is decoded, with what is in it as an Any, in
+// bytes. It looks at the message's form on the wire only, and stops where it has counted more than MaxDecoded. A type
+// that is not known counts by its length, and so does what cannot be decoded.
+func Weigh(typeURL string, b []byte) (bytes int, err error) {
+	n := weighAny(typeURL, b, 0)
+	switch {
+	case n == tooDeep:
+		return n, refuse("messages are nested more than %d deep", MaxNesting)
+	case n > MaxDecoded:
+		return n, refuse("decoding its %d bytes would take more than %d MiB", len(b), MaxDecoded>>20)
+	}
+	return n, nil
+}
+
+// PatternSize is how many instructions, of 40 bytes, a regular expression of so many bytes may come to. Weigh counts
+// that many.
+func PatternSize(bytes int) int { return 256 + 16*bytes }
+
+// pattern is the message of a regular expression, and patternField its text.
+const (
+	pattern        = "envoy.type.matcher.v3.RegexMatcher"
+	patternField   = 2
+	perInstruction = 40
+)
+
+// tooDeep is a weight beyond all others.
+const tooDeep = math.MaxInt32
+
+// What the Go runtime adds to each, in bytes.
+const (
+	perPointer = 8   // of a message in a list
+	perString  = 24  // of a string or bytes in a list, and what is allocated for them
+	perOneof   = 32  // the wrapper of a field that excludes others
+	perEntry   = 128 // of a map
+	perMessage = 16  // rounding
+)
+
+// layout is what has to be known of a type to weigh its messages.
+type layout struct {
+	size   int // bytes of the struct
+	fields map[protowire.Number]layoutField
+	any    bool
+	regex  bool
+}
+
+type layoutField struct {
+	message *layout // nil: it is none
+	each    int     // bytes that one value adds, besides its length or its message
+	packed  int     // bytes for each byte of a list of numbers
+}
+
+var (
+	layouts     = map[protoreflect.FullName]*layout{}
+	layoutsLock sync.RWMutex
+)
+
+// layoutOf is the layout of the messages of a type, made once.
+func layoutOf(d protoreflect.MessageDescriptor) *layout {
+	layoutsLock.RLock()
+	l := layouts[d.FullName()]
+	layoutsLock.RUnlock()
+	if l != nil {
+		return l
+	}
+	layoutsLock.Lock()
+	defer layoutsLock.Unlock()
+	return makeLayout(d)
+}
+
+func makeLayout(d protoreflect.MessageDescriptor) *layout {
+	if l := layouts[d.FullName()]; l != nil {
+		return l
+	}
+	l := &layout{size: perMessage, fields: map[protowire.Number]layoutField{}, any: d.FullName() == "google.protobuf.Any",
+		regex: d.FullName() == pattern}
+	layouts[d.FullName()] = l // before its fields, one of which may be of the same type
+	if t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName()); err == nil {
+		l.size += int(reflect.TypeOf(t.Zero().Interface()).Elem().Size())
+	} else { // of a map's entry
+		l.size += perEntry
+	}
+	for i := range d.Fields().Len() {
+		f := d.Fields().Get(i)
+		x := layoutField{}
+		switch {
+		case f.Message() != nil:
+			x.message, x.each = makeLayout(f.Message()), perPointer
+		case f.Kind() == protoreflect.StringKind || f.Kind() == protoreflect.BytesKind:
+			x.each = perString
+		case f.IsList():
+			x.each, x.packed = 8, 8
+			if k := f.Kind(); k == protoreflect.Fixed64Kind || k == protoreflect.Sfixed64Kind || k == protoreflect.DoubleKind ||
+				k == protoreflect.Fixed32Kind || k == protoreflect.Sfixed32Kind || k == protoreflect.FloatKind {
+				x.packed = 1
+			}
+		}
+		if f.ContainingOneof() != nil {
+			x.each += perOneof
+		}
+		l.fields[f.Number()] = x
+	}
+	return l
+}
+
+func weighAny(typeURL string, b []byte, depth int) int {
+	t, err := protoregistry.GlobalTypes.FindMessageByURL(typeURL)
+	if err != nil {
+		return len(b)
+	}
+	return layoutOf(t.Descriptor()).weigh(b, depth)
+}
+
+func (l *layout) weigh(b []byte, depth int) int {
+	if depth >= MaxNesting {
+		return tooDeep
+	}
+	total := l.size
+	var url, value []byte // of an Any
+	for len(b) > 0 && total <= MaxDecoded {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return total + len(b)
+		}
+		b = b[n:]
+		f := l.fields[number]
+		total += f.each
+		if kind != protowire.BytesType {
+			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
+				return total + len(b)
+			}
+			total += n
+			b = b[n:]
+			continue
+		}
+		text, n := protowire.ConsumeBytes(b)
+		if n < 0 {
+			return total + len(b)
+		}
+		b = b[n:]
+		switch {
+		case f.message != nil:
+			one := f.message.weigh(text, depth+1)
+			if one == tooDeep {
+				return tooDeep
+			}
+			total += one
+		case f.packed > 0:
+			total += f.packed * len(text)
+		default:
+			total += len(text)
+		}
+		if l.regex && number == patternField {
+			total += perInstruction * PatternSize(len(text))
+		}
+		if l.any && number == 1 {
+			url = text
+		} else if l.any && number == 2 {
+			value = text
+		}
+	}
+	if len(value) > 0 && total <= MaxDecoded {
+		one := weighAny(string(url), value, depth+1)
+		if one == tooDeep {
+			return tooDeep
+		}
+		total += one
+	}
+	return total
+}
