@@ -8,8 +8,8 @@ import (
 	"tare/internal/param"
 )
 
-// harmless are the texts that let nobody run, open or look into anything: whoever adds one here has read what becomes of
-// its values.
+// harmless are the texts that let nobody run, open or look into anything: whoever adds one here has read what becomes
+// of its values.
 var harmless = []string{
 	"app command ready-line",
 	"subject command json", "subject command lines", "subject command lost-json", "subject command lost-lines",

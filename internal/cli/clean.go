@@ -70,9 +70,9 @@ type cleaned struct {
 	Pins        []string // made since the first of the runs began, by whom is not known
 }
 
-// cleanUp removes all that is left of runs that have ended, also of those in ended where that cannot be seen, one kind of
-// thing after the other. When the context ends it finishes that which it is at, and leaves the others for the next time.
-// The order matters.
+// cleanUp removes all that is left of runs that have ended, also of those in ended where that cannot be seen, one kind
+// of thing after the other. When the context ends it finishes that which it is at, and leaves the others for the next
+// time. The order matters.
 func cleanUp(ctx context.Context, layout *cgroup.Layout, ended ...string) (r cleaned, err error) {
 	owners := placement.NewOwners(layout, ended...)
 	defer owners.Close()

@@ -32,8 +32,8 @@ func newPlay() *cobra.Command {
 // ownProcess is the key in the context of a command that a process is there for alone.
 type ownProcess struct{}
 
-// unprivileged speaks with the parent of an application or a load. The process gives up all capabilities once that is set
-// up, if it is there for this command alone.
+// unprivileged speaks with the parent of an application or a load. The process gives up all capabilities once that is
+// set up, if it is there for this command alone.
 func unprivileged(ctx context.Context) *role.Conn {
 	conn := role.NewConn(os.Stdin, os.Stdout)
 	if ctx.Value(ownProcess{}) != nil {

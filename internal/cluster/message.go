@@ -1,7 +1,7 @@
 // Package cluster has many machines run the same trial at the same time. One coordinator, the process of 'tare run',
 // tells them what to run and when to begin; an agent on each, 'tare node', runs it there as tare would alone, reads
-// that machine's counters at both edges by that machine's clock, and sends one record. Nothing of Tare's runs in a group
-// that is weighed.
+// that machine's counters at both edges by that machine's clock, and sends one record. Nothing of Tare's runs in a
+// group that is weighed.
 //
 // An agent has one stream of gRPC to the coordinator, which it opens itself, so that only the coordinator needs an
 // address. Both sides show certificates of one authority (keys.go). The messages are JSON: what they carry, specs and

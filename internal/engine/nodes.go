@@ -491,8 +491,8 @@ func (a NodeAgent) Run(
 // maxShare is more CPUs than any machine has.
 const maxShare = 1 << 20
 
-// check refuses a trial that no coordinator of ours makes, or that this node does not allow. Nothing has been done for it
-// by then.
+// check refuses a trial that no coordinator of ours makes, or that this node does not allow. Nothing has been done for
+// it by then.
 func (a NodeAgent) check(s *Spec, planned record.PlannedTrial, share cluster.Share) error {
 	switch {
 	case len(s.Factors) > 0 || s.nodes() > 0:

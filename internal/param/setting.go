@@ -29,8 +29,8 @@ const (
 	TypeText     Type = "text"     // free text on one line
 )
 
-// Reach is what a text lets whoever writes it have a machine do. A spec that comes from somebody else, as at a node, may
-// do no more than was allowed.
+// Reach is what a text lets whoever writes it have a machine do. A spec that comes from somebody else, as at a node,
+// may do no more than was allowed.
 type Reach string
 
 // The reaches. Numbers, switches and words have none: their values are the guest's own.

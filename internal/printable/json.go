@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// JSON is a JSON document with a ? for each character of its strings that Text would escape, in names of fields too. What
-// is no JSON stays none.
+// JSON is a JSON document with a ? for each character of its strings that Text would escape, in names of fields too.
+// What is no JSON stays none.
 func JSON(data []byte) []byte {
 	var b bytes.Buffer
 	b.Grow(len(data))

@@ -13,7 +13,8 @@ type skipped struct{}
 func (*skipped) UnmarshalJSON([]byte) error { return nil }
 
 // leanTrial decodes what a report, a comparison and a plan need of a trial, and reads over what is in the record for
-// others: single stalls, maps, sandboxes, groups that nothing is charged to, further readings, and the ledgers of nodes.
+// others: single stalls, maps, sandboxes, groups that nothing is charged to, further readings, and the ledgers of
+// nodes.
 type leanTrial struct {
 	Trial
 	Ledger  *leanLedger `json:"ledger"`

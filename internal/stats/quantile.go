@@ -17,8 +17,8 @@ import (
 // overflows.
 const maxCount = 1 << 50
 
-// The geometry of a histogram decides what it takes in memory, and a few bytes of text can ask for any. Tare's own have 3
-// digits and end at 600 s in ns; these bounds let one take 256 KiB at most.
+// The geometry of a histogram decides what it takes in memory, and a few bytes of text can ask for any. Tare's own have
+// 3 digits and end at 600 s in ns; these bounds let one take 256 KiB at most.
 const (
 	maxDigits    = 3
 	maxTrackable = 1 << 41   // 37 minutes in ns

@@ -68,7 +68,8 @@ func TestMergeHistograms(t *testing.T) {
 	}
 }
 
-// A hundred bytes can ask for any number of counters: those that Tare never asks for are refused before memory is taken.
+// A hundred bytes can ask for any number of counters: those that Tare never asks for are refused before memory is
+// taken.
 func TestDecodeHistogramBoundsGeometry(t *testing.T) {
 	for name, c := range map[string]struct {
 		lowest, highest int64

@@ -663,8 +663,8 @@ func (a *attacked) untouched() {
 
 func must(entries []os.DirEntry, _ error) []os.DirEntry { return entries }
 
-// TestHostileNodesThatHangARun: a node that does not do what it is to, and does not hang up either, does not keep Ctrl-C
-// from ending the run.
+// TestHostileNodesThatHangARun: a node that does not do what it is to, and does not hang up either, does not keep
+// Ctrl-C from ending the run.
 func TestHostileNodesThatHangARun(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

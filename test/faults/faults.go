@@ -141,8 +141,8 @@ func Choose(seed uint64, counts map[Class]int) Fault {
 	return f
 }
 
-// errorsOf are errors that each call can have on a sound kernel (their manual pages): no memory, no space, no rights, no
-// descriptors, a broken disk.
+// errorsOf are errors that each call can have on a sound kernel (their manual pages): no memory, no space, no rights,
+// no descriptors, a broken disk.
 var errorsOf = map[string][]syscall.Errno{
 	"openat":    {unix.EACCES, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO, unix.ENOENT, unix.ENOSPC},
 	"openat2":   {unix.EACCES, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO, unix.ENOENT, unix.ENOSPC},

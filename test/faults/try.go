@@ -58,8 +58,8 @@ func Short(name string) (string, error) {
 // limit is how long a short run may take, on a machine that is busy with other things.
 const limit = 3 * time.Minute
 
-// Count runs an experiment without a fault and counts its calls. The exit code is 0 or, as windows so short tell little,
-// 4; 3 says that this machine cannot run it.
+// Count runs an experiment without a fault and counts its calls. The exit code is 0 or, as windows so short tell
+// little, 4; 3 says that this machine cannot run it.
 func (r *Runner) Count(ctx context.Context, dir, name string) (*Result, error) {
 	args, err := runArgs(dir, name)
 	if err != nil {

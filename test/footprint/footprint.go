@@ -1,5 +1,6 @@
-// Package footprint looks for what tare could leave behind on a machine: control groups, processes, eBPF programs, network
-// interfaces, mounts, directories. It looks from the outside, by what the kernel shows, and shares no code with tare.
+// Package footprint looks for what tare could leave behind on a machine: control groups, processes, eBPF programs,
+// network interfaces, mounts, directories. It looks from the outside, by what the kernel shows, and shares no code with
+// tare.
 package footprint
 
 import (
@@ -38,8 +39,8 @@ func Look() (Footprint, error) {
 	return f, nil
 }
 
-// Left is what has been left behind since, in order. The kernel frees programs a while after their last holder has gone,
-// so it looks again for some seconds while there is something.
+// Left is what has been left behind since, in order. The kernel frees programs a while after their last holder has
+// gone, so it looks again for some seconds while there is something.
 func (before Footprint) Left() ([]string, error) {
 	var left []string
 	for range 50 {

@@ -1,10 +1,10 @@
-// Command estimates runs the short form of every built-in experiment and compares how long its trials took with how long
-// Tare said beforehand that they would take:
+// Command estimates runs the short form of every built-in experiment and compares how long its trials took with how
+// long Tare said beforehand that they would take:
 //
 //	go run ./test/bench/estimates [-blocks 1] [-v] [NAME...]
 //
-// The target is an estimate within 25 % of the truth on a quiet machine. -v also prints, for each arm and level, the time
-// that a trial takes beyond its warm-up and window, which is what a guest declares as kind.Slow.
+// The target is an estimate within 25 % of the truth on a quiet machine. -v also prints, for each arm and level, the
+// time that a trial takes beyond its warm-up and window, which is what a guest declares as kind.Slow.
 package main
 
 import (

@@ -6,8 +6,8 @@
 //
 // Each run is a built-in experiment with very short windows. A seed chooses the call and what happens to it (see
 // test/faults). After each run tare clean must leave nothing behind, every finished trial must be readable, and exit
-// code and error must be those of the documentation. Each run adds a line to the state file, and an interrupted campaign
-// continues from there.
+// code and error must be those of the documentation. Each run adds a line to the state file, and an interrupted
+// campaign continues from there.
 package main
 
 import (

@@ -318,8 +318,8 @@ const (
 	victimAddress = "TARE_XDS_VICTIM_OF"
 )
 
-// victimMemory is what a victim may have at most (RLIMIT_DATA): one that is not bounded itself then ends, and leaves the
-// machine alone.
+// victimMemory is what a victim may have at most (RLIMIT_DATA): one that is not bounded itself then ends, and leaves
+// the machine alone.
 const victimMemory = 512 << 20
 
 // victim is a client in a process of its own.

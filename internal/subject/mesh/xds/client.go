@@ -549,8 +549,8 @@ func (c *Client) lost(err error) time.Duration {
 	return c.wait
 }
 
-// transient says whether the end of a stream can be expected to be otherwise the next time. Control planes that restart,
-// or that end a stream from time to time, end it so.
+// transient says whether the end of a stream can be expected to be otherwise the next time. Control planes that
+// restart, or that end a stream from time to time, end it so.
 func transient(err error) bool {
 	switch status.Code(err) {
 	case codes.ResourceExhausted, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented,
