@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -42,6 +43,7 @@ func newLoad() *cobra.Command {
 type window struct {
 	warmup, duration time.Duration
 	asRole, asJSON   bool
+	privileged       bool // as a role it keeps its capabilities
 }
 
 func (w *window) flags(f *pflag.FlagSet, warmup, duration time.Duration) {
@@ -67,6 +69,9 @@ func (w *window) run(cmd *cobra.Command, err error, asRole func(*role.Conn) erro
 	err = wrongUse(cmd, err)
 	if w.asRole {
 		conn := unprivileged(cmd.Context())
+		if w.privileged {
+			conn = role.NewConn(os.Stdin, os.Stdout)
+		}
 		if err == nil {
 			err = asRole(conn)
 		}

@@ -17,7 +17,7 @@ import (
 )
 
 func newStoreSubject() *cobra.Command {
-	var w window
+	w := window{privileged: true} // it writes maps as long as it works
 	var values param.Values
 	c := &cobra.Command{
 		Use:   "store --store DESIGN",

@@ -18,7 +18,7 @@ func TestFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const each = 5
+	const each = 3
 	for i, name := range []string{"quickstart", "config-scale"} {
 		counted, err := r.Count(t.Context(), filepath.Join(t.TempDir(), "count"), name)
 		if err != nil {

@@ -45,14 +45,14 @@ const escapes = `\u001b[2J\u001b]0;owned\u0007\r\u009b31m\u202e`
 // attacked is a coordinator, tare run, that waits for nodes.
 type attacked struct {
 	*process
-	t                   *testing.T
-	keys, dir, address  string
-	version             string // what coordinator and nodes must have in common
-	work                string // its working directory, and that of its temporary files
-	start               taken
-	hold                sync.WaitGroup
-	holding             context.Context
-	stopHolding, before func()
+	t                  *testing.T
+	keys, dir, address string
+	version            string // what coordinator and nodes must have in common
+	work               string // its working directory, and that of its temporary files
+	start              taken
+	hold               sync.WaitGroup
+	holding            context.Context
+	stopHolding        func()
 }
 
 // attack starts a coordinator for so many blocks.

@@ -295,8 +295,12 @@ func testLost(t *testing.T, exact bool) {
 	}
 	samples, losses := window(burn)
 	if !exact { // some of it may be told of at once, where a small record found room
-		if _, later := window(burn); losses+later == 0 {
-			t.Error("nothing was lost by the word of two windows")
+		const most = 20 // windows: an emulated processor takes few samples
+		for n := 1; losses == 0; n++ {
+			if n == most {
+				t.Fatalf("nothing was lost by the word of %d windows", n)
+			}
+			_, losses = window(burn)
 		}
 		return
 	}

@@ -226,6 +226,9 @@ func TestFindInTimeNamespace(t *testing.T) {
 	if err != nil {
 		t.Skipf("needs unshare, of util-linux: %v", err)
 	}
+	if text, err := exec.Command(unshare, "--time", "true").CombinedOutput(); err != nil {
+		t.Skipf("needs an unshare that knows --time, of util-linux 2.36: %v: %.60s", err, text)
+	}
 	self, err := FS{}.Identify()
 	if err != nil {
 		t.Fatal(err)
