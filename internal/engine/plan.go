@@ -56,11 +56,15 @@ func Estimate(s *Spec) time.Duration {
 	return time.Duration(float64(s.Blocks) * float64(block) * float64(len(levels)) / float64(len(timed)))
 }
 
+// eachNode is how much longer a trial takes for each node that joins it, on the project's machine.
+const eachNode = 60 * time.Millisecond
+
 // extra is what the guests say that a trial of this arm takes longer than usual. Copies of a part start side by side.
-func (s *Spec) extra(arm string) (extra time.Duration) {
+func (s *Spec) extra(arm string) time.Duration {
+	extra := time.Duration(s.nodes()) * eachNode
 	add := func(p *kind.Part) {
 		if slow, ok := p.Kind.(kind.Slow); ok {
-			extra += slow.Takes(p.Options)
+			extra += slow.TakesLonger(p.Options)
 		}
 	}
 	if p := s.Of(arm); p != nil {

@@ -218,10 +218,10 @@ type Preparing interface {
 }
 
 // Slow is a guest with which a trial takes longer than usual: it starts slowly, settles before the window, or finishes
-// something after it. Takes is by how much, as measured on the project's machine (go run ./test/bench/estimates -v).
-// Estimates of how long a run will take add it up.
+// something after it. TakesLonger is by how much, as measured on the project's machine (go run ./test/bench/estimates
+// -v). Estimates of how long a run will take add it up.
 type Slow interface {
-	Takes(param.Values) time.Duration
+	TakesLonger(param.Values) time.Duration
 }
 
 var registry = map[Role]map[string]Guest{Application: {}, Load: {}, Subject: {}}

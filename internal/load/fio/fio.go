@@ -59,6 +59,12 @@ func (guest) About() kind.About {
 	return kind.About{Name: name, Summary: "writes to a disk, by Debian's fio", Settings: settings}
 }
 
+// TakesLonger is what fio's start takes, and laying out its file.
+func (guest) TakesLonger(o param.Values) time.Duration {
+	const perByte = 2 // ns
+	return 300*time.Millisecond + time.Duration(perByte*o.Float(settingSize))
+}
+
 // RunsInside always: what a write costs is a matter of where it is made.
 func (guest) RunsInside(param.Values) bool { return true }
 

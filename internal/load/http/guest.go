@@ -3,6 +3,7 @@ package http
 import (
 	"fmt"
 	"strconv"
+	"time"
 
 	"tare/internal/kind"
 	"tare/internal/load"
@@ -51,6 +52,11 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 		return fmt.Errorf("it speaks TLS, and %s does not: set tls of both", part.To)
 	}
 	return nil
+}
+
+// TakesLonger is what opening and closing its connections takes.
+func (guest) TakesLonger(v param.Values) time.Duration {
+	return time.Duration(v.Int("connections")) * 100 * time.Microsecond
 }
 
 func (guest) HoldsConnections(v param.Values) bool { return v.On("keepalive") }

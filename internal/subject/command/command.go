@@ -175,8 +175,14 @@ func (guest) Tail(o param.Values) time.Duration {
 	return c.StopTime
 }
 
-// Takes is the time that its settings give it to be ready.
-func (guest) Takes(o param.Values) time.Duration { return o.Duration("ready-after") }
+// TakesLonger is the time that its settings give it to be ready, and that of a tracer where its events are counted.
+func (guest) TakesLonger(o param.Values) time.Duration {
+	takes := o.Duration("ready-after")
+	if counts(o) {
+		takes += tracer.Settling
+	}
+	return takes
+}
 
 // FindsProcesses makes the subject one of those whose processes' memory is told (tracer.Finder).
 func (guest) FindsProcesses() {}

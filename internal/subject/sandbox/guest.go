@@ -146,9 +146,9 @@ func booting(o param.Values) map[string]string {
 	return map[string]string{microvm.Annotation + "boot_timeout": within.String()}
 }
 
-// Takes is what booting an emulated virtual machine took (docs/experiments/sandbox-idle.md); containers take a tenth of
-// a second.
-func (guest) Takes(o param.Values) time.Duration {
+// TakesLonger is what booting an emulated virtual machine took (docs/experiments/sandbox-idle.md); containers take a
+// tenth of a second.
+func (guest) TakesLonger(o param.Values) time.Duration {
 	if o[settingRuntime] == oci.MicroVM {
 		return 4 * time.Second
 	}

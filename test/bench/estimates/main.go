@@ -12,6 +12,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +25,7 @@ import (
 	"tare/experiments"
 	_ "tare/internal/all" // registers what specs name
 	"tare/internal/engine"
+	"tare/internal/kind"
 	"tare/internal/record"
 )
 
@@ -86,6 +88,10 @@ func one(tare, name string, blocks int, verbose bool) error {
 	if len(c.Trials) == 0 {
 		return errors.New("it has no trials")
 	}
+	// Arms that this machine cannot run are left out before the estimate.
+	maps.DeleteFunc(spec.Arms, func(arm string, _ *kind.Part) bool {
+		return !slices.ContainsFunc(c.Run.Plan, func(p record.PlannedTrial) bool { return p.Arm == arm })
+	})
 	// Repeated trials are announced apart from the estimate.
 	planned := slices.DeleteFunc(c.Trials, func(t record.Trial) bool { return t.Attempt > 1 })
 	var took time.Duration

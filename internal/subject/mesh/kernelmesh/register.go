@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"tare/internal/app/istiod"
 	"tare/internal/app/mesh"
@@ -66,6 +67,11 @@ func (guest) Installed(_ context.Context, o param.Values) error {
 	}
 	_, err := istiod.Find()
 	return err
+}
+
+// TakesLonger is what attaching its programs takes, and filling its maps.
+func (guest) TakesLonger(o param.Values) time.Duration {
+	return 100*time.Millisecond + time.Duration(o.Int(servicesKey))*150*time.Microsecond
 }
 
 // Optional is kind.Installed's.
