@@ -28,6 +28,7 @@ import (
 	"tare/internal/link"
 	"tare/internal/placement"
 	"tare/internal/role"
+	"tare/internal/scratch"
 )
 
 // MostNodes is how many local nodes there can be.
@@ -146,8 +147,7 @@ func (n *Nodes) Ensure(ctx context.Context, names []string, joined func(int)) er
 		cleared = n.end(name) || cleared
 	}
 	if cleared {
-		// The groups of a trial that was under way at a node outlive its agent.
-		if _, err := placement.Clean(n.o.Cgroups); err != nil {
+		if err := n.cleanUp(); err != nil {
 			return err
 		}
 	}
@@ -347,10 +347,17 @@ func (n *Nodes) Close() error {
 	}
 	errs = append(errs, n.tree.Close())
 	if killed {
-		_, err := placement.Clean(n.o.Cgroups)
-		errs = append(errs, err)
+		errs = append(errs, n.cleanUp())
 	}
 	return errors.Join(append(errs, n.removeDirs())...)
+}
+
+// cleanUp ends and removes what outlives an agent that did not take its trial down: control groups with the processes
+// in them, and then directories that they used.
+func (n *Nodes) cleanUp() error {
+	_, err := placement.Clean(n.o.Cgroups)
+	_, err2 := scratch.Clean()
+	return errors.Join(err, err2)
 }
 
 // removeDirs removes the nodes' directories, which hold what a trial needed. One with somebody's mount in it stays.
