@@ -3,8 +3,11 @@ package witness
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -13,35 +16,37 @@ import (
 
 const (
 	costPeriod = 20 * time.Microsecond // between looks while their cost is measured
-	costSpin   = 200 * time.Microsecond
-	costGoes   = 24 // at least; the fastest counts: what slows a go down is not the witness
-	costMost   = 240
+	// costLooks is after how many looks the kernel ends them. Where an interrupt takes longer than costPeriod, as on
+	// virtual machines it can, the next one is due when it ends, and its CPU gets to nothing else until then.
+	costLooks = 8
+	costSpin  = 200 * time.Microsecond
+	costGoes  = 24 // at least; the fastest counts: what slows a go down is not the witness
+	costMost  = 240
 )
 
+// maxSampleRate is the file with the rate beyond which the kernel throttles events, in samples per second. It lowers
+// that by itself where interrupts take long (perf_sample_event_took in kernel/events/core.c).
+const maxSampleRate = "/proc/sys/kernel/perf_event_max_sample_rate"
+
 // MeasureCost measures what one look costs a busy CPU: a fixed amount of work is done many times without and with a
-// witness that looks at this thread 50,000 times a second. Of a witness that has joined a sampler it is what a look
+// witness that looks at this thread a few times, every 20 us. Of a witness that has joined a sampler it is what a look
 // adds to an interrupt that comes anyway, of one that stands alone the interrupt is part of it. It takes about 20 ms of
 // CPU, ten times that where the machine is so restless that the fastest go with the witness is no slower than the
 // fastest without; where it still is not, the cost is unknown, which is an error. Call it while no look is taken; Reset
 // forgets what it did.
 func (w *Witness) MeasureCost() (time.Duration, error) {
+	if err := mayLookSoOften(); err != nil {
+		return 0, err
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	leader := -1
-	if w.hasJoined() {
-		var err error
-		if leader, err = w.costEvent(-1, false); err != nil {
-			return 0, err
-		}
-		defer unix.Close(leader)
-	}
 	steps := 1 << 14
 	for spin(steps) < costSpin {
 		steps *= 2
 	}
 	without, with, looks := time.Duration(1<<62), time.Duration(1<<62), uint64(0)
 	for goes := 0; goes < costGoes || with <= without && goes < costMost; goes++ {
-		took, err := spinUnder(leader, steps)
+		took, err := w.spinUnwatched(steps)
 		if err != nil {
 			return 0, err
 		}
@@ -49,7 +54,7 @@ func (w *Witness) MeasureCost() (time.Duration, error) {
 		if err := w.Reset(); err != nil {
 			return 0, err
 		}
-		if took, err = w.spinWatched(leader, steps); err != nil {
+		if took, err = w.spinUnder(steps, true); err != nil {
 			return 0, err
 		}
 		states, err := w.states()
@@ -73,12 +78,65 @@ func (w *Witness) MeasureCost() (time.Duration, error) {
 	return cost, nil
 }
 
+// mayLookSoOften is an error where the kernel would throttle the event that MeasureCost opens.
+func mayLookSoOften() error {
+	text, err := os.ReadFile(maxSampleRate)
+	if err != nil {
+		return fmt.Errorf("reading how often a CPU may be sampled: %w", err)
+	}
+	most, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("reading how often a CPU may be sampled: %w", err)
+	}
+	if need := int(time.Second / costPeriod); most < need {
+		return fmt.Errorf("the kernel allows %d samples a second and measuring takes %d: it lowers %s where interrupts take long", most, need, maxSampleRate)
+	}
+	return nil
+}
+
 func (w *Witness) hasJoined() bool {
 	return slices.ContainsFunc(w.events, func(e event) bool { return e.joined })
 }
 
+// spinUnwatched spins with all that there is without a witness.
+func (w *Witness) spinUnwatched(steps int) (time.Duration, error) {
+	if !w.hasJoined() {
+		return spin(steps), nil
+	}
+	return w.spinUnder(steps, false)
+}
+
+// spinUnder spins under an event of this thread, which the witness follows if it is to watch. The kernel disables the
+// event after costLooks interrupts, whatever becomes of this thread: the event has no program of its own, for with one
+// it would not count (__perf_event_overflow in kernel/events/core.c).
+func (w *Witness) spinUnder(steps int, watched bool) (time.Duration, error) {
+	leader, err := costEvent(-1)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(leader)
+	if watched {
+		fd, err := costEvent(leader)
+		if err != nil {
+			return 0, err
+		}
+		defer unix.Close(fd)
+		if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, w.objects.TareWitness.FD()); err != nil {
+			return 0, fmt.Errorf("attaching the witness to measure it: %w", err)
+		}
+	}
+	if err := unix.IoctlSetInt(leader, unix.PERF_EVENT_IOC_REFRESH, costLooks); err != nil {
+		return 0, fmt.Errorf("enabling the event to measure the witness: %w", err)
+	}
+	took := spin(steps)
+	if err := unix.IoctlSetInt(leader, unix.PERF_EVENT_IOC_DISABLE, 0); err != nil {
+		return 0, fmt.Errorf("disabling the event to measure the witness: %w", err)
+	}
+	return took, nil
+}
+
 // costEvent opens an event of this thread, disabled unless it has a leader.
-func (w *Witness) costEvent(leader int, watched bool) (int, error) {
+func costEvent(leader int) (int, error) {
 	attr := unix.PerfEventAttr{
 		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK, Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
 		Sample: uint64(costPeriod),
@@ -90,40 +148,7 @@ func (w *Witness) costEvent(leader int, watched bool) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("opening an event to measure the witness: %w", err)
 	}
-	if watched {
-		if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, w.objects.TareWitness.FD()); err != nil {
-			return -1, errors.Join(fmt.Errorf("attaching the witness to measure it: %w", err), unix.Close(fd))
-		}
-	}
 	return fd, nil
-}
-
-// spinWatched spins while the witness looks: with the leader's beat where there is one.
-func (w *Witness) spinWatched(leader, steps int) (time.Duration, error) {
-	fd, err := w.costEvent(leader, true)
-	if err != nil {
-		return 0, err
-	}
-	defer unix.Close(fd)
-	if leader < 0 {
-		leader = fd
-	}
-	return spinUnder(leader, steps)
-}
-
-// spinUnder spins while an event is enabled; -1 is none.
-func spinUnder(fd, steps int) (time.Duration, error) {
-	if fd < 0 {
-		return spin(steps), nil
-	}
-	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
-		return 0, fmt.Errorf("enabling the event to measure the witness: %w", err)
-	}
-	took := spin(steps)
-	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_DISABLE, 0); err != nil {
-		return 0, fmt.Errorf("disabling the event to measure the witness: %w", err)
-	}
-	return took, nil
 }
 
 // spin does a fixed amount of work and says how much CPU time that took: interrupts are in it, and time that was stolen

@@ -470,3 +470,44 @@ func TestBeginForgets(t *testing.T) {
 		}
 	}
 }
+
+// TestCostIsBounded: however long the spinning under a witness takes, the kernel ends the looks after a few. Without
+// that, a machine whose interrupts take as long as the looks are apart gets to nothing else on that CPU.
+func TestCostIsBounded(t *testing.T) {
+	w, err := Open(Options{})
+	if errors.Is(err, feature.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	steps := 1 << 14
+	for spin(steps) < 100*costSpin {
+		steps *= 2
+	}
+	if err := w.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.spinUnder(steps, true); err != nil {
+		t.Fatal(err)
+	}
+	states, err := w.states()
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks := uint64(0)
+	for _, s := range states {
+		looks += s.Looks
+	}
+	// The one after the last is under way where the kernel ends them by an interrupt of its own.
+	if looks < costLooks/2 || looks > costLooks+2 {
+		t.Errorf("%d looks in %v, and %d are to be", looks, 100*costSpin, costLooks)
+	}
+}
