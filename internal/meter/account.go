@@ -109,6 +109,7 @@ func (a *account) bpfPrograms() []ledger.Program {
 	}
 	a.unloaded(out)
 	a.missed(known)
+	a.unsure(known)
 	slices.SortStableFunc(out, func(x, y ledger.Program) int { return cmp.Compare(ran(y), ran(x)) })
 	return out
 }
@@ -155,6 +156,24 @@ func (a *account) missed(known map[uint32]bool) {
 	a.warn("program-missed", "programs loaded and unloaded inside the window: %d, among them %v: their counters could not be read", len(ids), some)
 }
 
+// unsure warns of the programs whose samples may be of others.
+func (a *account) unsure(known map[uint32]bool) {
+	if a.found == nil {
+		return
+	}
+	var who []uint32
+	for id := range a.found.unsure {
+		if known[id] {
+			who = append(who, id)
+		}
+	}
+	if len(who) > 0 {
+		slices.Sort(who)
+		a.warn("program-unsure", "programs whose code was, by what is known, where another's was: %d, among them %v: "+
+			"the kernel's record of a load or an unload was lost, and they are not split", len(who), who[:min(len(who), 5)])
+	}
+}
+
 func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	runs, ns := p.RunCount-before.RunCount, p.RunNs-before.RunNs
 	if a.m.uncounted {
@@ -193,7 +212,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 
 	e := attribution.Evidence{RunNs: ns, Sole: a.sole(p)}
 	n := 0
-	if a.found != nil {
+	if a.found != nil && !a.found.unsure[p.ID] {
 		if a.m.sampler.Source() == perf.CPUClock { // cycles stop with the CPU's clock: how many make a second is not known
 			e.Hz, e.Seconds = 1/a.m.sampler.Period().Seconds(), a.seconds()
 		}
@@ -258,17 +277,9 @@ var taskOnly = map[string]bool{"cgroup_sock_addr": true, "cgroup_sock": true, "c
 // it, by hooks in system calls of tasks in that group. It is told on pure v2 alone: elsewhere the tasks of one v2 group
 // may be charged to several. Samples that say otherwise (a socket handed to another group's process) win.
 func (a *account) sole(p *bpf.Program) *attribution.Place {
-	if a.m.layout.Mode != cgroup.ModeV2 || !taskOnly[p.Type] || len(p.Attached) == 0 {
+	path := soleGroup(p)
+	if a.m.layout.Mode != cgroup.ModeV2 || path == "" {
 		return nil
-	}
-	path := ""
-	for _, t := range p.Attached {
-		target, ok := strings.CutPrefix(t, "cgroup:")
-		at, _, found := strings.Cut(target, " ")
-		if !ok || !found || path != "" && at != path {
-			return nil
-		}
-		path = at
 	}
 	there := false
 	for _, g := range a.m.groups.Groups() {
@@ -289,6 +300,25 @@ func (a *account) sole(p *bpf.Program) *attribution.Place {
 		return nil
 	}
 	return &place
+}
+
+// soleGroup is the path of the v2 group in whose tasks' system calls alone a program runs; empty where it may run
+// elsewhere. Groups below that one are not looked at.
+func soleGroup(p *bpf.Program) string {
+	if !taskOnly[p.Type] {
+		return ""
+	}
+	path := ""
+	for _, t := range p.Attached {
+		target, ok := strings.CutPrefix(t, "cgroup:")
+		at, hook, found := strings.Cut(target, " ")
+		// A worker of the kernel may close the last descriptor of a socket (fput in fs/file_table.c).
+		if !ok || !found || path != "" && at != path || strings.HasPrefix(hook, "sock_release") {
+			return ""
+		}
+		path = at
+	}
+	return path
 }
 
 func owners(hs []bpf.Holder) []ledger.Owner {

@@ -219,6 +219,7 @@ type findings struct {
 	lost           uint64
 	slowed         uint64 // times that the kernel held the sampler back
 	dropped        int
+	unsure         map[uint32]bool              // programs whose samples may be of others
 	blind          []int                        // CPUs that were not sampled all the time
 	hits           map[uint32][]attribution.Hit // by program id: stalls that it was found in
 }
@@ -226,7 +227,7 @@ type findings struct {
 // findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
 func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
 	f := findings{
-		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, samples: c.samples, dropped: c.dropped, lost: c.lost, slowed: c.sampler.Throttled() - c.slowed,
+		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, unsure: c.text.unsure(), samples: c.samples, dropped: c.dropped, lost: c.lost, slowed: c.sampler.Throttled() - c.slowed,
 	}
 	seen := map[uint64]bool{}
 	var addrs []uint64

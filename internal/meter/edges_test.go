@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"tare/internal/attribution"
 	"tare/internal/host/bpf"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/perf"
@@ -139,6 +140,46 @@ func TestProgramsThatCameAndWent(t *testing.T) {
 	a.missed(map[uint32]bool{2: true})
 	if len(a.warnings) != 1 || a.warnings[0].Code != "program-missed" || !strings.Contains(a.warnings[0].Message, "[1 3]") {
 		t.Errorf("%v", a.warnings)
+	}
+}
+
+// Samples that may be another program's are not taken for a program's own.
+func TestUnsureProgramsAreNotSplit(t *testing.T) {
+	a := account{m: &Meter{layout: &cgroup.Layout{}}, w: &Window{}, found: &findings{
+		unsure: map[uint32]bool{1: true, 3: true}, places: map[uint32]map[attribution.Place]int{1: {{Group: "/web"}: 1000}},
+	}}
+	p := a.program(&bpf.Program{ID: 1, Counters: bpf.Counters{RunCount: 10, RunNs: 1e9}}, bpf.Counters{})
+	if len(p.Seen) > 0 || p.SampledSeconds != nil || *p.RunSeconds != 1 {
+		t.Errorf("%+v", p)
+	}
+	for _, s := range p.Shares {
+		if s.Cgroup != nil {
+			t.Errorf("a share of %s", *s.Cgroup)
+		}
+	}
+	a.unsure(map[uint32]bool{1: true, 2: true})
+	if len(a.warnings) != 1 || a.warnings[0].Code != "program-unsure" || !strings.Contains(a.warnings[0].Message, "[1]") {
+		t.Errorf("%v", a.warnings)
+	}
+}
+
+func TestSoleGroup(t *testing.T) {
+	for _, c := range []struct {
+		kind     string
+		attached []string
+		want     string
+	}{
+		{"cgroup_sock_addr", []string{"cgroup:/web connect4 (link 7)", "cgroup:/web connect6"}, "/web"},
+		{"cgroup_sock", []string{"cgroup:/web sock_create"}, "/web"},
+		{"cgroup_sock", []string{"cgroup:/web sock_release (link 7)"}, ""},
+		{"cgroup_sock_addr", []string{"cgroup:/web connect4", "cgroup:/other connect4"}, ""},
+		{"cgroup_sock_addr", []string{"cgroup:/web connect4", "tracepoint:sched_switch"}, ""},
+		{"cgroup_skb", []string{"cgroup:/web ingress"}, ""},
+		{"cgroup_sock", nil, ""},
+	} {
+		if got := soleGroup(&bpf.Program{Type: c.kind, Attached: c.attached}); got != c.want {
+			t.Errorf("%s at %v: %q, want %q", c.kind, c.attached, got, c.want)
+		}
 	}
 }
 

@@ -30,36 +30,36 @@ const (
 
 func newText() *text { return &text{lo: math.MaxUint64} }
 
-// add records code. Code that is known at that place and has not gone is left as it is, but for its program.
+// add records the code of a program that is there now. Code that is known at that place and has not gone is left as it
+// is, but for its program.
 func (x *text) add(start, length uint64, program uint32, from int64) {
 	if length == 0 {
 		return
 	}
 	for i := range x.spans {
-		if s := &x.spans[i]; s.start == start && s.to == forever {
-			if s.program == 0 {
-				s.program = program
-			}
-			if s.program == program || program == 0 {
-				return
-			}
-			s.to = from // its removal was not seen
+		if s := &x.spans[i]; s.start == start && s.to == forever && (s.program == 0 || s.program == program) {
+			s.program = program
+			return
 		}
 	}
-	x.spans = append(x.spans, span{start: start, end: start + length, from: from, to: forever, program: program})
-	x.lo, x.hi = min(x.lo, start), max(x.hi, start+length)
+	x.keep(span{start: start, end: start + length, from: from, to: forever, program: program})
 }
 
-// symbol follows a program's code that comes or goes.
+func (x *text) keep(s span) {
+	x.spans = append(x.spans, s)
+	x.lo, x.hi = min(x.lo, s.start), max(x.hi, s.end)
+}
+
+// symbol follows a program's code that comes or goes. What happened on several CPUs may come in any order.
 func (x *text) symbol(s perf.Symbol) {
 	if s.Removed {
 		for i := range x.spans {
-			if p := &x.spans[i]; p.start == s.Start && p.to == forever {
+			if p := &x.spans[i]; p.start == s.Start && p.from < s.Time && p.to > s.Time {
 				p.to = s.Time
 			}
 		}
-	} else if isProgram(s.Name) {
-		x.add(s.Start, uint64(s.Len), 0, s.Time)
+	} else if isProgram(s.Name) && s.Len > 0 {
+		x.keep(span{start: s.Start, end: s.Start + uint64(s.Len), from: s.Time, to: forever})
 	}
 	i, _ := slices.BinarySearch(x.epochs, s.Time)
 	x.epochs = slices.Insert(x.epochs, i, s.Time)
@@ -71,13 +71,19 @@ func isProgram(symbol string) bool {
 	return len(symbol) > len(prefix) && symbol[:len(prefix)] == prefix
 }
 
-// name says which program the code of a load event belongs to.
+// name says which program the code of a load event belongs to. Where that was known already, for the program was found
+// before its event was, the code is not new.
 func (x *text) name(id uint32, symbols []perf.Symbol) {
 	for _, s := range symbols {
-		for i := range x.spans {
-			if p := &x.spans[i]; p.start == s.Start && p.to == forever && p.program == 0 {
-				p.program = id
-			}
+		at := slices.IndexFunc(x.spans, func(p span) bool { return p.start == s.Start && p.from == s.Time && p.program == 0 })
+		if at < 0 {
+			continue
+		}
+		known := func(p span) bool { return p.start == s.Start && p.to == forever && p.program == id }
+		if slices.ContainsFunc(x.spans, known) {
+			x.spans = slices.Delete(x.spans, at, at+1)
+		} else {
+			x.spans[at].program = id
 		}
 	}
 }
@@ -111,6 +117,25 @@ func (x *text) view(epoch int32) []span {
 	}
 	slices.SortFunc(v, func(a, b span) int { return cmp.Compare(a.start, b.start) })
 	return v
+}
+
+// unsure are the programs whose code lies where another program's does, at the same time: that one came, or the other
+// went, unseen, for a record of it was lost. Nobody knows which of them the samples there saw.
+func (x *text) unsure() map[uint32]bool {
+	sorted := slices.SortedFunc(slices.Values(x.spans), func(a, b span) int { return cmp.Compare(a.start, b.start) })
+	found := map[uint32]bool{}
+	for i, a := range sorted {
+		for _, b := range sorted[i+1:] {
+			if b.start >= a.end {
+				break
+			}
+			if a.program != b.program && max(a.from, b.from) < min(a.to, b.to) {
+				found[a.program], found[b.program] = true, true
+			}
+		}
+	}
+	delete(found, 0)
+	return found
 }
 
 // find is the program whose code holds addr.
