@@ -82,9 +82,9 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 				return fault.New(fault.Usage, "--for "+window.String(), "try --for 10s",
 					"a window lasts from 100ms to %v", longestWindow)
 			}
-			if hz < 0 || hz > 10_000 {
+			if hz < 0 || hz > perf.MaxHz {
 				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 449",
-					"samples per second and CPU are from 0 (none) to 10000")
+					"samples per second and CPU are from 0 (none) to %d", perf.MaxHz)
 			}
 			if hz == 0 {
 				hz = -1

@@ -18,6 +18,7 @@ import (
 
 	"tare/internal/assertion"
 	"tare/internal/fault"
+	"tare/internal/host/perf"
 	"tare/internal/kind"
 	"tare/internal/measured"
 	"tare/internal/near"
@@ -92,7 +93,7 @@ var (
 		{Name: "duration", Type: param.TypeDuration, Default: "2s", Min: 0.05, Max: 3600,
 			Doc: "length of the measured window of each trial"},
 	}
-	samplingKnob = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: 20_000,
+	samplingKnob = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: perf.MaxHz,
 		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need " +
 			"many, and each costs the machine about a microsecond"}
 	statisticsKnob = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",

@@ -38,6 +38,10 @@ const (
 // machine.
 const DefaultHz = 449
 
+// MaxHz is the highest rate. Interrupts of virtual machines were seen to take 40 us: where the next one is due before
+// one has ended, its CPU gets to nothing else, so there is room for five times that.
+const MaxHz = 5000
+
 // Options of a sampler. The zero value has sensible defaults.
 type Options struct {
 	Hz        int  // samples per second and CPU; 0 is DefaultHz
