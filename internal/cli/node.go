@@ -20,6 +20,7 @@ import (
 	"tare/internal/host/proc"
 	"tare/internal/link"
 	"tare/internal/meter"
+	"tare/internal/ours"
 	"tare/internal/printable"
 	"tare/internal/scratch"
 	"tare/internal/version"
@@ -161,8 +162,8 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 		}
 		defer func() { err = errors.Join(err, files.Close()) }()
 		f.dir = files.Path()
-	} else if err := os.MkdirAll(f.dir, 0o755); err != nil {
-		return fault.Wrap(err, fault.Machine, f.dir, "name a directory that can be written with --dir", "the directory for trials cannot be made")
+	} else if err := ownDirectory(f.dir); err != nil {
+		return err
 	}
 	scale := &scale[*meter.Meter]{
 		make:   func(o meter.Options) (*meter.Meter, error) { return meter.New(ctx, o) },
@@ -176,6 +177,18 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	a := cluster.Agent{Hello: us, Address: f.join, Credentials: credentials, Patience: f.patience,
 		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable.Line(event)) }}
 	return a.Join(ctx, n.Run)
+}
+
+// ownDirectory makes the directory for trials where there is none, and refuses one that others can change.
+func ownDirectory(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fault.Wrap(err, fault.Machine, dir, "name a directory that can be written with --dir", "the directory for trials cannot be made")
+	}
+	info, err := os.Stat(dir)
+	if err == nil {
+		err = ours.Check(info, ours.Write)
+	}
+	return fault.Wrap(err, fault.Usage, dir, "name a directory of your own with --dir", "the directory for trials is not yours alone")
 }
 
 // warnExpiring says that certificates end soon. The error is of those that have ended.

@@ -216,7 +216,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	}
 	var gathered *fleet
 	if nodes != nil && !nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, s, nodes, own.path, layout, "", stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, s, nodes, own.path, layout, stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()
@@ -238,7 +238,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	defer func() { err = errors.Join(err, w.Close()) }()
 
 	if nodes != nil && nodes.Local {
-		if gathered, err = f.nodes.gather(ctx, s, nodes, own.path, layout, w.Dir(), stderr); err != nil {
+		if gathered, err = f.nodes.gather(ctx, s, nodes, own.path, layout, stderr); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, gathered.close()) }()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -104,7 +103,7 @@ func (f *nodesFlags) plan(s *engine.Spec) *record.Nodes {
 }
 
 // gather has the nodes join. said is for the person who waits.
-func (f *nodesFlags) gather(ctx context.Context, s *engine.Spec, r *record.Nodes, self string, layout *cgroup.Layout, dir string, said io.Writer) (*fleet, error) {
+func (f *nodesFlags) gather(ctx context.Context, s *engine.Spec, r *record.Nodes, self string, layout *cgroup.Layout, said io.Writer) (*fleet, error) {
 	joined := func(n int) {
 		if n > 0 {
 			fmt.Fprintf(said, "%d of %s joined\n", n, quantity.Counted(r.Count, "node"))
@@ -112,7 +111,7 @@ func (f *nodesFlags) gather(ctx context.Context, s *engine.Spec, r *record.Nodes
 	}
 	if r.Local {
 		started := time.Now()
-		n, err := local.Start(ctx, local.Options{Self: self, Cgroups: layout, Count: r.Count, Dir: filepath.Join(dir, "nodes"), Version: buildVersion()}, func(int) {})
+		n, err := local.Start(ctx, local.Options{Self: self, Cgroups: layout, Count: r.Count, Version: buildVersion()}, func(int) {})
 		if err != nil {
 			return nil, err
 		}

@@ -20,9 +20,9 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tare/internal/fault"
+	"tare/internal/ours"
+	"tare/internal/regular"
 )
 
 // coordinatorName is the name in the coordinator's certificate. Agents ask for it, and not for the host that they
@@ -249,8 +249,11 @@ func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 // that they have, as long as fresh ones. It gives the names of the files that it wrote.
 func RenewKeys(dir string) (wrote []string, err error) {
 	k, err := openKeys(dir)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, dir, "name the directory of 'tare node keys'", "there are no keys")
+	}
+	if err != nil {
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, k.root.Close()) }()
 	key, err := k.key(authorityName)
@@ -296,6 +299,14 @@ func openKeys(dir string) (*keysDir, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, cannotWriteKeys(err, dir)
+	}
+	info, err := root.Stat(".")
+	if err == nil {
+		err = ours.Check(info, ours.Write)
+	}
+	if err != nil {
+		root.Close()
+		return nil, fault.Wrap(err, fault.Usage, dir, "name a directory of your own that nobody else can write (chmod go-w)", "keys cannot be kept here")
 	}
 	return &keysDir{path: dir, root: root, life: keysLife, stop: func() bool { return false }}, nil
 }
@@ -478,18 +489,11 @@ const maxCredential = 64 << 10
 
 // readCredential reads a file with a key or a certificate.
 func readCredential(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe without a writer would hold it up
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, cannotReadKeys(err, path)
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is not a file")
-	}
-	if err != nil {
-		return nil, cannotReadKeys(err, path)
-	}
 	text, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
 	if err == nil && len(text) > maxCredential {
 		err = fmt.Errorf("it has more than %d KiB", maxCredential>>10)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"tare/internal/pattern"
 	"tare/internal/quantity"
 	"tare/internal/record"
+	"tare/internal/scratch"
 	"tare/internal/stats"
 )
 
@@ -93,16 +93,17 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 		r.now = time.Now
 	}
 	if r.trial == nil {
-		dir, failure := filepath.Abs(r.Writer.Dir())
+		files, failure := scratch.New(scratch.Large(), "run")
 		if failure != nil {
-			return nil, fmt.Errorf("finding the run directory: %w", failure)
+			return nil, failure
 		}
+		defer func() { err = errors.Join(err, files.Close()) }()
 		prepared, failure := prepareRun(ctx, r.Spec, r.Machine.Self)
 		if failure != nil {
 			return nil, failure
 		}
 		defer func() { err = errors.Join(err, prepared.remove()) }() // that of the run
-		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, dir, prepared, t) }
+		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, files.Path(), prepared, t) }
 	}
 	r.each = Estimate(r.Spec) / time.Duration(max(r.Spec.Blocks*len(r.Spec.Levels())*len(r.Spec.AllArms()), 1))
 	r.began, r.vain = r.now(), measured.Vain{}

@@ -158,7 +158,7 @@ type Launch struct {
 // Trial is the trial under way, as a guest's hooks see it. Its methods may be used concurrently.
 type Trial interface {
 	Self() string // path of the tare binary
-	Dir() string  // of the run, for files that processes read, absolute
+	Dir() string  // for files that processes read, absolute; it goes with the run
 	// Prepared is the directory that a guest prepared for the run; empty where it is no Preparer.
 	Prepared(r Role, guest string) string
 	Arm() string     // that runs

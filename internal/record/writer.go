@@ -15,6 +15,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/ledger"
+	"tare/internal/ours"
 )
 
 // Writer writes a run directory. It is for one goroutine.
@@ -84,11 +85,8 @@ func (w *Writer) ours() error {
 		return cannotWrite(err, w.dir)
 	}
 	const mend = "name a directory that does not exist yet with --out: Tare creates it so that only you can write to it"
-	switch owner, known := ownerOf(info); {
-	case !known || owner != os.Geteuid():
-		return fault.New(fault.Usage, w.dir, mend, "the run directory belongs to another user (%d)", owner)
-	case info.Mode().Perm()&0o022 != 0:
-		return fault.New(fault.Usage, w.dir, mend, "others may write to the run directory (its mode is %#o)", info.Mode().Perm())
+	if err := ours.Check(info, ours.Write); err != nil {
+		return fault.Wrap(err, fault.Usage, w.dir, mend, "the run directory is not yours alone")
 	}
 	switch _, err := d.Readdirnames(1); {
 	case err == nil:
@@ -97,14 +95,6 @@ func (w *Writer) ours() error {
 		return cannotWrite(err, w.dir)
 	}
 	return nil
-}
-
-func ownerOf(info fs.FileInfo) (uid int, known bool) {
-	s, known := info.Sys().(*syscall.Stat_t)
-	if !known {
-		return -1, false
-	}
-	return int(s.Uid), true
 }
 
 func inUse(dir string) error {

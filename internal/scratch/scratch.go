@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/ours"
 )
 
 // prefix begins the names of the directories.
@@ -37,9 +38,22 @@ func Large() string {
 
 // New makes a directory below parent, or below the system's for temporary files where that is empty, and removes what
 // others that were killed have left there. The purpose, a word, is part of its name.
+//
+// The system's directories must be such that nobody else can put another one in the place of what New makes, for files
+// in it are named to other processes. Whoever names a parent of its own is to use FD.
 func New(parent, purpose string) (*Dir, error) {
 	if parent == "" {
 		parent = os.TempDir()
+	}
+	if parent == os.TempDir() || parent == Large() {
+		info, err := os.Stat(parent)
+		if err == nil {
+			err = ours.CheckShared(info)
+		}
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Machine, parent, "set TMPDIR to a directory of your own, or unset it",
+				"temporary files are not safe here")
+		}
 	}
 	_, _ = clean(parent) // what cannot be removed is no obstacle; a directory that is not there shows below
 	for {

@@ -151,9 +151,6 @@ func TestLocalNodes(t *testing.T) {
 			t.Errorf("trial %d has no ledger of the machine", tr.Index)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, "nodes")); err == nil {
-		t.Error("the nodes' directories are left")
-	}
 }
 
 // TestNodeFailures: what becomes of one node in mid-run costs its part of that trial alone.
@@ -162,7 +159,7 @@ func TestNodeFailures(t *testing.T) {
 	needsRoot(t)
 	for _, c := range []struct {
 		name string
-		harm func(t *testing.T, agent, coordinator int, dir string)
+		harm func(t *testing.T, agent, coordinator int, files string)
 		want string
 	}{
 		{"killed", func(t *testing.T, agent, _ int, _ string) {
@@ -180,43 +177,52 @@ func TestNodeFailures(t *testing.T) {
 				t.Errorf("%v: %s", err, out)
 			}
 		}, silence},
-		{"disk full", func(t *testing.T, _, _ int, dir string) {
-			node := filepath.Join(dir, "nodes", "n02")
-			if err := unix.Mount("tare-test", node, "tmpfs", 0, "size=4k"); err != nil {
+		{"disk full", func(t *testing.T, _, _ int, files string) {
+			if err := unix.Mount("tare-test", files, "tmpfs", 0, "size=4k"); err != nil {
 				t.Error(err)
 			}
-			if err := os.WriteFile(filepath.Join(node, "full"), make([]byte, 4096), 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(files, "full"), make([]byte, 4096), 0o644); err != nil {
 				t.Error(err)
 			}
 		}, "no space left on device"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			leavesNothing(t)
-			dir := filepath.Join(t.TempDir(), "out")
+			dir, temporary := filepath.Join(t.TempDir(), "out"), t.TempDir()
 			length := "1500ms"
 			if c.name == "disk full" { // before its record is written, also where this test is held up
 				length = "5s"
 			}
-			p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, length)), "--local-nodes", "3", "--out", dir}, timeout: 3 * time.Minute}.start(t)
-			t.Cleanup(func() { _ = unix.Unmount(filepath.Join(dir, "nodes", "n02"), unix.MNT_DETACH) }) // where there was a mount
+			p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, length)), "--local-nodes", "3", "--out", dir},
+				env: []string{"TMPDIR=" + temporary}, timeout: 3 * time.Minute}.start(t)
+			var files string                                               // of n02
+			t.Cleanup(func() { _ = unix.Unmount(files, unix.MNT_DETACH) }) // where there was a mount
 			var agent int
 			whileItRuns(t, p, func() bool { // until the first trial is in its window: the load is at work
 				agent = agents(t, p.pid)["n02"]
 				return agent != 0 && underWay(agent, 0)
 			})
 			time.Sleep(700 * time.Millisecond)
-			c.harm(t, agent, p.pid, dir)
+			found, err := filepath.Glob(filepath.Join(temporary, "tare-scratch-nodes-*", "n02"))
+			if err != nil || len(found) != 1 {
+				t.Fatalf("directories of n02: %v, %v", found, err)
+			}
+			files = found[0]
+			c.harm(t, agent, p.pid, files)
 			if c.name == "disk full" { // it is mended after the first trial
 				whileItRuns(t, p, func() bool {
 					lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile))
 					return bytes.Count(lines, []byte("\n")) > 0
 				})
-				if err := unix.Unmount(filepath.Join(dir, "nodes", "n02"), unix.MNT_DETACH); err != nil {
+				if err := unix.Unmount(files, unix.MNT_DETACH); err != nil {
 					t.Error(err)
 				}
 			}
 			o := p.wait(t)
 			noLinks(t, p.pid)
+			if left := namesIn(t, temporary); len(left) > 0 {
+				t.Errorf("temporary files are left: %v", left)
+			}
 			r, err := record.Read(dir)
 			if err != nil {
 				t.Fatalf("%v: %s", err, o)
@@ -319,9 +325,6 @@ func TestNodesInterrupted(t *testing.T) {
 	}
 	if last := c.Trials[len(c.Trials)-1]; !c.Partial || len(firstAttempts(c)) != 2 || last.Validity.Failed != record.Interrupted {
 		t.Errorf("%d trials, partial %v, the last %+v", len(c.Trials), c.Partial, last.Validity)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "nodes")); err == nil {
-		t.Error("the nodes' directories are left")
 	}
 	noLinks(t, p.pid)
 }

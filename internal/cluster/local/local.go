@@ -39,7 +39,6 @@ type Options struct {
 	Self    string // path of the tare binary
 	Cgroups *cgroup.Layout
 	Count   int
-	Dir     string // each node gets a directory of its own below it
 	Version string
 }
 
@@ -72,6 +71,7 @@ type Nodes struct {
 	o         Options
 	authority *cluster.Authority
 	tree      *placement.Tree
+	files     *scratch.Dir // each node has a directory of its own in it
 	network   netip.Prefix
 
 	mu     sync.Mutex
@@ -111,6 +111,9 @@ func Start(ctx context.Context, o Options, joined func(int)) (n *Nodes, err erro
 	if n.tree, err = placement.NewTree(o.Cgroups, "nodes"); err != nil {
 		n.Coordinator.Close()
 		return nil, err
+	}
+	if n.files, err = scratch.New(scratch.Large(), "nodes"); err != nil {
+		return nil, errors.Join(err, n.Close())
 	}
 	if err = n.tree.Limit(placement.Limits{Weight: agentsWeight}); err != nil && len(n.tree.Missing()) == 0 { // without the controller there are no weights to lose against
 		return nil, errors.Join(err, n.Close())
@@ -187,12 +190,12 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 	n.starts++
 	group := fmt.Sprintf("%s-%d", name, n.starts)
 	n.mu.Unlock()
-	h := Handed{Name: name, Dir: filepath.Join(n.o.Dir, name)}
+	h := Handed{Name: name, Dir: filepath.Join(n.files.Path(), name)}
 	if h.Credentials, err = n.authority.Node(name); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(h.Dir, 0o755); err != nil {
-		return fault.Wrap(err, fault.Machine, h.Dir, "name a directory that can be written with --out", "the node's directory cannot be made")
+		return fault.Wrap(err, fault.Machine, h.Dir, "set TMPDIR to a directory that can be written", "the node's directory cannot be made")
 	}
 	here, there := link.Addresses(n.network, i)
 	h.Address = there
@@ -349,7 +352,7 @@ func (n *Nodes) Close() error {
 	if killed {
 		errs = append(errs, n.cleanUp())
 	}
-	return errors.Join(append(errs, n.removeDirs())...)
+	return errors.Join(append(errs, n.files.Close())...)
 }
 
 // cleanUp ends and removes what outlives an agent that did not take its trial down: control groups with the processes
@@ -358,19 +361,6 @@ func (n *Nodes) cleanUp() error {
 	_, err := placement.Clean(n.o.Cgroups)
 	_, err2 := scratch.Clean()
 	return errors.Join(err, err2)
-}
-
-// removeDirs removes the nodes' directories, which hold what a trial needed. One with somebody's mount in it stays.
-func (n *Nodes) removeDirs() error {
-	for _, name := range n.Names() {
-		if err := os.RemoveAll(filepath.Join(n.o.Dir, name)); err != nil && !errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("removing the directory of node %s: %w", name, err)
-		}
-	}
-	if err := os.Remove(n.o.Dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !os.IsNotExist(err) {
-		return fmt.Errorf("removing the directory of the nodes: %w", err)
-	}
-	return nil
 }
 
 // ReadHanded reads what the coordinator hands over.

@@ -49,8 +49,7 @@ func start(t *testing.T, count int) *Nodes {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(t.TempDir(), "nodes")
-	n, err := Start(t.Context(), Options{Self: self, Cgroups: layout, Count: count, Dir: dir, Version: version(t, self)}, func(int) {})
+	n, err := Start(t.Context(), Options{Self: self, Cgroups: layout, Count: count, Version: version(t, self)}, func(int) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,8 +65,8 @@ func start(t *testing.T, count int) *Nodes {
 				t.Errorf("groups are left: %v", left)
 			}
 		}
-		if _, err := os.Stat(dir); err == nil {
-			t.Errorf("%s is left", dir)
+		if _, err := os.Stat(n.files.Path()); err == nil {
+			t.Errorf("%s is left", n.files.Path())
 		}
 	})
 	return n
@@ -232,7 +231,7 @@ func TestAgentThatCannot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = Start(t.Context(), Options{Self: "/bin/false", Cgroups: layout, Count: 1, Dir: t.TempDir(), Version: "x"}, func(int) {})
+	_, err = Start(t.Context(), Options{Self: "/bin/false", Cgroups: layout, Count: 1, Version: "x"}, func(int) {})
 	if err == nil || !strings.Contains(err.Error(), "node n01: the agent ended before it had joined: exit status 1") && !strings.Contains(err.Error(), "virtual interfaces") {
 		t.Errorf("got %v", err)
 	}

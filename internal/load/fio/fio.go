@@ -129,7 +129,7 @@ func bounded(size int64, dir string) (int64, error) {
 	const least = 1 << 20
 	size = min(size, int64(disk.Bavail)*disk.Bsize/partOfDisk, int64(memory.Totalram)*int64(memory.Unit)/partOfMemory)
 	if size < least {
-		return 0, fault.New(fault.Machine, dir, "make room, or name another directory with --out",
+		return 0, fault.New(fault.Machine, dir, "make room, or set TMPDIR to a directory on another disk",
 			"the disk has no room for a file of 1 MiB in an eighth of what is free")
 	}
 	return size &^ (1<<20 - 1), nil

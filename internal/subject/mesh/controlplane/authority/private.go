@@ -9,11 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/ours"
 )
 
 // private is a directory in which nobody else can plant files: keys are kept there with mode 0600.
@@ -32,30 +32,13 @@ func openPrivate(path string) (*private, error) {
 	}
 	info, err := root.Stat(".")
 	if err == nil {
-		err = onlyOurs(info, othersWrite)
+		err = ours.Check(info, ours.Write)
 	}
 	if err != nil {
 		_ = root.Close() // it was only looked at
 		return nil, fault.Wrap(err, fault.Usage, path, privateHint, "keys cannot be kept here")
 	}
 	return &private{path, root}, nil
-}
-
-// What others may not be able to do with a directory, and with a file that has a key.
-const (
-	othersWrite fs.FileMode = 0o022
-	othersAll   fs.FileMode = 0o077
-)
-
-// onlyOurs is an error where somebody else than this user and root has a file, or permissions of the mask.
-func onlyOurs(info fs.FileInfo, mask fs.FileMode) error {
-	if s, ok := info.Sys().(*syscall.Stat_t); !ok || s.Uid != 0 && int64(s.Uid) != int64(os.Geteuid()) {
-		return errors.New("it belongs to another user")
-	}
-	if info.Mode().Perm()&mask != 0 {
-		return fmt.Errorf("its mode %#o gives others too much", info.Mode().Perm())
-	}
-	return nil
 }
 
 func (d *private) close() { _ = d.root.Close() } // files are closed by themselves, with their errors
@@ -137,7 +120,7 @@ func (d *private) readOurs(name string) ([]byte, error) {
 	case info.Size() > maxFile:
 		return nil, fmt.Errorf("it has %d bytes, more than %d", info.Size(), maxFile)
 	}
-	if err := onlyOurs(info, othersAll); err != nil {
+	if err := ours.Check(info, ours.All); err != nil {
 		return nil, err
 	}
 	return io.ReadAll(io.LimitReader(f, maxFile))
