@@ -70,7 +70,7 @@ given.`,
 			if err != nil || f.page == "" {
 				return err
 			}
-			return writeFile(f.page, "the page", "make room, or name another file with --html", func(w io.Writer) error {
+			return writeFile(cmd.Context(), f.page, "the page", "make room, or name another file with --html", func(w io.Writer) error {
 				_, err := page.WriteTo(w)
 				return err
 			})

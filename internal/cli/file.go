@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -59,8 +60,8 @@ func readFile(path, what, mend string) ([]byte, error) {
 }
 
 // writeFile writes a file that a person named, completely or not at all. A link at its path is replaced, not followed;
-// a pipe or a device is written to.
-func writeFile(path, what, mend string, make func(io.Writer) error) error {
+// a pipe or a device is written to, and given up when the context ends: nobody may read from it.
+func writeFile(ctx context.Context, path, what, mend string, make func(io.Writer) error) error {
 	var b bytes.Buffer
 	if err := make(&b); err != nil {
 		return err
@@ -69,10 +70,16 @@ func writeFile(path, what, mend string, make func(io.Writer) error) error {
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
 		link := info.Mode().Type() == fs.ModeSymlink
 		if !link || strings.HasPrefix(path, "/dev/") || strings.HasPrefix(path, "/proc/") { // /dev/stdout is a link
-			write = writeThrough
+			write = func(path string, data []byte) error {
+				return promptly(ctx, func() error { return writeThrough(path, data) })
+			}
 		}
 	}
-	return fault.Wrap(write(path, b.Bytes()), fault.Machine, path, mend, "%s cannot be written", what)
+	err := write(path, b.Bytes())
+	if ctx.Err() != nil {
+		return err
+	}
+	return fault.Wrap(err, fault.Machine, path, mend, "%s cannot be written", what)
 }
 
 func writeThrough(path string, data []byte) error {

@@ -29,18 +29,18 @@ func TestWriteFile(t *testing.T) {
 	if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, path)); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeFile(path, "the report", "", made("new")); err != nil {
+	if err := writeFile(t.Context(), path, "the report", "", made("new")); err != nil {
 		t.Fatal(err)
 	}
 	read(path, "new")
 	read(victim, "precious")
 	failed := errors.New("half way")
-	err := writeFile(path, "the report", "", func(w io.Writer) error { return errors.Join(made("half")(w), failed) })
+	err := writeFile(t.Context(), path, "the report", "", func(w io.Writer) error { return errors.Join(made("half")(w), failed) })
 	if !errors.Is(err, failed) {
 		t.Errorf("error %v", err)
 	}
 	read(path, "new")
-	if err := writeFile(filepath.Join(dir, "none", "report"), "the report", "make room", made("new")); fault.CodeOf(err) != fault.Machine ||
+	if err := writeFile(t.Context(), filepath.Join(dir, "none", "report"), "the report", "make room", made("new")); fault.CodeOf(err) != fault.Machine ||
 		fault.MendOf(err) != "make room" {
 		t.Errorf("no directory: %v", err)
 	}
@@ -54,7 +54,7 @@ func TestWriteFile(t *testing.T) {
 		text, err := os.ReadFile(pipe)
 		came <- string(text) + fault.MendOf(err)
 	}()
-	if err := writeFile(pipe, "the report", "", made("through")); err != nil {
+	if err := writeFile(t.Context(), pipe, "the report", "", made("through")); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-came; got != "through" {
@@ -65,7 +65,7 @@ func TestWriteFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if err := writeFile(fmt.Sprintf("/proc/self/fd/%d", w.Fd()), "the report", "", made("out")); err != nil {
+	if err := writeFile(t.Context(), fmt.Sprintf("/proc/self/fd/%d", w.Fd()), "the report", "", made("out")); err != nil {
 		t.Fatal(err)
 	}
 	w.Close()

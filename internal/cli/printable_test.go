@@ -34,7 +34,7 @@ func TestLogsSteerNoTerminal(t *testing.T) {
 	}
 	var b bytes.Buffer
 	printError(&b, errors.New(hostile))
-	if strings.ContainsAny(b.String(), "\x1b\u202e\x00\u009b") || !strings.Contains(b.String(), "\nwarning") {
+	if strings.ContainsAny(b.String(), "\x1b\u202e\x00\u009b") || !strings.Contains(b.String(), "\n      warning") {
 		t.Errorf("an error is printed as %q", b.String())
 	}
 }

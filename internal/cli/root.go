@@ -134,14 +134,16 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// printError says what was wrong, where, and the mend.
+// printError says what was wrong, where, and the mend. Lines after the first are indented, so that none that somebody
+// else chose passes for another message.
 func printError(w io.Writer, err error) {
 	if errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintf(w, "tare: %s\n", printable.Text(strings.TrimSpace(err.Error())))
+	indented := func(text string) string { return strings.ReplaceAll(printable.Text(text), "\n", "\n      ") }
+	fmt.Fprintf(w, "tare: %s\n", indented(strings.TrimSpace(err.Error())))
 	if mend := fault.MendOf(err); mend != "" {
-		fmt.Fprintf(w, "      %s\n", printable.Text(mend))
+		fmt.Fprintf(w, "      %s\n", indented(mend))
 	}
 }
 

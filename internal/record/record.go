@@ -83,7 +83,7 @@ type Run struct {
 // Phrase is how the levels of one factor read in a sentence: "with 64 connections".
 type Phrase struct {
 	Factor string            `json:"factor"`
-	Words  map[string]string `json:"words"` // by level; of "": any other level, which stands in the place of {}
+	Words  map[string]string `json:"words"` // by level; of "": any other level, which stands in the place of the first {}
 }
 
 // Of is the phrase of one level; empty where there is none.
@@ -91,7 +91,7 @@ func (p Phrase) Of(level string) string {
 	if words, is := p.Words[level]; is {
 		return words
 	}
-	return strings.ReplaceAll(p.Words[""], "{}", level)
+	return strings.Replace(p.Words[""], "{}", level, 1)
 }
 
 // Precision is how narrow the intervals of some metrics must be for a run to end.

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"tare/internal/analysis"
+	"tare/internal/fault"
 	"tare/internal/metric"
 	"tare/internal/record"
 )
@@ -58,7 +59,7 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 		}
 		metrics, err := analysis.Metrics(t, defined)
 		if err != nil {
-			return fmt.Errorf("reading the histograms of trial %d: %w", t.Index+1, err)
+			return fault.Wrap(err, fault.Usage, fmt.Sprintf("trial %d", t.Index+1), "", "its histograms cannot be read")
 		}
 		names := slices.DeleteFunc(slices.Sorted(maps.Keys(metrics)), func(m string) bool {
 			return m == "" || word(m) != m || !t.Validity.Stands(m) || t.Attempt > 0 && before[told{t.Index, m}]
@@ -103,10 +104,10 @@ func benchName(run record.Run, t record.Trial) string {
 	return b.String() + "-" + strconv.Itoa(max(run.Environment.CPUs, 1))
 }
 
-// word is s without what would end a name or a part of one.
+// word is s without what would end a name or a part of one, or steer a terminal.
 func word(s string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsSpace(r) || unicode.IsControl(r) || r == '/' || r == '=' {
+		if unicode.IsSpace(r) || !unicode.IsGraphic(r) || r == '/' || r == '=' {
 			return '_'
 		}
 		return r
