@@ -19,6 +19,7 @@ func TestFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	const each = 3
+	var all []faults.Planned
 	for i, name := range []string{"quickstart", "config-scale"} {
 		counted, err := r.Count(t.Context(), filepath.Join(t.TempDir(), "count"), name)
 		if err != nil {
@@ -27,22 +28,25 @@ func TestFaults(t *testing.T) {
 		if counted.Code != 0 && counted.Code != 4 || len(counted.Counts) < 20 {
 			t.Fatalf("%s without a fault: exit code %d, %d classes of calls\n%s", name, counted.Code, len(counted.Counts), counted.Stderr)
 		}
-		hits := 0
 		for n := range each {
 			seed := uint64(1 + i*each + n)
-			v, err := r.Try(t.Context(), filepath.Join(t.TempDir(), "try"), name, seed, faults.Choose(seed, counted.Counts))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if v.Hit != "" {
-				hits++
-			}
-			for _, p := range v.Problems {
-				t.Errorf("%s, seed %d, %s (%s): %s", name, seed, v.Fault, v.Hit, p)
-			}
+			all = append(all, faults.Planned{Experiment: name, Seed: seed, Fault: faults.Choose(seed, counted.Counts)})
 		}
-		if hits < each/2 {
-			t.Errorf("%s: only %d of %d faults came about", name, hits, each)
+	}
+	verdicts, err := r.Try(t.Context(), filepath.Join(t.TempDir(), "try"), all...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hits := 0
+	for _, v := range verdicts {
+		if v.Hit != "" {
+			hits++
 		}
+		for _, p := range v.Problems {
+			t.Errorf("%s, seed %d, %s (%s): %s", v.Experiment, v.Seed, v.Fault, v.Hit, p)
+		}
+	}
+	if hits < len(all)/2 {
+		t.Errorf("only %d of %d faults came about", hits, len(all))
 	}
 }

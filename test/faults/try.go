@@ -2,12 +2,14 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"tare/experiments"
@@ -26,7 +28,7 @@ type Verdict struct {
 	Said       string   `json:"said"`        // the first line of its error
 	Finished   int      `json:"finished"`    // trials, by the progress that it printed
 	Readable   int      `json:"readable"`    // trials in the record
-	LeftBefore []string `json:"left_before"` // before tare clean
+	LeftBefore []string `json:"left_before"` // before tare clean, by all that ran at the same time
 	Problems   []string `json:"problems"`
 	Seconds    float64  `json:"seconds"`
 }
@@ -84,29 +86,33 @@ func runArgs(dir, name string) ([]string, error) {
 	return []string{"run", spec, "--quick", "--seed", "1", "--out", filepath.Join(dir, "run")}, nil
 }
 
-// Try runs an experiment with a fault in a directory that it makes and removes, and says what came of it.
-func (r *Runner) Try(ctx context.Context, dir, name string, seed uint64, f Fault) (*Verdict, error) {
+// Planned is a fault that is to be made in a run of an experiment.
+type Planned struct {
+	Experiment string
+	Seed       uint64
+	Fault      Fault
+}
+
+// Try runs experiments at the same time, each with its fault, in directories below one that it makes and removes, and
+// says what came of each. What they left behind is looked for when all have ended, and is a problem of the first. Where
+// there is some of several, the caller finds out whose by trying each alone.
+func (r *Runner) Try(ctx context.Context, dir string, all ...Planned) ([]*Verdict, error) {
 	before, err := footprint.Look()
 	if err != nil {
 		return nil, err
 	}
-	args, err := runArgs(dir, name)
-	if err != nil {
-		return nil, err
-	}
 	defer os.RemoveAll(dir)
-	began := time.Now()
-	result, err := r.Run(ctx, dir, f, limit, args...)
-	if err != nil {
+	verdicts, errs := make([]*Verdict, len(all)), make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, p := range all {
+		wg.Go(func() { verdicts[i], errs[i] = r.try(ctx, filepath.Join(dir, strconv.Itoa(i)), p) })
+	}
+	wg.Wait()
+	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
 		return nil, err
 	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	v := &Verdict{Seed: seed, Experiment: name, Fault: f, Hit: result.Hit, Code: result.Code, Said: firstError(result.Stderr)}
-	v.judgeEnd(result)
-	v.judgeTrials(filepath.Join(dir, "run"), result)
-	if v.LeftBefore, err = before.Left(); err != nil {
+	first := verdicts[0]
+	if first.LeftBefore, err = before.Left(); err != nil {
 		return nil, err
 	}
 	// What a killed child was about to do may still be under way, so the second time counts.
@@ -116,7 +122,7 @@ func (r *Runner) Try(ctx context.Context, dir, name string, seed uint64, f Fault
 			return nil, err
 		}
 		if cleaned.Code != 0 {
-			v.problem("tare clean ended with exit code %d: %s", cleaned.Code, firstError(cleaned.Stderr))
+			first.problem("tare clean ended with exit code %d: %s", cleaned.Code, firstError(cleaned.Stderr))
 		}
 		left, err := before.Left()
 		if err != nil {
@@ -125,9 +131,28 @@ func (r *Runner) Try(ctx context.Context, dir, name string, seed uint64, f Fault
 		if len(left) == 0 {
 			break
 		}
-		v.problem("left after tare clean: %s", strings.Join(left, "; "))
+		first.problem("left after tare clean: %s", strings.Join(left, "; "))
 	}
-	v.Seconds = time.Since(began).Seconds()
+	return verdicts, nil
+}
+
+// try runs one experiment with a fault, and says how it ended and what can be read.
+func (r *Runner) try(ctx context.Context, dir string, p Planned) (*Verdict, error) {
+	args, err := runArgs(dir, p.Experiment)
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	result, err := r.Run(ctx, dir, p.Fault, limit, args...)
+	if err != nil {
+		return nil, err
+	}
+	v := &Verdict{
+		Seed: p.Seed, Experiment: p.Experiment, Fault: p.Fault, Hit: result.Hit, Code: result.Code, Said: firstError(result.Stderr),
+		Seconds: time.Since(began).Seconds(),
+	}
+	v.judgeEnd(result)
+	v.judgeTrials(filepath.Join(dir, "run"), result)
 	return v, nil
 }
 

@@ -1,12 +1,13 @@
 // Command faults makes one system call of each of many runs fail, or kills them there, and says what came of it:
 //
-//	go run ./test/bench/faults [-n 2000] [-for 1h] [-only quickstart,mesh-rate] [-state FILE]
+//	go run ./test/bench/faults [-n 2000] [-for 1h] [-at 4] [-only quickstart,mesh-rate] [-state FILE]
 //	go run ./test/bench/faults -seed 17 -only quickstart   # the same fault again
 //	go run ./test/bench/faults -table
 //
 // Each run is a built-in experiment with very short windows. A seed chooses the call and what happens to it (see
-// test/faults). After each run tare clean must leave nothing behind, every finished trial must be readable, and exit
-// code and error must be those of the documentation. Each run adds a line to the state file, and an interrupted
+// test/faults). Several runs go on at a time, for they wait more than they work. When these have ended, tare clean must
+// leave nothing behind, every finished trial must be readable, and exit code and error must be those of the
+// documentation. Where something is left, each is run again alone, to find out by which. Each run adds a line to the state file, and an interrupted
 // campaign continues from there.
 package main
 
@@ -32,6 +33,7 @@ import (
 
 func main() {
 	n := flag.Int("n", 2000, "faults in all")
+	at := flag.Int("at", 4, "runs at the same time")
 	state := flag.String("state", "faults.jsonl", "file of what was found, which grows")
 	only := flag.String("only", "", "experiments, with commas between them; all when empty")
 	most := flag.Duration("for", time.Hour, "start no run after this time")
@@ -50,7 +52,7 @@ func main() {
 		if *only != "" {
 			names = strings.Split(*only, ",")
 		}
-		c := &bench{state: *state, names: names, counts: map[string]map[faults.Class]int{}}
+		c := &bench{state: *state, at: *at, names: names, counts: map[string]map[faults.Class]int{}}
 		return c.run(ctx, found, *n, *seed, time.Now().Add(*most))
 	}()
 	if err != nil {
@@ -61,6 +63,7 @@ func main() {
 
 type bench struct {
 	state  string
+	at     int // runs at the same time
 	names  []string
 	counts map[string]map[faults.Class]int // by experiment; nil: this machine cannot run it
 	runner *faults.Runner
@@ -80,8 +83,12 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uin
 		return err
 	}
 	if seed > 0 {
-		v, err := b.one(ctx, b.names[0], seed)
-		if v != nil {
+		p, err := b.plan(ctx, b.names[0], seed)
+		if p == nil || err != nil {
+			return err
+		}
+		verdicts, err := b.runner.Try(ctx, filepath.Join(b.dir, "try"), *p)
+		for _, v := range verdicts {
 			fmt.Printf("%s: %s\nhit: %s\nexit code %d: %s\nfinished %d, readable %d\nleft before tare clean: %q\nproblems: %q\n",
 				v.Experiment, v.Fault, v.Hit, v.Code, v.Said, v.Finished, v.Readable, v.LeftBefore, v.Problems)
 		}
@@ -95,29 +102,61 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uin
 		}
 	}
 	for hits < n && time.Now().Before(until) && ctx.Err() == nil {
-		next++
-		v, err := b.one(ctx, b.names[int(next)%len(b.names)], next)
+		var some []faults.Planned
+		for len(some) < min(b.at, n-hits) {
+			next++
+			p, err := b.plan(ctx, b.names[int(next)%len(b.names)], next)
+			if err != nil || ctx.Err() != nil {
+				return err
+			}
+			if p != nil {
+				some = append(some, *p)
+			}
+		}
+		verdicts, err := b.try(ctx, some)
+		if ctx.Err() != nil {
+			return nil // an interrupted run found nothing
+		}
 		if err != nil {
 			return err
 		}
-		if v == nil {
-			continue
-		}
-		if v.Hit != "" {
-			hits++
-		}
-		if len(v.Problems) > 0 || v.Hit == "" {
-			fmt.Printf("seed %d, %s, %s, hit %q: exit code %d, %q\n", v.Seed, v.Experiment, v.Fault, v.Hit, v.Code, v.Problems)
-		}
-		if err := campaign.Append(b.state, v); err != nil {
-			return err
+		for _, v := range verdicts {
+			if v.Hit != "" {
+				hits++
+			}
+			if len(v.Problems) > 0 || v.Hit == "" {
+				fmt.Printf("seed %d, %s, %s, hit %q: exit code %d, %q\n", v.Seed, v.Experiment, v.Fault, v.Hit, v.Code, v.Problems)
+			}
+			if err := campaign.Append(b.state, v); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// one makes one fault; nil where this machine cannot run the experiment, or all of them can be.
-func (b *bench) one(ctx context.Context, name string, seed uint64) (*faults.Verdict, error) {
+// try makes faults at the same time, and each alone where something is left behind and it is not known by which.
+func (b *bench) try(ctx context.Context, some []faults.Planned) ([]*faults.Verdict, error) {
+	dir := filepath.Join(b.dir, "try")
+	verdicts, err := b.runner.Try(ctx, dir, some...)
+	if err != nil || len(some) == 1 || len(verdicts[0].Problems) == 0 {
+		return verdicts, err
+	}
+	fmt.Printf("seeds %d to %d together: %q; now each alone\n", some[0].Seed, some[len(some)-1].Seed, verdicts[0].Problems)
+	for i, p := range some {
+		alone, err := b.runner.Try(ctx, dir, p)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 || len(alone[0].Problems) > 0 { // what shows only together stays a problem of the first
+			verdicts[i] = alone[0]
+		}
+	}
+	return verdicts, nil
+}
+
+// plan chooses a fault; nil where this machine cannot run the experiment.
+func (b *bench) plan(ctx context.Context, name string, seed uint64) (*faults.Planned, error) {
 	counts, known := b.counts[name]
 	if !known {
 		r, err := b.runner.Count(ctx, filepath.Join(b.dir, "count"), name)
@@ -139,11 +178,7 @@ func (b *bench) one(ctx context.Context, name string, seed uint64) (*faults.Verd
 		}
 		return nil, nil
 	}
-	v, err := b.runner.Try(ctx, filepath.Join(b.dir, "try"), name, seed, faults.Choose(seed, counts))
-	if ctx.Err() != nil {
-		return nil, nil // an interrupted run found nothing
-	}
-	return v, err
+	return &faults.Planned{Experiment: name, Seed: seed, Fault: faults.Choose(seed, counts)}, nil
 }
 
 func printTable(found []faults.Verdict) {
