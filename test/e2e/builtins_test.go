@@ -190,7 +190,7 @@ var smallests = map[string]smallest{
 		check: redirectedSeen,
 	},
 	"controlplane-certs": {
-		arms: []string{"proxy"}, levels: map[string][]any{"*.certificate-life": {"1s"}}, duration: "1s",
+		arms: []string{"proxy"}, levels: map[string][]any{"*.certificate-life": {"2s"}}, duration: "2s",
 		tells: []string{"latency_p50_seconds", "error_ratio"}, ofSubject: []string{"subject_cpu_seconds_per_request"},
 		check: func(t *testing.T, tr record.Trial) {
 			proxiesSeen(t, tr)
