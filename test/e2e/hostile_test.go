@@ -31,7 +31,7 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// What hostile nodes and a hostile coordinator share: keys, a stream on which anything can be said, and bytes on a
+// What hostile nodes, coordinators and proxies share: keys, a stream on which anything can be said, and bytes on a
 // connection.
 
 // What a process of the product may take while it is attacked. A quiet coordinator has some 60 MiB, an agent in a trial
@@ -201,10 +201,15 @@ func newWire(c net.Conn, connects bool) (wire, error) {
 
 // begin opens the stream of the service, by its number.
 func (w wire) begin(stream uint32, more ...hpack.HeaderField) error {
+	return w.call(stream, joinMethod, more...)
+}
+
+// call opens a stream of any method, by its number.
+func (w wire) call(stream uint32, method string, more ...hpack.HeaderField) error {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
 	for _, f := range append([]hpack.HeaderField{{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "https"},
-		{Name: ":path", Value: joinMethod}, {Name: ":authority", Value: "coordinator"}, {Name: "te", Value: "trailers"},
+		{Name: ":path", Value: method}, {Name: ":authority", Value: "coordinator"}, {Name: "te", Value: "trailers"},
 		{Name: "content-type", Value: "application/grpc+json"}}, more...) {
 		if err := e.WriteField(f); err != nil {
 			return err

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -110,8 +109,9 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 		if err != nil {
 			return nil, err
 		}
+		options.Credentials = p.authority.ServerCredentials()
 		options.Server = []grpc.ServerOption{
-			grpc.Creds(p.authority.ServerCredentials()), grpc.StreamInterceptor(p.authority.RequireIdentity()),
+			grpc.StreamInterceptor(p.authority.RequireIdentity()),
 			grpc.ReadBufferSize(0), // crypto/tls has one of its own
 		}
 	}
@@ -131,14 +131,13 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 }
 
 // key is what a stream is told: what is for its node, who must be that proxy.
-func (p *Plane) key(ctx context.Context, node *corev3.Node) (string, error) {
+func (p *Plane) key(ctx context.Context, id string) (string, error) {
 	p.mu.Lock()
 	mesh, shared := p.mesh, p.shared
 	p.mu.Unlock()
 	if shared {
 		return everyone, nil
 	}
-	id := node.GetId()
 	if !mesh.Has(id) {
 		return "", status.Errorf(codes.PermissionDenied, "there is no proxy %.200q in the mesh", id)
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strings"
 	"sync"
 	"time"
 
@@ -130,11 +129,15 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if err != nil {
 		return err
 	}
+	var refused refusals
 	p, err := NewPlane(ctx, m, PlaneOptions{
 		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, Admin: admin, Accounts: o.Accounts,
 		Names: o.Webhook.Names, OnAnswer: func(a Answer) {
-			if a.Refused != "" {
-				note(fmt.Sprintf("%s refuses %s: %s", a.Node, a.TypeURL[strings.LastIndexByte(a.TypeURL, '.')+1:], a.Refused))
+			if a.Refused == "" {
+				return
+			}
+			if line, shown := refused.line(a); shown {
+				note(line)
 			}
 		},
 	})

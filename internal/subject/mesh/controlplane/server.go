@@ -11,9 +11,9 @@ import (
 	"sync"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/proto"
 
@@ -30,13 +30,15 @@ type Answer = ads.Answer
 // Options are what a server tells and how. The zero value will do: every data plane is then told the same.
 type Options struct {
 	// Key is what a data plane is told by: the key of SetAll. See ads.Options.
-	Key      func(context.Context, *corev3.Node) (string, error)
+	Key      func(ctx context.Context, node string) (string, error)
 	OnSent   func(Sent)   // called by the stream's goroutine
 	OnAnswer func(Answer) // the same
 	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when Set was
 	// called and when they left: see TimesOf. With state of the world the version is data, and stays as it is.
 	Stamped bool
-	Server  []grpc.ServerOption // more options, such as credentials
+	// Credentials are those of the server; nil: it speaks in the clear.
+	Credentials credentials.TransportCredentials
+	Server      []grpc.ServerOption // more options
 }
 
 // TimesOf reads the times (ns by pace.Now) that a stamped response tells in its version.
@@ -85,7 +87,7 @@ func New(o Options) *Server {
 	s := &Server{last: map[string]told{}, commons: map[*Resources]*common{}}
 	s.ads = ads.New(ads.Options{Key: o.Key, OnSent: o.OnSent, OnAnswer: o.OnAnswer, Stamped: o.Stamped})
 	pings := keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}
-	options := append(ads.ServerOptions(), grpc.KeepaliveEnforcementPolicy(pings))
+	options := append(ads.ServerOptions(o.Credentials), grpc.KeepaliveEnforcementPolicy(pings))
 	s.grpc = grpc.NewServer(append(options, o.Server...)...)
 	s.ads.Register(s.grpc)
 	return s

@@ -13,9 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"tare/internal/pace"
@@ -45,10 +45,10 @@ type Answer struct {
 
 // Options are who is told, and who hears of it. The zero value will do: all data planes then have the key "".
 type Options struct {
-	// Key is the view that a data plane is told. It is called before a stream joins those of the key and again once it
-	// has, because its answer may change in between; another answer ends the stream. The context has the peer. An error
-	// ends the stream, with PermissionDenied if it is no status of gRPC's.
-	Key      func(context.Context, *corev3.Node) (string, error)
+	// Key is the view that a data plane is told, by the id of its node. It is called before a stream joins those of the
+	// key and again once it has, because its answer may change in between; another answer ends the stream. The context
+	// has the peer. An error ends the stream, with PermissionDenied if it is no status of gRPC's.
+	Key      func(ctx context.Context, node string) (string, error)
 	OnSent   func(Sent)   // called by the stream's goroutine
 	OnAnswer func(Answer) // the same
 	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when the view
@@ -108,7 +108,7 @@ type Server struct {
 // New makes a server. A data plane is answered once its key has a view.
 func New(o Options) *Server {
 	if o.Key == nil {
-		o.Key = func(context.Context, *corev3.Node) (string, error) { return "", nil }
+		o.Key = func(context.Context, string) (string, error) { return "", nil }
 	}
 	if o.Patience <= 0 {
 		o.Patience = 2 * time.Second
@@ -183,6 +183,10 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	}, s)
 }
 
+// maxStreams is how many streams a connection may have. A data plane has one, and one more for each certificate that
+// it asks for.
+const maxStreams = 100
+
 // readBuffer is what a connection may keep to read into, in bytes, enough for what data planes say but at the
 // beginning; the 32 KiB of gRPC would be half of what an idle data plane costs.
 const readBuffer = 1 << 10
@@ -193,10 +197,16 @@ const (
 	connectionWindow = 1 << 20
 )
 
-// ServerOptions are what a gRPC server needs for the service, and bounds of what a peer can cost.
-func ServerOptions() []grpc.ServerOption {
+// ServerOptions are what a gRPC server needs for the service, and bounds of what its peers can cost. They are for one
+// server; own are its credentials, nil for none.
+func ServerOptions(own credentials.TransportCredentials) []grpc.ServerOption {
+	return newIntake().serverOptions(own)
+}
+
+func (in *intake) serverOptions(own credentials.TransportCredentials) []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(MaxRequest),
-		grpc.MaxConcurrentStreams(1000), grpc.MaxHeaderListSize(64 << 10), grpc.ConnectionTimeout(10 * time.Second),
+		grpc.Creds(in.credentials(own)), grpc.ChainStreamInterceptor(in.serve),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(64 << 10), grpc.ConnectionTimeout(10 * time.Second),
 		grpc.WaitForHandlers(true), // so that Wait waits for all
 		grpc.HeaderTableSize(0),    // a data plane sends headers once, at the beginning of its stream
 		grpc.ReadBufferSize(readBuffer), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow)}
@@ -206,14 +216,18 @@ func ServerOptions() []grpc.ServerOption {
 // stay twice as large for as long as the stream is there if anything were done upon it.
 func (s *Server) handle(g grpc.ServerStream, delta bool) error {
 	stream := &stream{server: s, g: g, delta: delta, requests: make(chan *request, 1), ended: make(chan error, 1)}
+	if c, ok := g.(*counted); ok {
+		stream.conn = c.conn
+	}
 	s.atWork.Go(stream.receive)
 	err := <-stream.ended
 	s.leave(stream)
+	stream.letGo()
 	return err
 }
 
 // key is the key of a data plane. The error is a status of gRPC's.
-func (s *Server) key(ctx context.Context, node *corev3.Node) (string, error) {
+func (s *Server) key(ctx context.Context, node string) (string, error) {
 	key, err := s.o.Key(ctx, node)
 	if err == nil {
 		return key, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,8 +44,13 @@ func TestFollow(t *testing.T) {
 // A refused response is not sent again until something changes; then what it said is said again, as it is now.
 func TestRefusal(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
+		var mu sync.Mutex
 		var answers []Answer
-		s := New(Options{Patience: forEver, OnAnswer: func(a Answer) { answers = append(answers, a) }})
+		s := New(Options{Patience: forEver, OnAnswer: func(a Answer) {
+			mu.Lock()
+			defer mu.Unlock()
+			answers = append(answers, a)
+		}})
 		p := connect(t, serve(t, s), delta)
 		s.Set("", viewOf(t, "C a b E a b"))
 		p.want("C")
@@ -62,11 +68,26 @@ func TestRefusal(t *testing.T) {
 		p.takes(map[bool]string{false: "C a b", true: "C b"}[delta]) // nothing is in doubt any more
 		p.takes("E b")
 		p.quiet()
-		if len(answers) < 2 || answers[0].Refused != "I do not like b" || answers[0].Node != "node" ||
+		mu.Lock()
+		defer mu.Unlock()
+		if len(answers) < 3 || answers[0].Refused != "I do not like b" || answers[0].Node != "node" ||
 			answers[1].TypeURL != EndpointType || answers[1].Refused == "" || answers[2].Refused != "" {
 			t.Errorf("answers %+v", answers)
 		}
 	})
+}
+
+// What is refused again and again is in doubt once.
+func TestRefusedAgain(t *testing.T) {
+	list := viewOf(t, "C a b c").Tables[ClusterType].list
+	s := &subscription{names: noNames, sent: empty}
+	for i := range 100 {
+		s.nonce, s.waiting, s.flight = fmt.Sprint(i), true, list[i%2:]
+		s.answer(&request{nonce: s.nonce, refused: true})
+	}
+	if len(s.doubt) != len(list) {
+		t.Errorf("%d resources of %d are in doubt", len(s.doubt), len(list))
+	}
 }
 
 // Whoever gets a cluster gets its endpoints once more, whether or not it was waiting for them, and the same with routes
@@ -348,8 +369,8 @@ func TestDeltaReconnect(t *testing.T) {
 func TestKeys(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		var asked atomic.Int64
-		s := New(Options{Patience: forEver, Key: func(_ context.Context, n *corev3.Node) (string, error) {
-			switch id := n.GetId(); id {
+		s := New(Options{Patience: forEver, Key: func(_ context.Context, id string) (string, error) {
+			switch id {
 			case "x", "y":
 				return id, nil
 			case "changing": // has another key by the time that its stream has joined
@@ -455,7 +476,7 @@ func TestQuota(t *testing.T) {
 		q, now, waited := quota{left: quotaAtOnce}, int64(0), time.Duration(0)
 		for range tt.requests {
 			now += int64(tt.each)
-			wait := q.take(tt.bytes, now)
+			wait := q.take(int64(tt.bytes), now)
 			waited, now = waited+wait, now+int64(wait)
 		}
 		if waited < tt.least || waited > tt.most {

@@ -96,7 +96,7 @@ func (p *plane) start(view View) {
 	p.server = New(Options{OnSent: func(s Sent) { note(line{sent: s}) },
 		OnAnswer: func(a Answer) { note(line{answer: a}) }})
 	p.server.Set("", view)
-	p.grpc, p.ended = grpc.NewServer(ServerOptions()...), make(chan error, 1)
+	p.grpc, p.ended = grpc.NewServer(ServerOptions(nil)...), make(chan error, 1)
 	p.server.Register(p.grpc)
 	go func() { p.ended <- p.grpc.Serve(l) }()
 }

@@ -7,7 +7,13 @@ import (
 )
 
 // names is a set of names of resources, in order. It never changes.
-type names struct{ list []string }
+type names struct {
+	list []string
+	own  int64 // bytes of those that no table had
+}
+
+// nameAround is what a name takes besides its bytes.
+const nameAround = 16
 
 var noNames = &names{}
 
@@ -38,10 +44,12 @@ func (s *nameSets) of(list []string, t *Table) *names {
 		_ = h.WriteByte(0)
 	}
 	return s.sets.of(h.Sum64(), func(n *names) bool { return slices.Equal(n.list, list) }, func() *names {
-		n := &names{make([]string, len(list))}
+		n := &names{list: make([]string, len(list))}
 		for i, name := range list {
 			if r := t.Get(name); r != nil {
 				name = r.name
+			} else {
+				n.own += int64(len(name)) + nameAround
 			}
 			n.list[i] = name
 		}

@@ -24,11 +24,16 @@ import (
 // serve has a server listen until the test ends.
 func serve(t testing.TB, s *Server) (address string) {
 	t.Helper()
+	return serveWith(t, s, newIntake())
+}
+
+func serveWith(t testing.TB, s *Server, in *intake) (address string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := grpc.NewServer(ServerOptions()...)
+	g := grpc.NewServer(in.serverOptions(nil)...)
 	s.Register(g)
 	ended := make(chan error, 1)
 	go func() { ended <- g.Serve(l) }()

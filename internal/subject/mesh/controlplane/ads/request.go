@@ -28,7 +28,7 @@ const (
 type request struct {
 	delta bool
 
-	node    []byte // encoded
+	id      string // of the node
 	url     string
 	nonce   string
 	version string            // state of the world
@@ -38,6 +38,7 @@ type request struct {
 	refused bool
 	wrong   string
 
+	node int   // bytes of the node
 	size int   // bytes that came
 	err  error // a *status.Status's, where it cannot be read or is too much
 }
@@ -50,11 +51,17 @@ type codec struct{ encoding.CodecV2 }
 
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	var pool mem.BufferPool = mem.DefaultBufferPool()
+	if data.Len() >= largeMessage {
+		pool = mem.NopBufferPool{} // the other would keep what is that large for a while
+		decodesLarge.Lock()
+		defer decodesLarge.Unlock()
+	}
 	r, ok := v.(*request)
 	if !ok {
 		return c.CodecV2.Unmarshal(data, v)
 	}
-	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	b := data.MaterializeToBuffer(pool)
 	defer b.Free()
 	r.size, r.err = b.Len(), r.parse(b.ReadOnlyData())
 	return nil
@@ -131,10 +138,10 @@ func (r *request) parse(b []byte) error {
 func (r *request) take(f field, value []byte) error {
 	switch f {
 	case nodeField: // of several the parts are one message
-		if len(r.node)+len(value) > maxNode {
+		if r.node += len(value); r.node > maxNode {
 			return tooMuch("bytes of a node", maxNode)
 		}
-		r.node = append(r.node, value...)
+		return r.takeNode(value)
 	case urlField:
 		return text(&r.url, value)
 	case nonceField:
@@ -152,6 +159,20 @@ func (r *request) take(f field, value []byte) error {
 		return r.takeError(value)
 	}
 	return nil
+}
+
+// takeNode reads the id of a node, which is all that matters of it. A node may have a megabyte of metadata, which the
+// generated decoder would make a hundred times as large.
+func (r *request) takeNode(b []byte) error {
+	return each(b, func(number protowire.Number, value []byte) error {
+		if number != 1 {
+			return nil
+		}
+		if len(value) > maxID {
+			return tooMuch("bytes of a node's id", maxID)
+		}
+		return text(&r.id, value)
+	})
 }
 
 // takeKnown reads an entry of a map: a name and its version.
@@ -242,4 +263,15 @@ func (r *request) stubs() *Table {
 	}
 	slices.SortFunc(list, byName)
 	return newTable(nil, list)
+}
+
+// stubAround is what a stub takes besides its name and version, in bytes.
+const stubAround = 128
+
+// sizeOf is what stubs take.
+func sizeOf(stubs []*Resource) (bytes int64) {
+	for _, r := range stubs {
+		bytes += int64(len(r.name)+len(r.version)) + stubAround
+	}
+	return bytes
 }

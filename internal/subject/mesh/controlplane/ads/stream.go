@@ -7,13 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"tare/internal/pace"
 )
@@ -25,8 +24,10 @@ type stream struct {
 	server   *Server
 	g        grpc.ServerStream
 	delta    bool
+	conn     *conn         // what it is counted by; nil: it is not
 	requests chan *request // received, and yet to be taken
 	ended    chan error    // gets one, the last thing that work does
+	debt     atomic.Int64  // bytes that were worked through for requests and not yet taken out of the quota
 
 	mu      sync.Mutex
 	woken   bool // there may be something to do
@@ -36,6 +37,7 @@ type stream struct {
 	lost    error
 
 	// What follows belongs to work.
+	kept  int64 // what the connection knows that it keeps, in bytes
 	node  string
 	key   string
 	entry *entry          // nil before the first request
@@ -89,7 +91,9 @@ func (s *stream) turn() error {
 		}
 		select {
 		case r := <-s.requests:
-			if err := s.take(r); err != nil {
+			err := s.take(r)
+			s.conn.taken(r.size)
+			if err != nil {
 				return err
 			}
 		default:
@@ -99,9 +103,16 @@ func (s *stream) turn() error {
 			return nil
 		}
 		for r := s.next(pace.Now()); r != nil; r = s.next(pace.Now()) {
-			if err := s.send(r); err != nil {
+			err := s.weigh()
+			if err == nil {
+				err = s.send(r)
+			}
+			if err != nil {
 				return err
 			}
+		}
+		if err := s.weigh(); err != nil {
+			return err
 		}
 	}
 	s.setAlarm(s.due)
@@ -131,11 +142,41 @@ func (s *stream) receive() {
 	s.wakeUp()
 }
 
+// weigh takes note of what the stream keeps now. It is an error where that is too much.
+func (s *stream) weigh() error {
+	if s.conn == nil {
+		return nil
+	}
+	before := s.kept
+	s.kept = 0
+	for _, sub := range s.subs {
+		s.kept += sub.keeps()
+	}
+	worst := s.conn.change(0, 0, s.kept-before)
+	if worst == s.conn {
+		return status.Error(codes.ResourceExhausted, "too much is asked for that is not there, and most of it here")
+	}
+	if worst != nil {
+		worst.cut()
+	}
+	return nil
+}
+
+// letGo takes note that the stream has ended, and keeps nothing.
+func (s *stream) letGo() {
+	if s.conn != nil {
+		_ = s.conn.change(0, 0, -s.kept)
+	}
+}
+
 // receiveAll reads no faster than the quota lets it: the rest waits in the data plane, by the flow control of the
 // connection. The end of what it has to say is no error.
 func (s *stream) receiveAll() error {
 	ctx := s.g.Context()
-	q := quota{left: quotaAtOnce, at: pace.Now()}
+	by := s.conn
+	if by == nil {
+		by = &conn{quota: quota{left: quotaAtOnce, at: pace.Now()}}
+	}
 	for {
 		r := &request{delta: s.delta}
 		if err := s.g.RecvMsg(r); errors.Is(err, io.EOF) {
@@ -143,7 +184,7 @@ func (s *stream) receiveAll() error {
 		} else if err != nil {
 			return err
 		}
-		if wait := q.take(r.size, pace.Now()); wait > 0 {
+		if wait := by.wait(int64(r.size) + s.debt.Swap(0)); wait > 0 {
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():
@@ -161,21 +202,14 @@ func (s *stream) receiveAll() error {
 
 // open is what the first request leads to: it says whose stream this is.
 func (s *stream) open(first *request) error {
-	var node corev3.Node
-	if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(first.node, &node); err != nil {
-		return status.Error(codes.InvalidArgument, "the node is malformed")
-	}
-	if len(node.GetId()) > maxID {
-		return tooMuch("bytes of a node's id", maxID)
-	}
-	s.node = node.GetId()
-	key, err := s.server.key(s.g.Context(), &node)
+	s.node = first.id
+	key, err := s.server.key(s.g.Context(), s.node)
 	if err != nil {
 		return err
 	}
 	s.server.join(key, s)
 	// A key that was deleted before the stream joined it would have left the stream without an end.
-	if now, err := s.server.key(s.g.Context(), &node); err != nil {
+	if now, err := s.server.key(s.g.Context(), s.node); err != nil {
 		return err
 	} else if now != key {
 		return status.Error(codes.Unavailable, "what the data plane is told has just changed: connect again")
@@ -183,22 +217,24 @@ func (s *stream) open(first *request) error {
 	return nil
 }
 
-// What a stream may ask for: so many requests at once, and so many per second for long. One counts as more by its size.
-// A data plane asks some ten times at the beginning, and then answers what it is told.
+// What the streams of a connection may ask for: so many requests at once, and so many per second for long. One counts
+// as more by its size, and by what there is to do for it. A data plane asks some ten times at the beginning, and then
+// answers what it is told.
 const (
 	quotaAtOnce    = 2000
 	quotaPerSecond = 200
-	quotaBytes     = 64 << 10 // that count as one request more
+	quotaBytes     = 64 << 10 // that count as one request more, of what is asked and of what is answered
+	quotaName      = 64       // bytes as which a name counts, of those that there are once some are added or dropped
 )
 
-// quota is what a stream may still ask for.
+// quota is what a connection may still ask for.
 type quota struct {
 	left float64 // requests; below 0: the next must wait
 	at   int64   // ns by pace.Now
 }
 
 // take takes a request of so many bytes out of the quota, and says how long to wait before it is served.
-func (q *quota) take(bytes int, now int64) time.Duration {
+func (q *quota) take(bytes, now int64) time.Duration {
 	q.left = min(quotaAtOnce, q.left+float64(now-q.at)/1e9*quotaPerSecond) - 1 - float64(bytes)/quotaBytes
 	q.at = now
 	return time.Duration(max(0, -q.left) / quotaPerSecond * 1e9)
@@ -258,7 +294,10 @@ func (s *stream) take(r *request) error {
 	case sub.nonce == "" || r.nonce == sub.nonce: // an older one: the answer to the last response says more
 		sub.replace(r.names, now, &s.server.sets)
 	}
-	if len(sub.names.list) > maxNames {
+	if len(r.names)+len(r.drop) > 0 {
+		s.debt.Add(quotaName * int64(len(sub.names.list)))
+	}
+	if max(len(sub.names.list), len(sub.owed)) > maxNames {
 		return status.Errorf(codes.ResourceExhausted, "more than %d names of %s are asked for", maxNames, r.url)
 	}
 	return nil
@@ -339,7 +378,7 @@ func (s *stream) response(sub *subscription, n *news, view *view) *response {
 	for _, r := range n.changed {
 		for _, need := range r.needs {
 			if other := s.of(need.url); other != nil && other.wants(need.name) && other.sent.Get(need.name) != nil {
-				other.owe(need.name, false)
+				other.owe(need.name, false, view.table(other.url))
 			}
 		}
 	}
@@ -356,6 +395,9 @@ func (s *stream) response(sub *subscription, n *news, view *view) *response {
 	r.encode(s.delta, version, n.resources, n.removed)
 	sub.nonce, sub.waiting, sub.flight = r.nonce, true, n.changed
 	sub.since, sub.asked = view.since, n.asked
+	if sub.told = int64(r.parts[0].Len()); n.asked {
+		s.debt.Add(int64(r.parts.Len()))
+	}
 	return r
 }
 

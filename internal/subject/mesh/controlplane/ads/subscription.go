@@ -17,10 +17,13 @@ type subscription struct {
 	sent  *Table          // what it was told last, as far as it wants it
 	due   bool            // it waits for a response, even if there is nothing to tell
 	owed  map[string]bool // names that are to be told, whether or not it has them; true: it asked for them
+	owing int64           // bytes of those that are in no table, and of telling so
+	stubs int64           // bytes of what is in sent by the data plane's word alone
 	doubt []*Resource     // of responses that it refused: it may have taken a part of them
 
 	nonce   string // of the last response
 	waiting bool   // for its answer
+	told    int64  // bytes of the last response, but for resources, until it is answered
 	at      int64  // when the last response left, ns by pace.Now
 	since   int64  // of the view that it told of
 	asked   bool   // the data plane had asked for it
@@ -47,18 +50,31 @@ func (s *subscription) answer(r *request) bool {
 		return false
 	}
 	if r.refused {
-		s.doubt = append(s.doubt, s.flight...)
+		s.doubt = with(s.doubt, s.flight)
 	}
-	s.waiting, s.flight = false, nil
+	s.waiting, s.flight, s.told = false, nil, 0
 	return true
 }
 
-func (s *subscription) owe(name string, asked bool) {
+// keeps is what the subscription takes that it has in common with no other, in bytes.
+func (s *subscription) keeps() int64 { return s.names.own + s.owing + s.stubs + s.told }
+
+// owe has a name told, by what there is now.
+func (s *subscription) owe(name string, asked bool, now *Table) {
 	if s.owed == nil {
 		s.owed = map[string]bool{}
 	}
-	s.owed[name] = s.owed[name] || asked
+	before, known := s.owed[name]
+	if r := now.Get(name); r != nil {
+		name = r.name
+	} else if !known {
+		s.owing += owing(name)
+	}
+	s.owed[name] = before || asked
 }
+
+// owing is what it takes to keep in mind that a name is owed, and to tell that it is not there.
+func owing(name string) int64 { return int64(2*len(name)) + 4*nameAround }
 
 // asks says whether the data plane waits for something that it asked for.
 func (s *subscription) asks() bool {
@@ -96,7 +112,7 @@ func (s *subscription) replace(list []string, now *Table, sets *nameSets) {
 	names := sets.of(rest, now)
 	for _, name := range names.list {
 		if !s.names.has(name) {
-			if s.owe(name, true); s.kind.whole { // what is not in the response is not there
+			if s.owe(name, true, now); s.kind.whole { // what is not in the response is not there
 				s.due = true
 			}
 		}
@@ -105,14 +121,17 @@ func (s *subscription) replace(list []string, now *Table, sets *nameSets) {
 		s.sent, s.due = s.sent.only(s.names.list), true
 	}
 	s.names, s.all = names, all
-	s.forgive()
+	s.forgive(now)
 }
 
 // forgive forgets what is owed and not wanted any more.
-func (s *subscription) forgive() {
+func (s *subscription) forgive(now *Table) {
+	s.owing = 0
 	for name := range s.owed {
 		if !s.wants(name) {
 			delete(s.owed, name)
+		} else if now.Get(name) == nil {
+			s.owing += owing(name)
 		}
 	}
 }
@@ -121,7 +140,8 @@ func (s *subscription) forgive() {
 // the data plane may have forgotten it. first is the first request of the type, which says also what is known.
 func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets) {
 	if first {
-		if s.sent = r.stubs(); len(r.names) == 0 && len(r.drop) == 0 && s.kind.roots {
+		s.sent = r.stubs()
+		if s.stubs = sizeOf(s.sent.list); len(r.names) == 0 && len(r.drop) == 0 && s.kind.roots {
 			s.all, s.due = true, true
 		}
 	}
@@ -137,7 +157,7 @@ func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets
 			if first && s.sent.Get(name) != nil {
 				continue
 			}
-			s.owe(name, true)
+			s.owe(name, true, now)
 		}
 		s.names = sets.of(append(rest, s.names.list...), now)
 	}
@@ -154,11 +174,11 @@ func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets
 		if _, drop := slices.BinarySearch(rest, name); !drop {
 			left = append(left, name)
 		} else if s.all { // it does not know whether what it has is still among all
-			s.owe(name, true)
+			s.owe(name, true, now)
 		}
 	}
 	s.names = sets.of(left, now)
-	s.forgive()
+	s.forgive(now)
 }
 
 // pick is those of a list that are wanted. The list is not changed, and may be the result.
@@ -218,7 +238,7 @@ type news struct {
 func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	d := s.sent.stepTo(now)
 	if at == breaks {
-		s.sent = now
+		s.sent, s.stubs = now, 0
 		n := &news{version: now.version, removed: namesOf(s.pick(d.removed))}
 		if len(n.removed) == 0 || !delta && !s.kind.whole {
 			return nil
@@ -249,7 +269,12 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 		}
 	}
 	n.changed, n.removed = with(n.changed, more), sorted(n.removed)
-	s.sent, s.due, s.owed = to, false, nil
+	s.sent, s.due, s.owed, s.owing = to, false, nil, 0
+	if s.stubs > 0 { // of what is removed in the end they stay
+		if s.stubs = 0; to != now {
+			s.stubs = sizeOf(d.removed)
+		}
+	}
 	n.resources = n.changed
 	if !delta {
 		if s.kind.whole && len(n.changed)+len(n.removed) > 0 || asked {

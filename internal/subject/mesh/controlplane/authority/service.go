@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 )
 
 // Service signs certificates of agents that keep their keys to themselves, as
@@ -94,11 +95,16 @@ func (s *Service) serve(stream grpc.ServerStream) error {
 	if !s.signing.take(who.id + " " + who.pod) {
 		return status.Errorf(codes.ResourceExhausted, "too many certificates for %s: wait a while", who.id)
 	}
-	m := newRequest()
-	if err := stream.RecvMsg(m); err != nil {
+	var m emptypb.Empty // to which all of a message is unknown, and kept as it came
+	if err := stream.RecvMsg(&m); err != nil {
 		return err
 	}
-	l, t, err := s.sign(who.id, who.token, readRequest(m))
+	var l leaf
+	var t *trust
+	r, err := readMessage(m.ProtoReflect().GetUnknown())
+	if err == nil {
+		l, t, err = s.sign(who.id, who.token, r)
+	}
 	if err != nil {
 		s.a.refuse(ctx, "%s a certificate: %s", who.id, shown(err.Error()))
 		return refusal(err)

@@ -1,6 +1,7 @@
 package authority
 
 import (
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
@@ -74,7 +75,18 @@ func set(m *dynamicpb.Message, name protoreflect.Name, v any) {
 	m.Set(m.Descriptor().Fields().ByName(name), protoreflect.ValueOf(v))
 }
 
-func readRequest(m *dynamicpb.Message) request {
+// maxMessage is the longest message that is decoded, in bytes. Decoded, its metadata could be a hundred times as large.
+const maxMessage = 64 << 10
+
+// readMessage reads an encoded IstioCertificateRequest.
+func readMessage(b []byte) (request, error) {
+	if len(b) > maxMessage {
+		return request{}, fmt.Errorf("the message has %d bytes, more than %d", len(b), maxMessage)
+	}
+	m := newRequest()
+	if proto.Unmarshal(b, m) != nil {
+		return request{}, errors.New("the message is not one that asks for a certificate")
+	}
 	r := request{
 		csr: get(m, "csr").String(), subject: get(m, "subject_id").String(), seconds: get(m, "validity_duration").Int(),
 	}
@@ -84,7 +96,7 @@ func readRequest(m *dynamicpb.Message) request {
 		value := v.Message()
 		r.impersonated = value.Get(value.Descriptor().Fields().ByName("string_value")).String()
 	}
-	return r
+	return r, nil
 }
 
 func requestMessage(r request) proto.Message {

@@ -1,0 +1,138 @@
+package ads
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// FuzzFrames: data is counted alike, however the bytes of frames come.
+func FuzzFrames(f *testing.F) {
+	var b bytes.Buffer
+	framer := http2.NewFramer(&b, nil)
+	for _, err := range []error{
+		framer.WriteSettings(), framer.WriteData(1, false, []byte("data")), framer.WriteData(1, false, nil),
+		framer.WritePing(false, [8]byte{}), framer.WriteDataPadded(3, true, make([]byte, 3000), make([]byte, 7)),
+	} {
+		if err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Add(b.Bytes(), 1)
+	f.Add(b.Bytes(), 10)
+	f.Add([]byte{0xff, 0xff, 0xff, 0}, 3)
+	f.Fuzz(func(t *testing.T, b []byte, step int) {
+		var whole, parts frames
+		data, around := whole.follow(b)
+		if data < 0 || around < 0 || data > 0 && around < frameAround {
+			t.Errorf("%d bytes of data, and %d around them", data, around)
+		}
+		for rest := b; len(rest) > 0; {
+			n := min(max(step, 1), len(rest))
+			d, a := parts.follow(rest[:n])
+			data, around, rest = data-d, around-a, rest[n:]
+		}
+		if data != 0 || around != 0 || whole != parts {
+			t.Errorf("%+v and %+v, which have %d and %d bytes more", whole, parts, data, around)
+		}
+	})
+}
+
+func TestFrames(t *testing.T) {
+	var b bytes.Buffer
+	framer := http2.NewFramer(&b, nil)
+	for _, n := range []int{1, 0, 1000, 2000, 16_000} {
+		if err := framer.WriteData(1, false, make([]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, around := new(frames).follow(b.Bytes())
+	if want := int64(4*frameAround + 4096 - 2000 + 16_384 - 16_000); data != 19_001 || around != want {
+		t.Errorf("%d bytes of data, and %d around them, not %d", data, around, want)
+	}
+}
+
+// TestIntake: each connection has its share, and of those that have more the one that has most is closed where all
+// together have too much.
+func TestIntake(t *testing.T) {
+	in := newIntake()
+	all := make([]*conn, 10)
+	for i := range all {
+		near, far := net.Pipe()
+		t.Cleanup(func() { near.Close(); far.Close() })
+		all[i] = &conn{Conn: near, raw: near, in: in}
+		if worst := all[i].change(connectionShare, 0, 0); worst != nil {
+			t.Fatal("a share is too much")
+		}
+	}
+	if worst := all[0].change(sharedBytes/2, 0, 0); worst != nil {
+		t.Error("half of what there is is too much")
+	}
+	if worst := all[1].change(0, sharedBytes/4, sharedBytes/4-1); worst != nil {
+		t.Error("almost all that there is is too much")
+	}
+	if worst := all[2].change(0, 0, 2); worst != all[0] {
+		t.Error("it is not the first that has most")
+	}
+	all[0].cut()
+	if _, err := all[0].raw.Write([]byte{1}); err == nil || in.sum != sharedBytes/2+1 {
+		t.Errorf("%v, and %d bytes are left", err, in.sum)
+	}
+	if worst := all[0].change(sharedBytes, 0, 0); worst != nil {
+		t.Error("one that was closed still counts")
+	}
+	all[1].open(1)
+	all[1].taken(1)
+	all[1].taken(connectionShare)
+	all[1].change(0, 0, -(sharedBytes/4 - 1))
+	all[2].Close()
+	if in.sum != 0 || len(in.beyond) != 0 {
+		t.Errorf("%d bytes are left of %d connections", in.sum, len(in.beyond))
+	}
+}
+
+// TestTaken: what was worked through does not count any more, or a connection would not last.
+func TestTaken(t *testing.T) {
+	both(t, func(t *testing.T, delta bool) {
+		in, s := newIntake(), New(Options{Patience: forEver})
+		p := connect(t, serveWith(t, s, in), delta)
+		for i := range 20 {
+			s.Set("", viewOf(t, fmt.Sprint("C a=", i)))
+			if i == 0 {
+				p.want("C")
+			}
+			p.expect("C a")
+			p.answer("C", strings.Repeat("x", i*10_000))
+		}
+		p.quiet()
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+			left, conns := in.left()
+			if conns == 1 && left == 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%d bytes count, of %d connections", left, conns)
+			}
+		}
+	})
+}
+
+// left is what connections have sent and nobody has taken yet, and how many connections there are.
+func (i *intake) left() (bytes int64, conns int) {
+	i.mu.Lock()
+	all := slices.Collect(maps.Values(i.by))
+	i.mu.Unlock()
+	for _, c := range all {
+		c.mu.Lock()
+		bytes += c.pending + c.around
+		c.mu.Unlock()
+	}
+	return bytes, len(all)
+}
