@@ -174,10 +174,12 @@ func noSuchExperiment(command, name, more string) error {
 	return fault.New(fault.Usage, "tare "+command+" "+name, mend, "no such experiment")
 }
 
-// requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more.
-func requireFeatures(s *engine.Spec) error {
+// requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more by their specs
+// or by how they are run.
+func requireFeatures(s *engine.Spec, more ...string) error {
+	needed := slices.Concat([]string{"cgroup-create"}, s.Needs, more)
 	for _, p := range features() {
-		if p.Name() != "cgroup-create" && !slices.Contains(s.Needs, p.Name()) {
+		if !slices.Contains(needed, p.Name()) {
 			continue
 		}
 		if err := p.Err(); err != nil {
@@ -211,6 +213,11 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	nodes := f.nodes.plan(s) // it fits the spec to them
 	if nodes != nil {
 		if err := s.CheckShare(nodes.CPUs); err != nil {
+			return err
+		}
+	}
+	if nodes != nil && nodes.Local {
+		if err := requireFeatures(s, "local-nodes"); err != nil {
 			return err
 		}
 	}

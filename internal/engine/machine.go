@@ -115,7 +115,7 @@ func runFirst() (done func(*ledger.Ledger)) {
 	return func(l *ledger.Ledger) {
 		_ = pace.RunFirst(false) // what could be set can be taken back
 		if early != nil && l != nil {
-			l.Warn("not-first", "%v; a storm of execs may have held up the reading of counters", early)
+			l.Warn("not-first", "%v (it takes CAP_SYS_NICE); a storm of execs may have held up the reading of counters", early)
 		}
 	}
 }

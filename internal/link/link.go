@@ -47,7 +47,8 @@ func cannotPair(err error, name string) error {
 			"load the module veth",
 			"this kernel has no pairs of virtual interfaces")
 	case errors.Is(err, unix.EPERM):
-		return fault.Wrap(err, fault.Machine, name, "run as root", "no permission to make network interfaces")
+		return fault.Wrap(err, fault.Machine, name, "run as root, or with CAP_NET_ADMIN",
+			"no permission to make network interfaces")
 	}
 	return fault.Wrap(err, fault.Machine, name, "", "cannot create a pair of virtual interfaces")
 }
@@ -108,12 +109,21 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 		if err := netlink.LinkDel(link); errors.Is(err, unix.ENODEV) {
 			continue
 		} else if err != nil {
-			errs = append(errs, fmt.Errorf("removing the interface %s: %w", a.Name, err))
+			errs = append(errs, cannotRemove(err, a.Name))
 			continue
 		}
 		removed = append(removed, a.Name)
 	}
 	return removed, errors.Join(errs...)
+}
+
+// cannotRemove explains why an interface could not be removed.
+func cannotRemove(err error, name string) error {
+	if errors.Is(err, unix.EPERM) {
+		return fault.Wrap(err, fault.Machine, name, "run as root, or with CAP_NET_ADMIN",
+			"no permission to remove the network interface")
+	}
+	return fmt.Errorf("removing the interface %s: %w", name, err)
 }
 
 // ConfigureInside sets up the network of the namespace that this process has for itself: the loopback and the far end

@@ -31,7 +31,7 @@ func NewNamespace() (*Namespace, error) {
 		return err
 	})
 	if err != nil {
-		hint := "run as root"
+		hint := "run as root, or with CAP_SYS_ADMIN"
 		if errors.Is(err, unix.EINVAL) {
 			hint = "use a kernel with CONFIG_NET_NS"
 		}

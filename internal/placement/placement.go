@@ -198,7 +198,7 @@ func cannotMake(err error, dir string) error {
 	case errors.Is(err, unix.EROFS):
 		return fault.Wrap(err, fault.Machine, dir, "mount the control groups for writing, or run outside the container", "control groups are mounted read-only")
 	case errors.Is(err, fs.ErrPermission):
-		return fault.Wrap(err, fault.Machine, dir, "run as root", "no permission to make control groups")
+		return fault.Wrap(err, fault.Machine, dir, "run as root, or with CAP_DAC_OVERRIDE", "no permission to make control groups")
 	case errors.Is(err, fs.ErrExist):
 		return fault.Wrap(err, fault.Usage, dir, "use another name", "the control group exists already")
 	}

@@ -131,7 +131,11 @@ func removeAll(dirs []string, deadline time.Time) error {
 				err = os.Remove(d)
 			}
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, fault.Wrap(err, fault.Machine, d, "run 'tare clean' later", "cannot remove the control group"))
+				mend := "run 'tare clean' later"
+				if errors.Is(err, fs.ErrPermission) {
+					mend = "run 'tare clean' as root, or with CAP_DAC_OVERRIDE"
+				}
+				errs = append(errs, fault.Wrap(err, fault.Machine, d, mend, "cannot remove the control group"))
 			}
 		}
 	}

@@ -17,8 +17,11 @@ import (
 	"testing"
 	"time"
 
+	"kernel.org/pub/linux/libs/security/libcap/cap"
+
 	"tare/internal/record"
 	"tare/test/binary"
+	"tare/test/rights"
 	"tare/test/schematest"
 )
 
@@ -54,6 +57,7 @@ type command struct {
 	env     []string      // added to the test's own
 	stdin   string        // nothing when empty
 	user    uint32        // runs as this user and group; 0 is the test's own
+	has     []cap.Value   // capabilities of another user; it can get no others
 	timeout time.Duration // until it is killed and the test fails; 1 minute when 0
 }
 
@@ -107,13 +111,22 @@ func (c command) start(t *testing.T) *process {
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if c.user != 0 {
 		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.user, Gid: c.user}
+		for _, has := range c.has {
+			p.cmd.SysProcAttr.AmbientCaps = append(p.cmd.SysProcAttr.AmbientCaps, uintptr(has))
+		}
 	}
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		defer close(p.done)
 		began := time.Now()
-		err := p.cmd.Start()
+		var err error
+		if c.user != 0 {
+			err = rights.Bound(c.has)
+		}
+		if err == nil {
+			err = p.cmd.Start()
+		}
 		started <- err
 		if err == nil {
 			p.err = p.cmd.Wait()

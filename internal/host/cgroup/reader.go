@@ -330,7 +330,7 @@ func (r *Reader) ReadCPU() error {
 	var first error
 	for _, g := range r.groups {
 		if err := r.read(g, g.cpu, true); err != nil && first == nil {
-			first = fmt.Errorf("reading the CPU time of control group %s: %w", g.Path, err)
+			first = forbidden(fmt.Errorf("reading the CPU time of control group %s: %w", g.Path, err))
 		}
 	}
 	return first
@@ -341,7 +341,7 @@ func (r *Reader) ReadMemory() error {
 	var first error
 	for _, g := range r.groups {
 		if err := r.read(g, g.memory, false); err != nil && first == nil {
-			first = fmt.Errorf("reading the memory of control group %s: %w", g.Path, err)
+			first = forbidden(fmt.Errorf("reading the memory of control group %s: %w", g.Path, err))
 		}
 	}
 	return first

@@ -512,29 +512,43 @@ func BenchmarkReader300(b *testing.B) {
 	run("Resolver.Path", func(b *testing.B) { _, err := res.Path(1); must(b, err) })
 }
 
-// A group that may not be listed is no defect of Tare's: the error says what would let it be listed.
+// A group that may not be listed or read is no defect of Tare's: the error says what would let it be read.
 func TestReaderWithoutRights(t *testing.T) {
 	l, err := Discover(Roots{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	hs := groupsOf(t, l)
-	top := fmt.Sprintf("/tare-test-rights-%d", os.Getpid())
-	removeTop := makeGroup(t, hs, top)
-	remove := makeGroup(t, hs, top+"/below")
-	defer func() { remove(); removeTop() }()
+	name := fmt.Sprintf("tare-test-rights-%d", os.Getpid())
+	top := "/" + name
+	defer makeGroup(t, hs, top)()
 	for _, h := range hs {
 		if err := os.Chmod(h.Mount+top, 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
+	check := func(what string, err error) {
+		t.Helper()
+		if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "CAP_DAC_READ_SEARCH") {
+			t.Errorf("%s: got %v (%q)", what, err, fault.MendOf(err))
+		}
+	}
 	rights.Without(t, func() {
-		r, err := NewReader(l)
+		r, err := NewReaderOf(l, []string{name}) // which lists no group that has none below it
+		if err != nil {
+			t.Errorf("a group without others in it: %v", err)
+			return
+		}
+		defer r.Close()
+		check("reading CPU time", r.ReadCPU())
+		check("reading memory", r.ReadMemory())
+	})
+	defer makeGroup(t, hs, top+"/below")()
+	rights.Without(t, func() {
+		r, err := NewReaderOf(l, []string{name})
 		if err == nil {
 			r.Close()
 		}
-		if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "CAP_DAC_READ_SEARCH") {
-			t.Errorf("got %v (%q)", err, fault.MendOf(err))
-		}
+		check("listing", err)
 	})
 }

@@ -71,7 +71,7 @@ func walk(dir int, rel string, buf []byte, visit func(rel string, ino uint64)) e
 		if gone(err) {
 			return nil
 		}
-		return fmt.Errorf("looking at control group %s: %w", name, err)
+		return forbidden(fmt.Errorf("looking at control group %s: %w", name, err))
 	}
 	visit(rel, st.Ino)
 	// A directory has one link from its parent, one from itself and one from each directory in it (kernfs keeps to
@@ -85,12 +85,7 @@ func walk(dir int, rel string, buf []byte, visit func(rel string, ino uint64)) e
 		if gone(err) {
 			return nil
 		}
-		err = fmt.Errorf("listing control group %s: %w", name, err)
-		if errors.Is(err, unix.EACCES) { // whoever made it did so with a strict umask
-			return fault.Wrap(err, fault.Machine, "", "run as root, or with CAP_DAC_READ_SEARCH",
-				"the control groups of this machine may not all be read")
-		}
-		return err
+		return forbidden(fmt.Errorf("listing control group %s: %w", name, err))
 	}
 	for _, d := range below {
 		if err := walk(dir, rel+"/"+d, buf, visit); err != nil {
@@ -98,6 +93,16 @@ func walk(dir int, rel string, buf []byte, visit func(rel string, ino uint64)) e
 		}
 	}
 	return nil
+}
+
+// forbidden gives the error of a group that may not be read its mend: whoever made the group did so with a strict
+// umask. Other errors stay as they are.
+func forbidden(err error) error {
+	if !errors.Is(err, unix.EACCES) {
+		return err
+	}
+	return fault.Wrap(err, fault.Machine, "", "run as root, or with CAP_DAC_READ_SEARCH",
+		"the control groups of this machine may not all be read")
 }
 
 // subdirs lists the directories in a directory. It reads the kernel's records itself since a v1 group holds some thirty

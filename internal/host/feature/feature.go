@@ -6,7 +6,13 @@ package feature
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/host/proc"
 )
 
 // Status is the outcome of one probe.
@@ -60,6 +66,10 @@ func (p *Probe) run() {
 		detail, err := p.probe()
 		p.status.Detail = detail
 		if err != nil {
+			// Whoever lacks rights is refused what the kernel may well have.
+			if errors.Is(err, fs.ErrPermission) && !proc.Capable(unix.CAP_SYS_ADMIN) && !strings.Contains(p.status.Mend, "root") {
+				p.status.Mend = "run as root, or with CAP_SYS_ADMIN; if that does not help, " + p.status.Mend
+			}
 			p.err = &MissingError{Status: p.status, Cause: err}
 			if detail == "" {
 				p.status.Detail = err.Error()

@@ -2,12 +2,15 @@ package perf
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
 )
 
 // ring is the memory that the kernel shares for one event: a control page and a power of two of data pages.
@@ -33,7 +36,13 @@ func openRing(attr *unix.PerfEventAttr, cpu, pages int) (*ring, error) {
 	mem, err := unix.Mmap(fd, 0, page*(1+pages), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("mapping a sampling ring of %d pages for CPU %d: %w", pages, cpu, err)
+		err = fmt.Errorf("mapping a sampling ring of %d pages for CPU %d: %w", pages, cpu, err)
+		if errors.Is(err, unix.EPERM) { // perf_mmap in kernel/events/core.c
+			err = fault.Wrap(err, fault.Machine, "", "end other samplers of this user, run with CAP_IPC_LOCK, or raise "+
+				"kernel.perf_event_mlock_kb or the limit of locked memory (ulimit -l)",
+				"the rings of all samplers of this user take more memory than they may")
+		}
+		return nil, err
 	}
 	return &ring{
 		fd: fd, cpu: cpu, mem: mem, data: mem[page:],

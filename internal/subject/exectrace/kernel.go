@@ -160,8 +160,14 @@ func (k *kernel) close() error {
 
 // openGroup opens the control group that is traced.
 func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
+	hidden := func(err error) error {
+		return fault.Wrap(err, fault.Machine, dir, "run as root, or with CAP_DAC_READ_SEARCH",
+			"the control group cannot be opened")
+	}
 	var fstype unix.Statfs_t
-	if err := unix.Statfs(dir, &fstype); err != nil {
+	if err := unix.Statfs(dir, &fstype); errors.Is(err, fs.ErrPermission) {
+		return nil, hidden(err)
+	} else if err != nil {
 		return nil, fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it", "no such control group")
 	}
 	if fstype.Type != unix.CGROUP2_SUPER_MAGIC {
@@ -174,7 +180,7 @@ func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 	}
 	f, err := os.Open(dir)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Machine, dir, "run as root", "the control group cannot be opened")
+		return nil, hidden(err)
 	}
 	return f, nil
 }

@@ -343,9 +343,9 @@ func explain(err error, doing string) error {
 	switch {
 	case errors.As(err, &known):
 		return err
-	// Without CAP_BPF or CAP_PERFMON the verifier refuses what it would take from others: that is a question of rights.
+	// Without rights the verifier refuses what it would take from others: that is a question of rights.
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && !hasRights():
-		mend := "run as root (it needs CAP_BPF and CAP_NET_ADMIN)"
+		mend := "run as root, or with CAP_SYS_ADMIN"
 		if hasRights() {
 			mend = "the kernel refuses BPF to root as well: look at /sys/kernel/security/lockdown, at the container's seccomp profile and its devices"
 		}
@@ -360,7 +360,6 @@ func explain(err error, doing string) error {
 	return fault.Wrap(err, fault.Machine, "", "it needs Linux 5.18 with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT and CONFIG_CGROUP_BPF", "%s", doing)
 }
 
-// hasRights reports whether this process has the capabilities that loading takes, in its own user namespace.
-func hasRights() bool {
-	return proc.Capable(unix.CAP_SYS_ADMIN) || proc.Capable(unix.CAP_BPF) && proc.Capable(unix.CAP_NET_ADMIN)
-}
+// hasRights reports whether this process has the capability that a data plane takes, in its own user namespace: to load
+// its programs, and to open its maps by their ids.
+func hasRights() bool { return proc.Capable(unix.CAP_SYS_ADMIN) }

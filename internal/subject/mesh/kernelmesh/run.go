@@ -445,7 +445,7 @@ func (d *DataPlane) ready(o Options, services []Service) (Ready, error) {
 func mapInfo(id ebpf.MapID) (MapInfo, error) {
 	m, err := ebpf.NewMapFromID(id)
 	if err != nil {
-		return MapInfo{}, fmt.Errorf("opening map %d: %w", id, err)
+		return MapInfo{}, explain(err, fmt.Sprintf("opening map %d", id))
 	}
 	defer m.Close()
 	info, err := m.Info()

@@ -1,0 +1,1015 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
+
+	"tare/internal/fault"
+	"tare/internal/host/cgroup"
+	"tare/internal/host/feature"
+	"tare/internal/host/proc"
+	"tare/internal/ledger"
+	"tare/internal/record"
+)
+
+// rightsRow is a row of the table "Which command needs what" of docs/security.md.
+type rightsRow struct {
+	command     string // the first cell
+	needs, more []cap.Value
+	writes      string
+}
+
+var (
+	capabilityName = regexp.MustCompile(`CAP_[A-Z_]+`)
+	rightsTable    = regexp.MustCompile(`(?s)\n## Which command needs what\n(.*?)\n## `)
+)
+
+// readRightsTable reads the table.
+func readRightsTable(t *testing.T) (rows []rightsRow) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	section := rightsTable.FindSubmatch(page)
+	if section == nil {
+		t.Fatal("docs/security.md has no section on what commands need")
+	}
+	for line := range strings.Lines(string(section[1])) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "| `") {
+			continue
+		}
+		cells := strings.Split(strings.Trim(line, "|"), "|")
+		if len(cells) != 4 {
+			t.Fatalf("%d cells are in the row %s", len(cells), line)
+		}
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		r := rightsRow{command: cells[0], needs: named(t, cells[1]), more: named(t, cells[2]), writes: cells[3]}
+		if strings.HasPrefix(cells[1], "nothing") != (len(r.needs) == 0) || (cells[2] == "-") != (len(r.more) == 0) {
+			t.Errorf("the row of %s contradicts itself: it needs %q, and more is %q", r.command, cells[1], cells[2])
+		}
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+// named are the capabilities that a text names, each once.
+func named(t *testing.T, text string) (all []cap.Value) {
+	t.Helper()
+	for _, name := range capabilityName.FindAllString(text, -1) {
+		v, err := cap.FromName(strings.ToLower(name))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if !slices.Contains(all, v) {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+// nameOf is a capability as messages and pages have it.
+func nameOf(c cap.Value) string { return strings.ToUpper(c.String()) }
+
+// without are all capabilities but one.
+func without(all []cap.Value, one cap.Value) []cap.Value {
+	return slices.DeleteFunc(slices.Clone(all), func(c cap.Value) bool { return c == one })
+}
+
+// actor is user 65534 with some capabilities. It works in a directory of its own, and has one for temporary files.
+type actor struct {
+	dir, temporary string
+	has            []cap.Value
+}
+
+func newActor(t *testing.T, has ...cap.Value) actor {
+	t.Helper()
+	return actor{ownDir(t), ownDir(t), has}
+}
+
+// nobody is the user ID of actors.
+const nobody = 65534
+
+// ownDir makes a directory of an actor's.
+func ownDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "tare-test-rights-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chown(dir, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func (a actor) start(t *testing.T, args ...string) *process {
+	t.Helper()
+	return command{args: args, dir: a.dir, env: []string{"TMPDIR=" + a.temporary}, user: nobody, has: a.has}.start(t)
+}
+
+func (a actor) run(t *testing.T, args ...string) output {
+	t.Helper()
+	return a.start(t, args...).wait(t)
+}
+
+// done is run of what must end well.
+func (a actor) done(t *testing.T, args ...string) output {
+	t.Helper()
+	o := a.run(t, args...)
+	if o.code != 0 {
+		t.Fatalf("tare %s, with %v: %s", strings.Join(args, " "), a.has, o)
+	}
+	return o
+}
+
+// refused runs what the machine must refuse to an actor that lacks a capability. The message must name that.
+func (a actor) refused(t *testing.T, lacks cap.Value, args ...string) {
+	t.Helper()
+	if o := a.run(t, args...); !refuses(o, lacks) {
+		t.Errorf("tare %s, with %v: want exit code 3 and a message that names %s: %s", strings.Join(args, " "), a.has,
+			nameOf(lacks), o)
+	}
+}
+
+func refuses(o output, lacks cap.Value) bool {
+	return o.code == int(fault.Machine) && strings.Contains(o.stderr, nameOf(lacks))
+}
+
+// wrote checks that an actor's files are those, and that no temporary ones are left.
+func (a actor) wrote(t *testing.T, names ...string) {
+	t.Helper()
+	for dir, want := range map[string][]string{a.dir: names, a.temporary: nil} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var there []string
+		for _, e := range entries {
+			there = append(there, e.Name())
+		}
+		if !slices.Equal(there, slices.Sorted(slices.Values(want))) {
+			t.Errorf("in %s there are %q, want %q", dir, there, want)
+		}
+	}
+}
+
+// rightsTest tests one row.
+type rightsTest struct {
+	// refused gives command lines that fail without any of the capabilities that are needed. What these commands are to
+	// work on it puts on the machine, until the end of the test.
+	refused func(*testing.T) [][]string
+	// works does what the command is for as one who has just what it needs, and gives the files that it wrote.
+	works func(*testing.T, actor) (files []string)
+	// more shows for each further capability what one has who has all of them, and that who lacks this one has not, and
+	// is told so.
+	more map[cap.Value]func(t *testing.T, with, lacks actor)
+	// alone is of what would be disturbed by the tests of other rows, or disturb them.
+	alone bool
+}
+
+func (x rightsTest) run(t *testing.T, row rightsRow) {
+	var refused [][]string
+	if x.refused != nil {
+		refused = x.refused(t)
+	}
+	if len(row.needs) > 0 && len(refused) == 0 {
+		t.Error("there is no command that is refused")
+	}
+	for _, c := range row.needs {
+		for _, args := range refused {
+			a := newActor(t, without(row.needs, c)...)
+			a.refused(t, c, args...)
+			a.wrote(t)
+		}
+	}
+	a := newActor(t, row.needs...)
+	files := x.works(t, a)
+	a.wrote(t, files...)
+	if row.writes == "-" && len(files) > 0 {
+		t.Errorf("it wrote %q, and the table says that it writes nothing", files)
+	}
+	all := slices.Concat(row.needs, row.more)
+	for _, c := range row.more {
+		if x.more[c] == nil {
+			t.Errorf("what %s brings is not tested", nameOf(c))
+			continue
+		}
+		t.Run(nameOf(c), func(t *testing.T) { x.more[c](t, newActor(t, all...), newActor(t, without(all, c)...)) })
+	}
+	for c := range x.more {
+		if !slices.Contains(row.more, c) {
+			t.Errorf("%s is tested, and the table does not have it", nameOf(c))
+		}
+	}
+}
+
+// TestWhichCommandNeedsWhat runs every row of the table in docs/security.md: with what it says is needed the command
+// works, without any part of that it says what it lacks, and what further capabilities bring is there with them and
+// said to be missing without. The commands run as a user who is not root and can get no other capability.
+func TestWhichCommandNeedsWhat(t *testing.T) {
+	needsRoot(t) // to be somebody else
+	leavesNothing(t)
+	tests := map[string]rightsTest{
+		"`tare list`, `report`":            {works: listWorks},
+		"`tare compare`, `power`":          {works: compareWorks},
+		"`tare node keys`":                 {works: keysWork},
+		"`tare app http`":                  {works: appWorks, more: lowPorts},
+		"`tare load http`":                 {works: loadWorks},
+		"`tare subject exectrace`":         exectraceRights(),
+		"`tare subject kernelmesh`":        kernelmeshRights(),
+		"`tare doctor`":                    {works: doctorWorks, more: doctorFeatures()},
+		"`tare weigh`":                     weighRights(),
+		"`tare run quickstart`, `try`":     runRights(),
+		"`tare run` with a load of execs":  execsRights(),
+		"`tare clean` of one's own groups": cleanRights(),
+	}
+	rows := readRightsTable(t)
+	for _, row := range rows {
+		x, ok := tests[row.command]
+		if !ok {
+			t.Errorf("the row of %s has no test", row.command)
+			continue
+		}
+		delete(tests, row.command)
+		t.Run(strings.ReplaceAll(row.command, "`", ""), func(t *testing.T) {
+			if !x.alone {
+				t.Parallel()
+			}
+			x.run(t, row)
+		})
+	}
+	for _, command := range slices.Sorted(maps.Keys(tests)) {
+		t.Errorf("docs/security.md has no row of %s", command)
+	}
+}
+
+// TestActor: an actor has the capabilities that it is given, and can get no others.
+func TestActor(t *testing.T) {
+	needsRoot(t) // to be somebody else
+	has := []cap.Value{cap.SYS_PTRACE, cap.BPF}
+	want := fmt.Sprintf("%016x", 1<<cap.SYS_PTRACE|1<<cap.BPF)
+	a := newActor(t, has...)
+	p := a.start(t, "app", "http")
+	p.waitFor(t, "serving ")
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", p.pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		status, err := os.ReadFile(task)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		sets := regexp.MustCompile(`(?m)^Cap(?:Inh|Prm|Eff|Bnd|Amb):\t(\S+)$`).FindAllSubmatch(status, -1)
+		if len(sets) != 5 || slices.ContainsFunc(sets, func(m [][]byte) bool { return string(m[1]) != want }) ||
+			!strings.Contains(string(status), fmt.Sprintf("Uid:\t%[1]d\t%[1]d\t%[1]d\t%[1]d\n", nobody)) {
+			t.Errorf("want %s in all sets, and user %d: %s", want, nobody, status)
+		}
+	}
+	p.signal(t, syscall.SIGTERM)
+	p.wait(t)
+}
+
+// readableRecord is smallRecord where an actor can read it.
+func readableRecord(t *testing.T, id string) string {
+	t.Helper()
+	dir := filepath.Join(ownDir(t), id)
+	if err := os.CopyFS(dir, os.DirFS(smallRecord(t, id))); err != nil {
+		t.Fatal(err)
+	}
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Chown(path, nobody, nobody))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func listWorks(t *testing.T, a actor) []string {
+	if o := a.done(t, "list"); !strings.Contains(o.stdout, "quickstart\n") {
+		t.Errorf("list: %s", o)
+	}
+	run := readableRecord(t, "one")
+	if o := a.done(t, "report", run); !strings.Contains(o.stdout, "p50") {
+		t.Errorf("report: %s", o)
+	}
+	a.done(t, "report", run, "--format", "html", "-o", "page.html")
+	return []string{"page.html"}
+}
+
+func compareWorks(t *testing.T, a actor) []string {
+	one, two := readableRecord(t, "one"), readableRecord(t, "two")
+	if o := a.done(t, "compare", one, two, "--anyway", "--html", "page.html"); !strings.Contains(o.stdout, "p50") {
+		t.Errorf("compare: %s", o)
+	}
+	if o := a.done(t, "power", one); !strings.Contains(o.stdout, "p50") {
+		t.Errorf("power: %s", o)
+	}
+	return []string{"page.html"}
+}
+
+func keysWork(t *testing.T, a actor) []string {
+	if o := a.done(t, "node", "keys", "--dir", "keys", "n1"); !strings.Contains(o.stdout, "keys/n1.key") {
+		t.Errorf("node keys: %s", o)
+	}
+	return []string{"keys"}
+}
+
+// serves starts tare app http at an address, asks it for something, and ends it.
+func serves(t *testing.T, a actor, address string) {
+	t.Helper()
+	p := a.start(t, "app", "http", "--listen", address)
+	p.waitFor(t, "/ (Ctrl-C ends it)")
+	url := regexp.MustCompile(`http://\S+`).FindString(p.stdout.String())
+	r, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(io.Discard, r.Body)
+	if err = errors.Join(err, r.Body.Close()); err != nil || r.StatusCode != http.StatusOK {
+		t.Errorf("GET %s: %s, %v", url, r.Status, err)
+	}
+	p.signal(t, syscall.SIGTERM)
+	if o := p.wait(t); o.code != 0 {
+		t.Errorf("app http: %s", o)
+	}
+}
+
+func appWorks(t *testing.T, a actor) []string {
+	serves(t, a, "127.0.0.1:0")
+	return nil
+}
+
+var lowPorts = map[cap.Value]func(t *testing.T, with, lacks actor){
+	cap.NET_BIND_SERVICE: func(t *testing.T, with, lacks actor) {
+		address := privilegedAddress(t)
+		serves(t, with, address)
+		lacks.refused(t, cap.NET_BIND_SERVICE, "app", "http", "--listen", address)
+	},
+}
+
+// privilegedAddress is one of the loopback that not everybody may listen at, and nobody does.
+func privilegedAddress(t *testing.T) string {
+	t.Helper()
+	first := 1024 // port that everybody may listen at
+	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start"); err == nil {
+		if first, err = strconv.Atoi(strings.TrimSpace(string(text))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for port := first - 1; port > 0; port-- {
+		address := fmt.Sprintf("127.0.0.1:%d", port)
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			continue
+		}
+		l.Close()
+		return address
+	}
+	t.Skip("needs ports that not everybody may listen at (net.ipv4.ip_unprivileged_port_start)")
+	return ""
+}
+
+func loadWorks(t *testing.T, a actor) []string {
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer server.Close()
+	o := a.done(t, "load", "http", "--url", server.URL, "--rate", "100", "--duration", "300ms", "--json")
+	var r struct{ Done int64 }
+	if err := json.Unmarshal([]byte(o.stdout), &r); err != nil || r.Done == 0 {
+		t.Errorf("%v: %s", err, o)
+	}
+	return nil
+}
+
+func exectraceRights() rightsTest {
+	group := fmt.Sprintf("tare-test-rights-%d", os.Getpid())
+	return rightsTest{
+		refused: func(*testing.T) [][]string { return [][]string{{"subject", "exectrace", "--for", "1s"}} },
+		works: func(t *testing.T, a actor) []string {
+			traces(t, a, exec.Command("true"))
+			return nil
+		},
+		more: map[cap.Value]func(t *testing.T, with, lacks actor){
+			cap.DAC_READ_SEARCH: func(t *testing.T, with, lacks actor) {
+				dir := hiddenGroup(t, v2(t), "/"+group)
+				below := filepath.Join(dir, "below")
+				if err := os.Mkdir(below, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { removeGroup(t, below) }) // before the one that it is in
+				inside := exec.Command("sh", "-c", "echo $$ > "+dir+"/cgroup.procs && exec true")
+				traces(t, with, inside, "--cgroup", dir)
+				for _, hidden := range []string{dir, below} {
+					lacks.refused(t, cap.DAC_READ_SEARCH, "subject", "exectrace", "--for", "1s", "--cgroup", hidden)
+				}
+			},
+		},
+	}
+}
+
+func kernelmeshRights() rightsTest {
+	group := fmt.Sprintf("/tare-test-rights-mesh-%d", os.Getpid())
+	var args []string
+	return rightsTest{
+		refused: func(t *testing.T) [][]string {
+			dir := filepath.Join(v2(t).Mount, group)
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { removeGroup(t, dir) })
+			services := filepath.Join(ownDir(t), "services.yaml")
+			text := "services: [{address: 10.96.0.1:80, endpoints: [{address: 127.0.0.1:8080}]}]\n"
+			if err := os.WriteFile(services, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			args = []string{"subject", "kernelmesh", "--human", "--services", services, "--cgroup", dir}
+			return [][]string{args}
+		},
+		works: func(t *testing.T, a actor) []string {
+			p := a.start(t, args...)
+			p.waitFor(t, "kernelmesh serves 1 service, 1 endpoint ")
+			p.signal(t, syscall.SIGINT)
+			if o := p.wait(t); o.code != 0 {
+				t.Errorf("kernelmesh: %s", o)
+			}
+			return nil
+		},
+	}
+}
+
+// v2 is the hierarchy of control groups v2. A test without one is skipped.
+func v2(t *testing.T) *cgroup.Hierarchy {
+	t.Helper()
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, ok := layout.V2()
+	if !ok {
+		t.Skip("needs control groups v2")
+	}
+	return h
+}
+
+// traces has tare subject exectrace trace a command that becomes true.
+func traces(t *testing.T, a actor, traced *exec.Cmd, flags ...string) {
+	t.Helper()
+	p := a.start(t, append([]string{"subject", "exectrace", "--output", "table"}, flags...)...)
+	whileItRuns(t, p, func() bool { return strings.Contains(p.stderr.String(), "exectrace: ready\n") })
+	if out, err := traced.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", traced, err, out)
+	}
+	// The columns are the time, the user, the process, its parent and its name.
+	line := regexp.MustCompile(fmt.Sprintf(`(?m)^\S+ +\d+ +%d +\d+ +true `, traced.Process.Pid))
+	whileItRuns(t, p, func() bool { return line.MatchString(p.stdout.String()) })
+	p.signal(t, syscall.SIGINT)
+	if o := p.wait(t); o.code != 0 {
+		t.Errorf("exectrace: %s", o)
+	}
+}
+
+// hiddenGroup makes a control group that only root may list or look into, and removes it at the end.
+func hiddenGroup(t *testing.T, h *cgroup.Hierarchy, path string) string {
+	t.Helper()
+	dir, _ := h.Dir(path)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { removeGroup(t, dir) })
+	return dir
+}
+
+// diagnosis is what of tare doctor --json is looked at.
+type diagnosis struct {
+	Features []feature.Status
+}
+
+func (d diagnosis) find(name string) feature.Status {
+	i := slices.IndexFunc(d.Features, func(s feature.Status) bool { return s.Name == name })
+	if i < 0 {
+		return feature.Status{}
+	}
+	return d.Features[i]
+}
+
+func readDiagnosis(t *testing.T, o output) (d diagnosis) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(o.stdout), &d); err != nil {
+		t.Fatalf("%v: %s", err, o)
+	}
+	return d
+}
+
+// needsFeature skips a test where not even root has a feature.
+func needsFeature(t *testing.T, name string) {
+	t.Helper()
+	if s := readDiagnosis(t, tare(t, "doctor", "--json")).find(name); !s.Available {
+		t.Skipf("needs %s: %s", name, s.Detail)
+	}
+}
+
+func doctorWorks(t *testing.T, a actor) []string {
+	o := a.run(t, "doctor", "--json")
+	if o.code != int(fault.Machine) || !strings.Contains(o.stderr, "this machine cannot be weighed: it lacks bpf-syscall") {
+		t.Errorf("doctor: %s", o)
+	}
+	d, all := readDiagnosis(t, o), readDiagnosis(t, tare(t, "doctor", "--json"))
+	for i := range all.Features {
+		if i >= len(d.Features) || d.Features[i].Name != all.Features[i].Name {
+			t.Fatalf("it does not have all that root's has: %s", o)
+		}
+		s := d.Features[i]
+		if !s.Available && (s.Detail == "" || s.Needs == "" || s.Lost == "" || s.Mend == "") {
+			t.Errorf("what is missing is not fully said: %+v", s)
+		}
+		if !s.Available && all.Features[i].Available && !strings.Contains(s.Mend, "root") {
+			t.Errorf("it is not said that root has it: %+v", s)
+		}
+	}
+	return nil
+}
+
+// doctorFeatures are capabilities with features that are there with them only.
+func doctorFeatures() map[cap.Value]func(t *testing.T, with, lacks actor) {
+	more := map[cap.Value]func(t *testing.T, with, lacks actor){}
+	for c, name := range map[cap.Value]string{
+		cap.SYS_ADMIN: "bpf-syscall", cap.SYSLOG: "bpf-addresses", cap.DAC_OVERRIDE: "cgroup-create",
+		cap.NET_ADMIN: "local-nodes",
+	} {
+		more[c] = func(t *testing.T, with, lacks actor) {
+			needsFeature(t, name)
+			if s := readDiagnosis(t, with.run(t, "doctor", "--json")).find(name); !s.Available {
+				t.Errorf("with %s there is no %s: %+v", nameOf(c), name, s)
+			}
+			if c == cap.SYSLOG {
+				needsHiddenAddresses(t)
+			}
+			o := lacks.run(t, "doctor", "--json")
+			s := readDiagnosis(t, o).find(name)
+			if s.Available || !strings.Contains(s.Needs, nameOf(c)) || (o.code == int(fault.Machine)) != s.Required {
+				t.Errorf("without %s there is %s: %+v", nameOf(c), name, s)
+			}
+			with.wrote(t)
+			lacks.wrote(t)
+		}
+	}
+	return more
+}
+
+// needsHiddenAddresses skips a test where the kernel shows its addresses to those as well who lack CAP_SYSLOG
+// (kallsyms_show_value in kernel/ksyms_common.c), or to nobody.
+func needsHiddenAddresses(t *testing.T) {
+	t.Helper()
+	restrict := kernelSetting(t, "kptr_restrict")
+	if restrict > 1 || restrict == 0 && kernelSetting(t, "perf_event_paranoid") < 2 {
+		t.Skip("needs a kernel that shows its addresses to CAP_SYSLOG alone (kernel.kptr_restrict, kernel.perf_event_paranoid)")
+	}
+}
+
+// kernelSetting is the number that a setting of the kernel is.
+func kernelSetting(t *testing.T, name string) int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/sys/kernel/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+const addressesHidden = "bpf-addresses-hidden" // code of the warning
+
+// warning is the text of a warning of a ledger, empty where there is none.
+func warning(l *ledger.Ledger, code string) string {
+	for _, w := range l.Warnings {
+		if w.Code == code {
+			return w.Message
+		}
+	}
+	return ""
+}
+
+func weighRights() rightsTest {
+	group := fmt.Sprintf("/tare-test-rights-weigh-%d", os.Getpid())
+	weigh := []string{"weigh", "--for", "400ms", "--json"}
+	weighed := func(t *testing.T, a actor) *ledger.Ledger {
+		t.Helper()
+		l := readLedger(t, a.done(t, weigh...).stdout)
+		return &l
+	}
+	return rightsTest{
+		alone: true, // the rings of several samplers of one user may be more than that user may have
+		refused: func(t *testing.T) [][]string {
+			a := newActor(t, cap.SYS_ADMIN)
+			if o := a.run(t, weigh...); o.code != 0 && !refuses(o, cap.DAC_READ_SEARCH) { // for groups of others
+				t.Errorf("with CAP_SYS_ADMIN alone: %s", o)
+			}
+			layout, err := cgroup.Discover(cgroup.Roots{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, ok := layout.CPU()
+			if !ok {
+				t.Skip("needs a hierarchy of control groups that counts CPU time")
+			}
+			dir := hiddenGroup(t, h, group)
+			a.refused(t, cap.DAC_READ_SEARCH, weigh...) // which may list it, for there is nothing in it
+			below := filepath.Join(dir, "below")
+			if err := os.Mkdir(below, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { removeGroup(t, below) })
+			return [][]string{weigh}
+		},
+		works: func(t *testing.T, a actor) []string {
+			id := busyProgram(t)
+			l := weighed(t, a)
+			if p := programOf(t, *l, id); p.RunSeconds == nil || *p.RunSeconds == 0 || !l.CPU.Closes() {
+				t.Errorf("the budget is %+v, the program %+v", l.CPU, p)
+			}
+			if !slices.ContainsFunc(l.Cgroups, func(c ledger.Cgroup) bool {
+				return strings.HasSuffix(c.Path, group+"/below") && c.CPUSeconds != nil
+			}) {
+				t.Errorf("the group %s/below is not there: %+v", group, l.Cgroups)
+			}
+			return nil
+		},
+		more: map[cap.Value]func(t *testing.T, with, lacks actor){
+			cap.SYSLOG: func(t *testing.T, with, lacks actor) {
+				needsHiddenAddresses(t)
+				id := busyProgram(t)
+				l := weighed(t, with)
+				if warning(l, "no-samples") != "" {
+					t.Skip("needs sampling")
+				}
+				if s := programOf(t, *l, id).Shares; len(s) == 0 || s[0].Cgroup == nil || warning(l, addressesHidden) != "" {
+					t.Errorf("the run time is not split: %+v, %+v", s, l.Warnings)
+				}
+				l = weighed(t, lacks)
+				p := programOf(t, *l, id)
+				if len(p.Shares) != 1 || p.Shares[0].Cgroup != nil || p.Shares[0].Note == "" || l.CPU.BPFUnsplit == nil ||
+					p.RunSeconds == nil || *l.CPU.BPFUnsplit < 0.99**p.RunSeconds ||
+					!strings.Contains(warning(l, addressesHidden), "CAP_SYSLOG") {
+					t.Errorf("that the run time is not split is not said: %+v, %+v, %+v", p, l.CPU, l.Warnings)
+				}
+			},
+			cap.IPC_LOCK: func(t *testing.T, with, lacks actor) {
+				needsFullRings(t)
+				other := with.start(t, "weigh", "--for", "1m")
+				whileItRuns(t, other, func() bool { return ringsOf(t, other.pid) >= runtime.NumCPU() })
+				within := func(a actor) output {
+					limited := []string{"-c", `ulimit -l 0 && exec "$0" "$@"`, bin}
+					return command{binary: "/bin/sh", args: append(limited, weigh...), dir: a.dir, user: nobody, has: a.has}.
+						start(t).wait(t)
+				}
+				if o := within(with); o.code != 0 {
+					t.Errorf("with CAP_IPC_LOCK: %s", o)
+				}
+				if o := within(lacks); !refuses(o, cap.IPC_LOCK) {
+					t.Errorf("without CAP_IPC_LOCK: %s", o)
+				}
+				other.signal(t, syscall.SIGINT)
+				if o := other.wait(t); o.code != 0 {
+					t.Errorf("the other sampler: %s", o)
+				}
+			},
+			cap.SYS_PTRACE: func(t *testing.T, with, lacks actor) {
+				id := disguisedShim(t)
+				found := func(l *ledger.Ledger) bool {
+					return slices.ContainsFunc(l.Sandboxes, func(s ledger.Sandbox) bool { return s.ID == id })
+				}
+				const hidden = "programs-hidden"
+				if l := weighed(t, with); !found(l) || warning(l, hidden) != "" {
+					t.Errorf("the sandbox %s is not found: %+v, %+v", id, l.Sandboxes, l.Warnings)
+				}
+				if l := weighed(t, lacks); found(l) || !strings.Contains(warning(l, hidden), "CAP_SYS_PTRACE") {
+					t.Errorf("that sandboxes may be missing is not said: %+v, %+v", l.Sandboxes, l.Warnings)
+				}
+			},
+		},
+	}
+}
+
+// busyProgram runs an eBPF program over and over until the test ends, and gives its id.
+func busyProgram(t *testing.T) uint32 {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_test_busy", Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R2, 1),
+			asm.Mov.Imm(asm.R3, 2000),
+			asm.Mul.Imm(asm.R2, 1664525).WithSymbol("step"),
+			asm.Sub.Imm(asm.R3, 1),
+			asm.JNE.Imm(asm.R3, 0, "step"),
+			asm.Mov.Imm(asm.R0, 1),
+			asm.Return(),
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			if _, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: 100}); err != nil {
+				t.Errorf("running the program: %v", err)
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(end)
+		<-ended
+		p.Close()
+	})
+	return uint32(id)
+}
+
+// needsFullRings skips a test where the rings of two samplers are not more than a user may have without more ado.
+func needsFullRings(t *testing.T) {
+	t.Helper()
+	const each = 260 // KiB for each CPU; machines with many have smaller ones
+	if may := kernelSetting(t, "perf_event_mlock_kb"); may >= 2*each || runtime.NumCPU() > 64 {
+		t.Skipf("needs kernel.perf_event_mlock_kb below %d, and at most 64 CPUs", 2*each)
+	}
+}
+
+// ringsOf is how many rings of samples a process has mapped.
+func ringsOf(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(text), "anon_inode:[perf_event]")
+}
+
+// disguisedShim starts a process of root's that is the shim of a sandbox by the name of its file alone, and gives the
+// id of the sandbox.
+func disguisedShim(t *testing.T) string {
+	t.Helper()
+	shell, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(shell)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "containerd-shim-runc-v2")
+	if err := os.WriteFile(path, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	id := fmt.Sprintf("disguised-%d", os.Getpid())
+	c := exec.Command(path)
+	c.Args = []string{"sh", "-c", "read x", "-id", id}
+	in, err := c.StdinPipe() // which it waits for
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); c.Wait() })
+	return id
+}
+
+// recorded are the trials of an actor's run, whose parts must all have worked. That the machine's noise spoils one, and
+// makes the whole run invalid, is no matter here.
+func recorded(t *testing.T, a actor, o output, dir string, trials int) *record.Contents {
+	t.Helper()
+	c, err := record.Read(filepath.Join(a.dir, dir))
+	if err != nil {
+		t.Fatalf("%v: %s", err, o)
+	}
+	if all := firstAttempts(c); o.code != 0 && o.code != int(fault.Invalid) || len(all) != trials {
+		t.Fatalf("%d trials, want %d: %s", len(all), trials, o)
+	}
+	for _, tr := range c.Trials {
+		if tr.Validity.Failed != "" || tr.Ledger == nil {
+			t.Errorf("the trial %d of %s failed: %s", tr.Index, tr.Arm, tr.Validity.Failed)
+		}
+	}
+	return c
+}
+
+func runRights() rightsTest {
+	var plain *record.Contents // of who lacks CAP_SYSLOG
+	specFor := func(t *testing.T) string {
+		t.Helper()
+		path := filepath.Join(ownDir(t), "spec.yaml")
+		if err := os.WriteFile(path, []byte(shortSpec), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	return rightsTest{
+		refused: func(*testing.T) [][]string {
+			return [][]string{
+				{"run", "quickstart", "--quick", "--blocks", "1", "--out", "run"},
+				{"try", "--blocks", "1", "--out", "tried", "--", "sleep", "infinity"},
+			}
+		},
+		works: func(t *testing.T, a actor) []string {
+			o := a.run(t, "run", "quickstart", "--quick", "--blocks", "1", "--out", "run")
+			plain = recorded(t, a, o, "run", 3)
+			for _, tr := range plain.Trials {
+				if cost := tr.Metrics["bpf_seconds_per_connection"]; (cost > 0) != (tr.Arm == "kernelmesh") {
+					t.Errorf("in the arm %s a connection takes %g s in eBPF programs", tr.Arm, cost)
+				}
+			}
+			o = a.run(t, "try", "--load", "connections", "--blocks", "1", "--ready-after", "100ms", "--out", "tried", "--",
+				"sleep", "infinity")
+			recorded(t, a, o, "tried", 3)
+			return []string{"run", "tried"}
+		},
+		more: map[cap.Value]func(t *testing.T, with, lacks actor){
+			cap.NET_ADMIN: func(t *testing.T, with, lacks actor) {
+				needsFeature(t, "local-nodes")
+				args := []string{"run", specFor(t), "--blocks", "1", "--local-nodes", "1", "--out", "run"}
+				recorded(t, with, with.run(t, args...), "run", 3)
+				lacks.refused(t, cap.NET_ADMIN, args...)
+			},
+			cap.SYSLOG: func(t *testing.T, with, _ actor) {
+				needsHiddenAddresses(t)
+				o := with.run(t, "run", specFor(t), "--blocks", "1", "--out", "run")
+				for _, tr := range recorded(t, with, o, "run", 3).Trials {
+					if text := warning(tr.Ledger, addressesHidden); text != "" {
+						t.Errorf("with CAP_SYSLOG it says: %s", text)
+					}
+				}
+				for _, tr := range plain.Trials {
+					if !strings.Contains(warning(tr.Ledger, addressesHidden), "CAP_SYSLOG") {
+						t.Errorf("that run time cannot be split by samples is not said: %+v", tr.Ledger.Warnings)
+					}
+					_, seen := tr.Counts["bpf_client_share"]
+					for _, p := range tr.Ledger.Programs {
+						seen = seen || slices.ContainsFunc(p.Shares, func(s ledger.Share) bool {
+							return s.Cgroup != nil && s.Method == ledger.Sampled
+						})
+					}
+					if seen {
+						t.Errorf("run time was split by samples that show no program: %+v, %+v", tr.Counts, tr.Ledger.Programs)
+					}
+				}
+			},
+		},
+	}
+}
+
+func execsRights() rightsTest {
+	const late = "not-first" // code of the warning
+	spec := fmt.Sprintf(traced, "200ms", "100") + "  tracer: {subject: exectrace}\n"
+	var plain []record.Trial // of who lacks CAP_SYS_NICE
+	run := func(t *testing.T, a actor) []record.Trial {
+		t.Helper()
+		dir := ownDir(t)
+		path := filepath.Join(dir, "spec.yaml")
+		if err := os.WriteFile(path, []byte(spec), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return recorded(t, a, a.run(t, "run", path, "--out", "run"), "run", 3).Trials
+	}
+	return rightsTest{
+		refused: func(*testing.T) [][]string { return [][]string{{"run", "trace-exec", "--out", "run"}} },
+		works: func(t *testing.T, a actor) []string {
+			plain = run(t, a)
+			for _, tr := range plain {
+				if tr.Events == nil || tr.Events.Counted == 0 || tr.Events.Counted != tr.Events.Generated {
+					t.Errorf("the events of %s are %s", tr.Arm, shown(tr.Events))
+				}
+			}
+			return []string{"run"}
+		},
+		more: map[cap.Value]func(t *testing.T, with, lacks actor){
+			cap.SYS_NICE: func(t *testing.T, with, _ actor) {
+				needsRealTime(t)
+				for _, tr := range run(t, with) {
+					if text := warning(tr.Ledger, late); text != "" {
+						t.Errorf("with CAP_SYS_NICE it says: %s", text)
+					}
+				}
+				for _, tr := range plain {
+					if text := warning(tr.Ledger, late); !strings.Contains(text, "CAP_SYS_NICE") {
+						t.Errorf("that it does not run before others is not said: %+v", tr.Ledger.Warnings)
+					}
+				}
+			},
+		},
+	}
+}
+
+// needsRealTime skips a test where not even root may run before others, or everybody may.
+func needsRealTime(t *testing.T) {
+	t.Helper()
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_RTPRIO, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if limit.Cur > 0 {
+		t.Skip("needs a limit of real-time priority (RLIMIT_RTPRIO) of 0")
+	}
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		failed <- unix.SchedSetAttr(0, &unix.SchedAttr{
+			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Flags: unix.SCHED_FLAG_RESET_ON_FORK, Priority: 1,
+		}, 0)
+	}()
+	if err := <-failed; err != nil {
+		t.Skipf("needs real-time priority: %v", err)
+	}
+}
+
+func cleanRights() rightsTest {
+	// A run of a process that has ended.
+	var tree, link string
+	return rightsTest{
+		alone: true, // other runs would remove what is left of this one
+		refused: func(t *testing.T) [][]string {
+			id, err := proc.FS{}.Identify()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ended := exec.Command("true")
+			if err := ended.Run(); err != nil {
+				t.Fatal(err)
+			}
+			id.PID, id.Start = ended.Process.Pid, 1
+			tree, link = "tare-rights-"+id.String(), fmt.Sprintf("tarerights%d", id.PID%10000)
+			makeCgroup(t, tree)
+			return [][]string{{"clean"}}
+		},
+		works: func(t *testing.T, a actor) []string {
+			if o := a.done(t, "clean"); !strings.Contains(o.stdout, "removed the control groups "+tree+"\n") {
+				t.Errorf("clean: %s", o)
+			}
+			if o := newActor(t).done(t, "clean"); !strings.Contains(o.stdout, "nothing to remove") {
+				t.Errorf("clean without capabilities: %s", o)
+			}
+			return nil
+		},
+		more: map[cap.Value]func(t *testing.T, with, lacks actor){
+			cap.NET_ADMIN: func(t *testing.T, with, lacks actor) {
+				attributes := netlink.NewLinkAttrs()
+				attributes.Name = link
+				pair := netlink.NewVeth(attributes)
+				pair.PeerName = link + "b"
+				if err := netlink.LinkAdd(pair); errors.Is(err, unix.EOPNOTSUPP) {
+					t.Skip("needs pairs of virtual interfaces (CONFIG_VETH)")
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				defer netlink.LinkDel(pair)
+				if err := netlink.LinkSetAlias(pair, tree); err != nil {
+					t.Fatal(err)
+				}
+				lacks.refused(t, cap.NET_ADMIN, "clean")
+				if o := with.done(t, "clean"); !strings.Contains(o.stdout, "removed the network interface "+link+"\n") {
+					t.Errorf("clean: %s", o)
+				}
+			},
+		},
+	}
+}
