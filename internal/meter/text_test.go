@@ -65,7 +65,8 @@ func TestTextOfSeveralCPUs(t *testing.T) {
 	}
 }
 
-// Where a record was lost, code of two programs is at one place at a time, and nobody knows whose the samples there are.
+// Where a record was lost, code of two programs is at one place at a time, and nobody knows whose the samples there
+// are.
 func TestUnsure(t *testing.T) {
 	const name = "bpf_prog_0123456789abcdef_x"
 	x := newText()

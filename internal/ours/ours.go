@@ -34,8 +34,8 @@ func Check(info fs.FileInfo, mask fs.FileMode) error {
 	return nil
 }
 
-// CheckShared says why somebody else could take things in a directory away, or put others in their place: as Check does,
-// but in a directory with the sticky bit, as /tmp has it, all may write.
+// CheckShared says why somebody else could take things in a directory away, or put others in their place: as Check
+// does, but in a directory with the sticky bit, as /tmp has it, all may write.
 func CheckShared(info fs.FileInfo) error {
 	mask := Write
 	if info.Mode()&fs.ModeSticky != 0 {

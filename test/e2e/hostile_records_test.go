@@ -125,8 +125,8 @@ func histogram(digits int32, highest int64, counts []byte) string {
 	return base64.StdEncoding.EncodeToString(append(head, packed.Bytes()...))
 }
 
-// steering is text that steers terminals, ends lines and pages, and is no name.
-const steering = "\x1b[2J\x1b]0;owned\a\r\nwarning: forged\n::error::forged\n\u009b31m\u202e</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`$(id)|x|"
+// forging is text that steers terminals, ends lines and pages, and is no name.
+const forging = "\x1b[2J\x1b]0;owned\a\r\nwarning: forged\n::error::forged\n\u009b31m\u202e</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`$(id)|x|"
 
 // recordAttacks are what a record can hold that was not made by tare.
 var recordAttacks = []struct {
@@ -178,7 +178,7 @@ var recordAttacks = []struct {
 	}},
 	{"definitions that say nothing and too much", func(f *forged) {
 		for i := range f.run.Metrics {
-			f.run.Metrics[i] = metric.Definition{Name: strings.Repeat(steering, i), Unit: "furlongs", Rank: math.MinInt64 + i,
+			f.run.Metrics[i] = metric.Definition{Name: strings.Repeat(forging, i), Unit: "furlongs", Rank: math.MinInt64 + i,
 				Pool: "none", Quantile: math.MaxFloat64, Histogram: "none"}
 		}
 		f.write()
@@ -207,9 +207,9 @@ var recordAttacks = []struct {
 		f.write()
 	}},
 	{"levels that are no numbers and no text", func(f *forged) {
-		levels := []string{"", "1e999", "-0", "NaN", "Infinity", strings.Repeat("9", 1000), steering, "0x1p-1074"}
+		levels := []string{"", "1e999", "-0", "NaN", "Infinity", strings.Repeat("9", 1000), forging, "0x1p-1074"}
 		for i := range f.run.Plan {
-			f.run.Plan[i].Factors = map[string]string{"rate": levels[i%len(levels)], steering: levels[i%3]}
+			f.run.Plan[i].Factors = map[string]string{"rate": levels[i%len(levels)], forging: levels[i%3]}
 			f.trials[i].Factors = f.run.Plan[i].Factors
 		}
 		f.run.Phrases = []record.Phrase{{Factor: "rate", Words: map[string]string{"": strings.Repeat("{}", 10_000)}}}
@@ -290,27 +290,27 @@ var recordAttacks = []struct {
 		f.make(record.RunFile, func(path string) error { return os.Symlink(record.RunFile, path) })
 	}},
 	{"text that steers", func(f *forged) {
-		f.run.Experiment, f.run.Question, f.run.ID, f.run.Version, f.run.Build = steering, steering, steering, steering, steering
-		f.run.Environment.Kernel, f.run.Environment.CPUModel, f.run.Environment.Hostname = steering, steering, steering
-		f.run.Baseline, f.run.Stopped, f.run.NotRepeated = steering, steering, steering
-		f.run.Command = []string{"tare", "run", steering}
-		f.run.Absent = map[string]string{steering: steering}
-		f.run.Traits, f.run.Lacks = map[string]string{"candidate" + steering: steering}, map[string]string{"candidate" + steering: steering}
+		f.run.Experiment, f.run.Question, f.run.ID, f.run.Version, f.run.Build = forging, forging, forging, forging, forging
+		f.run.Environment.Kernel, f.run.Environment.CPUModel, f.run.Environment.Hostname = forging, forging, forging
+		f.run.Baseline, f.run.Stopped, f.run.NotRepeated = forging, forging, forging
+		f.run.Command = []string{"tare", "run", forging}
+		f.run.Absent = map[string]string{forging: forging}
+		f.run.Traits, f.run.Lacks = map[string]string{"candidate" + forging: forging}, map[string]string{"candidate" + forging: forging}
 		for i := range f.run.Plan {
 			if f.run.Plan[i].Arm == "candidate" {
-				f.run.Plan[i].Arm += steering
+				f.run.Plan[i].Arm += forging
 			}
 		}
 		f.everyTrial(func(t *record.Trial) {
 			if t.Arm == "candidate" {
-				t.Arm += steering
-				t.Components = map[string]map[string]float64{steering: {"map_bytes": 1}}
+				t.Arm += forging
+				t.Components = map[string]map[string]float64{forging: {"map_bytes": 1}}
 			}
-			t.Ledger.Warnings = append(t.Ledger.Warnings, ledger.Warning{Code: steering, Message: steering})
+			t.Ledger.Warnings = append(t.Ledger.Warnings, ledger.Warning{Code: forging, Message: forging})
 			if t.Index%4 == 0 {
-				t.Validity = record.Validity{Failed: steering}
+				t.Validity = record.Validity{Failed: forging}
 				if t.Index%8 == 0 {
-					t.Validity = record.Validity{Reasons: []record.Reason{{Gate: steering, Message: steering, Culprits: []string{steering}}}}
+					t.Validity = record.Validity{Reasons: []record.Reason{{Gate: forging, Message: forging, Culprits: []string{forging}}}}
 				}
 			}
 		})
@@ -333,25 +333,25 @@ var recordAttacks = []struct {
 		f.run.Until = math.MaxFloat64
 		f.everyTrial(func(t *record.Trial) {
 			t.Started, t.Ended = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.Time{}
-			t.Clocks = map[string]time.Duration{"measured": math.MinInt64, "drain": math.MaxInt64, steering: 1}
+			t.Clocks = map[string]time.Duration{"measured": math.MinInt64, "drain": math.MaxInt64, forging: 1}
 		})
 	}},
 	{"a ledger that adds up to nothing", func(f *forged) {
 		f.everyTrial(func(t *record.Trial) {
 			t.Ledger.CPU = ledger.CPU{Capacity: -math.MaxFloat64, Idle: math.MaxFloat64, Attributed: math.MaxFloat64}
-			t.Ledger.Cgroups = slices.Repeat([]ledger.Cgroup{{Path: steering}}, 2000)
-			t.Ledger.Programs = slices.Repeat([]ledger.Program{{Name: steering}}, 100)
+			t.Ledger.Cgroups = slices.Repeat([]ledger.Cgroup{{Path: forging}}, 2000)
+			t.Ledger.Programs = slices.Repeat([]ledger.Program{{Name: forging}}, 100)
 		})
 	}},
 	{"assertions without number", func(f *forged) {
 		for i := range 2000 {
 			f.run.Assert = append(f.run.Assert, fmt.Sprintf("cpu_seconds <= %ds", i))
 		}
-		f.run.Assert = append(f.run.Assert, steering, strings.Repeat("(", 100_000), "cpu_seconds{arm="+steering+"} <= +1e308%")
+		f.run.Assert = append(f.run.Assert, forging, strings.Repeat("(", 100_000), "cpu_seconds{arm="+forging+"} <= +1e308%")
 		f.write()
 	}},
 	{"a spec of megabytes", func(f *forged) {
-		f.run.Spec = f.encode(map[string]string{"name": strings.Repeat(steering, 20_000)})
+		f.run.Spec = f.encode(map[string]string{"name": strings.Repeat(forging, 20_000)})
 		f.write()
 	}},
 	{"trials that grow while they are read", func(f *forged) {
@@ -434,8 +434,8 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// peak waits for the end of a process and gives the most memory that it had, in bytes, by what its status said up to 5 ms
-// before. (What wait4 tells is no less than the memory of this test as it started the process.)
+// peak waits for the end of a process and gives the most memory that it had, in bytes, by what its status said up to
+// 5 ms before. (What wait4 tells is no less than the memory of this test as it started the process.)
 func peak(p *process) (bytes int64) {
 	for {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid)) // it may have gone
