@@ -383,6 +383,7 @@ var recordAttacks = []struct {
 // TestHostileRecords: a record is made to take memory and time, to steer the terminal, to put scripts into pages, or to
 // bring down what reads it. Whatever it says, each command reports on it or says what is wrong with it.
 func TestHostileRecords(t *testing.T) {
+	t.Parallel()
 	good := &forged{t: t, dir: t.TempDir()}
 	good.run, good.trials = analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Latency: 9e-6, Noise: 1e-6, MapBytes: 1e6})
 	good.write()
