@@ -33,7 +33,7 @@ func (p *Part) Place() (command.Place, error) {
 		return place, err
 	}
 	if p.dir, err = os.MkdirTemp(p.Trial.Dir(), p.Name+"-"); err != nil {
-		return place, fault.Wrap(err, fault.Machine, p.Trial.Dir(), "make room, or name another directory with --out",
+		return place, fault.Wrap(err, fault.Machine, p.Trial.Dir(), "make room, or set TMPDIR to a directory on another disk",
 			"the files of %s cannot be written", p.Name)
 	}
 	place.Dir = p.dir

@@ -157,6 +157,7 @@ func TestFind(t *testing.T) {
 			{"the namespace beside it", inside.find, Unknown, Unknown},
 		}},
 	} {
+		time.Sleep(50 * time.Millisecond) // it begins in another tick than those that look, which have its PID too
 		o := startOther(t, c.part, c.flags)
 		old := Identity{PID: o.self.PID, Start: o.self.Start} // as it was recorded before namespaces were
 		for _, f := range c.froms {
