@@ -158,8 +158,8 @@ func TestFullDiskUnderFio(t *testing.T) {
 	t.Fatal("the disk was never full before fio had begun")
 }
 
-// runOnFullDisk runs a spec whose output and files are on a disk that is full, as soon as there is a sandbox and for as long as it
-// has files there. It says whether that was before fio made its file.
+// runOnFullDisk runs a spec whose output and files are on a disk that is full, as soon as there is a sandbox and for as
+// long as it has files there. It says whether that was before fio made its file.
 func runOnFullDisk(t *testing.T, disk, spec, dir string) (o output, inTime bool) {
 	t.Helper()
 	p := command{args: []string{"run", specFile(t, spec), "--out", dir}, env: []string{"TMPDIR=" + disk}, timeout: 3 * time.Minute}.start(t)
