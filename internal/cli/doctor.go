@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/spf13/cobra"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
 
 	"tare/internal/cluster/local"
 	"tare/internal/fault"
@@ -48,6 +49,9 @@ machine lacks something that weighing cannot do without.`,
   tare doctor --json | jq '.features[] | select(.available | not)'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := keepOnly(cmd.Context(), cap.DAC_OVERRIDE, cap.NET_ADMIN); err != nil {
+				return err
+			}
 			d, err := diagnose(cmd.Context())
 			if err != nil {
 				return err

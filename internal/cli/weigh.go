@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
 
 	"tare/internal/charge"
 	"tare/internal/fault"
@@ -88,6 +89,9 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 			}
 			if hz == 0 {
 				hz = -1
+			}
+			if err := keepOnly(cmd.Context(), cap.DAC_READ_SEARCH, cap.SYS_PTRACE, cap.IPC_LOCK); err != nil {
+				return err
 			}
 			// A window makes little garbage, and the scale's own memory is told of it: collecting at half the usual
 			// growth keeps 3 of 41 MB for no CPU time that can be seen.

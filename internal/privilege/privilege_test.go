@@ -12,9 +12,17 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
 )
 
-const asked = "TARE_TEST_DROP"
+// asked is the variable that makes this test binary a process which gives up its privileges: all of them, or all but
+// one where it says so.
+const (
+	asked   = "TARE_TEST_DROP"
+	all     = "all"
+	allBut1 = "all but one"
+	kept    = cap.SYS_PTRACE
+)
 
 // TestMain is also the process that gives up its privileges.
 func TestMain(m *testing.M) {
@@ -26,7 +34,11 @@ func TestMain(m *testing.M) {
 	for range 8 { // threads that are there before
 		threads.Go(func() { <-block })
 	}
-	if err := Drop(); err != nil {
+	give := Drop
+	if os.Getenv(asked) == allBut1 {
+		give = func() error { return Keep(kept) }
+	}
+	if err := give(); err != nil {
 		fmt.Println("error:", err)
 		os.Exit(1)
 	}
@@ -56,7 +68,13 @@ func TestMain(m *testing.M) {
 
 var sets = regexp.MustCompile(`^(CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs):\s*(\S+)`)
 
-func TestDrop(t *testing.T) {
+func TestDrop(t *testing.T) { givesUp(t, all, 0) }
+
+func TestKeep(t *testing.T) { givesUp(t, allBut1, 1<<kept) }
+
+// givesUp has a process give up privileges, and compares what is left with a set of capabilities.
+func givesUp(t *testing.T, what string, left uint64) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: others have nothing to give up")
 	}
@@ -65,7 +83,7 @@ func TestDrop(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), path)
-	cmd.Env = append(os.Environ(), asked+"=1")
+	cmd.Env = append(os.Environ(), asked+"="+what)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -82,8 +100,15 @@ func TestDrop(t *testing.T) {
 		}
 		statuses++
 		want := "0000000000000000"
-		if m[1] == "NoNewPrivs" {
+		switch m[1] {
+		case "NoNewPrivs":
 			want = "1"
+		case "CapPrm", "CapEff":
+			want = fmt.Sprintf("%016x", left)
+		case "CapBnd":
+			if what == allBut1 {
+				continue
+			}
 		}
 		if m[2] != want {
 			t.Errorf("%s, want %s", line, want)

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -1027,4 +1028,75 @@ func cleanRights() rightsTest {
 			},
 		},
 	}
+}
+
+// TestReadersKeepFewCapabilities: what only reads the machine gives up at once, as root too, what the table does not
+// have for it, but for CAP_BPF and CAP_PERFMON, which CAP_SYS_ADMIN includes.
+func TestReadersKeepFewCapabilities(t *testing.T) {
+	needsRoot(t)
+	for _, row := range readRightsTable(t) {
+		name := strings.Trim(row.command, "`")
+		args := map[string][]string{"tare weigh": {"weigh", "--for", "1m"}, "tare doctor": {"doctor"}}[name]
+		if args == nil {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			defer w.Close()
+			fillPipe(t, w) // so that doctor, which is done soon, is there until it is looked at
+			c := exec.Command(bin, args...)
+			c.Stdout = w
+			c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			runtime.LockOSThread() // the kernel ties the command's life to the thread that started it
+			defer runtime.UnlockOSThread()
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				_ = c.Process.Kill()
+				_ = c.Wait()
+			}()
+			kept := slices.Concat(row.needs, row.more, []cap.Value{cap.BPF, cap.PERFMON})
+			status := ""
+			for deadline := time.Now().Add(30 * time.Second); !keeps(status, kept); time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("want no more than %v: %s", kept, status)
+				}
+				status = ""
+				tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", c.Process.Pid))
+				for _, task := range tasks {
+					text, _ := os.ReadFile(task) // it may have gone
+					status += string(text)
+				}
+			}
+		})
+	}
+}
+
+// keeps says whether threads have just those of some capabilities that this process has, and cannot get others.
+func keeps(status string, some []cap.Value) bool {
+	found := capabilities.FindAllStringSubmatch(status, -1)
+	for _, m := range found {
+		if m[1] == "CapBnd" {
+			continue // it gives nothing with no_new_privs
+		}
+		var want uint64
+		for _, c := range some {
+			in, err := cap.GetBound(c)
+			if err == nil && in && m[1] != "CapAmb" {
+				want |= 1 << c
+			}
+		}
+		if m[1] == "NoNewPrivs" {
+			want = 1
+		}
+		if n, err := strconv.ParseUint(m[2], 16, 64); err != nil || n != want {
+			return false
+		}
+	}
+	return len(found) > 0
 }
