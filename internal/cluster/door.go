@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+
+	"tare/internal/pace"
 )
 
 // What peers may take. Whoever can reach the port is a stranger until TLS has shown a certificate of the authority.
@@ -25,30 +27,21 @@ const (
 	bytesAtOnce    = 1 << 20
 )
 
-// bucket lets so many through in a second on average, and so many at once after a pause.
+// bucket is a pace.Bucket for several goroutines.
 type bucket struct {
-	mu     sync.Mutex
-	rate   float64 // per second
-	most   float64 // at once
-	left   float64
-	filled time.Time
+	mu sync.Mutex
+	pace.Bucket
 }
 
 func newBucket(rate, most float64) *bucket {
-	return &bucket{rate: rate, most: most, left: most, filled: time.Now()}
+	return &bucket{Bucket: pace.NewBucket(rate, most, pace.Now())}
 }
 
 // take takes n and says how long to wait before more may be taken.
 func (b *bucket) take(n float64) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := time.Now()
-	b.left = min(b.most, b.left+now.Sub(b.filled).Seconds()*b.rate) - n
-	b.filled = now
-	if b.left >= 0 {
-		return 0
-	}
-	return time.Duration(-b.left / b.rate * float64(time.Second))
+	return b.Take(n, pace.Now())
 }
 
 // paced is a connection whose bytes are read no faster than a bucket lets them through.

@@ -21,23 +21,22 @@ const (
 // refusals bounds the log of what data planes refuse: one could refuse all the time, with megabytes of reasons.
 type refusals struct {
 	mu     sync.Mutex
-	left   float64
-	at     int64 // ns by pace.Now
-	hidden int   // since the last one that was logged
+	logged pace.Bucket
+	hidden int // since the last one that was logged
+}
+
+func newRefusals() *refusals {
+	return &refusals{logged: pace.NewBucket(refusalsPerSecond, refusalsAtOnce, pace.Now())}
 }
 
 // line is what is logged of a refusal; false: nothing is, there were too many.
 func (r *refusals) line(a Answer) (string, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := pace.Now()
-	r.left = min(refusalsAtOnce, r.left+float64(now-r.at)/1e9*refusalsPerSecond)
-	r.at = now
-	if r.left < 1 {
+	if !r.logged.TryTake(pace.Now()) {
 		r.hidden++
 		return "", false
 	}
-	r.left--
 	reason := a.Refused
 	if len(reason) > refusalBytes {
 		reason = strings.ToValidUTF8(reason[:refusalBytes], "") + "..."

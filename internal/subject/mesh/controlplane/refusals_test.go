@@ -3,11 +3,13 @@ package controlplane
 import (
 	"strings"
 	"testing"
+
+	"tare/internal/pace"
 )
 
 // TestRefusals: what data planes refuse is logged, but neither without end nor at any length.
 func TestRefusals(t *testing.T) {
-	var r refusals
+	r := newRefusals()
 	a := Answer{Node: "p\x1b[2J1", TypeURL: "type.googleapis.com/envoy.config.cluster.v3.Cluster", Refused: "no"}
 	if line, ok := r.line(a); line != `p\x1b[2J1 refuses Cluster: no` || !ok {
 		t.Errorf("%q, %v", line, ok)
@@ -25,7 +27,7 @@ func TestRefusals(t *testing.T) {
 	if logged < refusalsAtOnce-2 || logged == asked {
 		t.Errorf("%d of %d are logged", logged, asked)
 	}
-	r.left = 1
+	r.logged = pace.NewBucket(0, 1, 0)
 	if line, _ := r.line(a); !strings.HasSuffix(line, " refusals before this one are not shown") {
 		t.Errorf("%.100q...", line)
 	}

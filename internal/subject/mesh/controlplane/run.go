@@ -129,7 +129,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if err != nil {
 		return err
 	}
-	var refused refusals
+	refused := newRefusals()
 	p, err := NewPlane(ctx, m, PlaneOptions{
 		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, Admin: admin, Accounts: o.Accounts,
 		Names: o.Webhook.Names, OnAnswer: func(a Answer) {

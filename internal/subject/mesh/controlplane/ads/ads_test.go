@@ -473,7 +473,7 @@ func TestQuota(t *testing.T) {
 		{"twice as much at once", 0, 0, 2 * quotaAtOnce, 9 * time.Second, 11 * time.Second},
 		{"large ones", MaxRequest, 0, 20, 12 * time.Second, 18 * time.Second},
 	} {
-		q, now, waited := quota{left: quotaAtOnce}, int64(0), time.Duration(0)
+		q, now, waited := newQuota(0), int64(0), time.Duration(0)
 		for range tt.requests {
 			now += int64(tt.each)
 			wait := q.take(int64(tt.bytes), now)

@@ -175,7 +175,7 @@ func (s *stream) receiveAll() error {
 	ctx := s.g.Context()
 	by := s.conn
 	if by == nil {
-		by = &conn{quota: quota{left: quotaAtOnce, at: pace.Now()}}
+		by = &conn{quota: newQuota(pace.Now())}
 	}
 	for {
 		r := &request{delta: s.delta}
@@ -228,16 +228,13 @@ const (
 )
 
 // quota is what a connection may still ask for.
-type quota struct {
-	left float64 // requests; below 0: the next must wait
-	at   int64   // ns by pace.Now
-}
+type quota struct{ bucket pace.Bucket }
+
+func newQuota(now int64) quota { return quota{pace.NewBucket(quotaPerSecond, quotaAtOnce, now)} }
 
 // take takes a request of so many bytes out of the quota, and says how long to wait before it is served.
 func (q *quota) take(bytes, now int64) time.Duration {
-	q.left = min(quotaAtOnce, q.left+float64(now-q.at)/1e9*quotaPerSecond) - 1 - float64(bytes)/quotaBytes
-	q.at = now
-	return time.Duration(max(0, -q.left) / quotaPerSecond * 1e9)
+	return q.bucket.Take(1+float64(bytes)/quotaBytes, now)
 }
 
 // of is the subscription to a type; nil: there is none.

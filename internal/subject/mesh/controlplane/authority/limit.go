@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"tare/internal/pace"
 )
 
 // limits bound how often each peer may do something: a bucket for each, which fills at a rate.
@@ -13,50 +15,39 @@ type limits struct {
 	rate, burst float64 // per second; at once
 
 	mu    sync.Mutex
-	by    map[string]*bucket
-	swept time.Time
-}
-
-type bucket struct {
-	left float64
-	at   time.Time
+	by    map[string]*pace.Bucket
+	swept int64 // ns by pace.Now
 }
 
 // maxBuckets is how many peers are kept apart. More share one bucket.
 const maxBuckets = 10_000
 
 func newLimits(rate, burst float64) *limits {
-	return &limits{rate: rate, burst: burst, by: map[string]*bucket{}}
+	return &limits{rate: rate, burst: burst, by: map[string]*pace.Bucket{}}
 }
 
 // open says whether a peer may, without counting it.
 func (l *limits) open(peer string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.of(peer, time.Now()).left >= 1
+	now := pace.Now()
+	return l.of(peer, now).Left(now) >= 1
 }
 
 // take counts one time of a peer, and says whether it may.
 func (l *limits) take(peer string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := l.of(peer, time.Now())
-	if b.left < 1 {
-		return false
-	}
-	b.left--
-	return true
+	now := pace.Now()
+	return l.of(peer, now).TryTake(now)
 }
 
-func (l *limits) of(peer string, now time.Time) *bucket {
+func (l *limits) of(peer string, now int64) *pace.Bucket {
 	b := l.by[peer]
 	if b == nil && len(l.by) >= maxBuckets {
-		if now.Sub(l.swept) >= time.Second { // it takes a while, and must not be had at will
+		if now-l.swept >= int64(time.Second) { // it takes a while, and must not be had at will
 			l.swept = now
-			maps.DeleteFunc(l.by, func(_ string, o *bucket) bool {
-				l.fill(o, now)
-				return o.left >= l.burst // as if it had never been there
-			})
+			maps.DeleteFunc(l.by, func(_ string, o *pace.Bucket) bool { return o.Full(now) })
 		}
 		if len(l.by) >= maxBuckets {
 			peer = ""
@@ -64,16 +55,11 @@ func (l *limits) of(peer string, now time.Time) *bucket {
 		}
 	}
 	if b == nil {
-		b = &bucket{l.burst, now}
+		fresh := pace.NewBucket(l.rate, l.burst, now)
+		b = &fresh
 		l.by[peer] = b
 	}
-	l.fill(b, now)
 	return b
-}
-
-func (l *limits) fill(b *bucket, now time.Time) {
-	b.left = min(l.burst, b.left+l.rate*max(0, now.Sub(b.at).Seconds()))
-	b.at = now
 }
 
 // hostOf is the address that stands for a peer: that of IPv4, and the network of 64 bits of IPv6, which one host has
