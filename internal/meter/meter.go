@@ -483,7 +483,7 @@ func (w *Window) addText(programs []bpf.Program) {
 	for i := range programs {
 		for _, r := range programs[i].JITed {
 			if !programs[i].Vanished {
-				w.collector.text.add(r.Start, r.Len, programs[i].ID, always)
+				w.collector.text.add(r.Start, r.Len, programs[i].ID)
 			}
 		}
 	}

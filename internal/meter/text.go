@@ -32,7 +32,7 @@ func newText() *text { return &text{lo: math.MaxUint64} }
 
 // add records the code of a program that is there now. Code that is known at that place and has not gone is left as it
 // is, but for its program.
-func (x *text) add(start, length uint64, program uint32, from int64) {
+func (x *text) add(start, length uint64, program uint32) {
 	if length == 0 {
 		return
 	}
@@ -42,7 +42,7 @@ func (x *text) add(start, length uint64, program uint32, from int64) {
 			return
 		}
 	}
-	x.keep(span{start: start, end: start + length, from: from, to: forever, program: program})
+	x.keep(span{start: start, end: start + length, from: always, to: forever, program: program})
 }
 
 func (x *text) keep(s span) {

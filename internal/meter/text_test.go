@@ -10,8 +10,8 @@ import (
 // other's place.
 func TestTextFollowsPrograms(t *testing.T) {
 	x := newText()
-	x.add(0x1000, 0x100, 7, always)
-	x.add(0x1000, 0x100, 7, always) // found again by a later reading
+	x.add(0x1000, 0x100, 7)
+	x.add(0x1000, 0x100, 7) // found again by a later reading
 	x.symbol(perf.Symbol{Time: 100, Start: 0x2000, Len: 0x80, Name: "bpf_prog_0123456789abcdef_new"})
 	x.name(8, []perf.Symbol{{Time: 100, Start: 0x2000}})
 	x.symbol(perf.Symbol{Time: 150, Start: 0x3000, Len: 0x80, Name: "bpf_trampoline_1"})
@@ -43,12 +43,12 @@ func TestTextFollowsPrograms(t *testing.T) {
 // A program that goes on one CPU, and another one that comes in its place on the next, whose ring is read first.
 func TestTextOfSeveralCPUs(t *testing.T) {
 	x := newText()
-	x.add(0x1000, 0x100, 1, always)
+	x.add(0x1000, 0x100, 1)
 	x.symbol(perf.Symbol{Time: 150, Start: 0x1000, Len: 0x80, Name: "bpf_prog_0123456789abcdef_b"})
 	x.name(2, []perf.Symbol{{Time: 150, Start: 0x1000}})
 	x.symbol(perf.Symbol{Time: 100, Start: 0x1000, Len: 0x100, Removed: true})
 	// One that was found before the record of its load was read.
-	x.add(0x2000, 0x100, 3, always)
+	x.add(0x2000, 0x100, 3)
 	x.symbol(perf.Symbol{Time: 160, Start: 0x2000, Len: 0x100, Name: "bpf_prog_0123456789abcdef_c"})
 	x.name(3, []perf.Symbol{{Time: 160, Start: 0x2000}})
 	for _, c := range []struct {
@@ -70,9 +70,9 @@ func TestTextOfSeveralCPUs(t *testing.T) {
 func TestUnsure(t *testing.T) {
 	const name = "bpf_prog_0123456789abcdef_x"
 	x := newText()
-	x.add(0x1000, 0x100, 1, always)
-	x.add(0x2000, 0x100, 2, always)
-	x.add(0x3000, 0x100, 3, always)
+	x.add(0x1000, 0x100, 1)
+	x.add(0x2000, 0x100, 2)
+	x.add(0x3000, 0x100, 3)
 	x.symbol(perf.Symbol{Time: 100, Start: 0x1000, Len: 0x100, Removed: true})
 	x.symbol(perf.Symbol{Time: 200, Start: 0x1000, Len: 0x40, Name: name})
 	x.name(4, []perf.Symbol{{Time: 200, Start: 0x1000}})
@@ -81,7 +81,7 @@ func TestUnsure(t *testing.T) {
 	}
 	x.symbol(perf.Symbol{Time: 300, Start: 0x2080, Len: 0x100, Name: name}) // the removal of 2 was not seen
 	x.name(5, []perf.Symbol{{Time: 300, Start: 0x2080}})
-	x.add(0x3000, 0x80, 6, always)                                          // by the end 3 has gone and 6 is there, both unseen
+	x.add(0x3000, 0x80, 6)                                                  // by the end 3 has gone and 6 is there, both unseen
 	x.symbol(perf.Symbol{Time: 400, Start: 0x4000, Len: 0x100, Name: name}) // its name was lost, and nothing else
 	for id, want := range map[uint32]bool{0: false, 1: false, 2: true, 3: true, 4: false, 5: true, 6: true} {
 		if got := x.unsure()[id]; got != want {

@@ -3,6 +3,7 @@
 package ours
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -20,7 +21,7 @@ const (
 func Check(info fs.FileInfo, mask fs.FileMode) error {
 	switch s, known := info.Sys().(*syscall.Stat_t); {
 	case !known:
-		return fmt.Errorf("nobody knows whom it belongs to")
+		return errors.New("nobody knows whom it belongs to")
 	case s.Uid != 0 && int64(s.Uid) != int64(os.Geteuid()):
 		return fmt.Errorf("it belongs to another user (%d)", s.Uid)
 	}
