@@ -109,7 +109,7 @@ func writeServicesFile(file string, applications []string, count int, f filler) 
 		}
 	}
 	if err := record.ReplaceFile(file, []byte(b.String())); err != nil {
-		return fault.Wrap(err, fault.Machine, file, "make room, or name another directory with --out",
+		return fault.Wrap(err, fault.Machine, file, "make room, or set TMPDIR to a directory on another disk",
 			"the subject's services cannot be written")
 	}
 	return nil
