@@ -12,12 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-
 	"golang.org/x/sys/unix"
 
 	"tare/internal/ledger"
+	"tare/test/busy"
 )
 
 // runVariable makes this test binary a process that runs a program for the length of time in it.
@@ -25,16 +23,7 @@ const runVariable = "TARE_TEST_RUN_PROGRAM" // see TestMain
 
 // runProgram loads a program of some microseconds, prints its id, and runs it for d of CPU time when a byte comes in.
 func runProgram(d time.Duration) error {
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_test_run", Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
-			asm.Mov.Imm(asm.R2, 1),
-			asm.Mov.Imm(asm.R3, 2000),
-			asm.Mul.Imm(asm.R2, 1664525).WithSymbol("step"),
-			asm.Sub.Imm(asm.R3, 1),
-			asm.JNE.Imm(asm.R3, 0, "step"),
-			asm.Mov.Imm(asm.R0, 1),
-			asm.Return(),
-		}})
+	p, err := busy.Load("tare_test_run")
 	if err != nil {
 		return fmt.Errorf("loading a program: %w", err)
 	}
@@ -51,7 +40,7 @@ func runProgram(d time.Duration) error {
 	}
 	began, err := cpuTime()
 	for ran := time.Duration(0); err == nil && ran < d; {
-		if _, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: 200}); err != nil {
+		if err := busy.Run(p, 200); err != nil {
 			return fmt.Errorf("running the program: %w", err)
 		}
 		var now time.Duration

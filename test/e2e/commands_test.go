@@ -8,10 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -120,16 +118,7 @@ func TestObservedApplication(t *testing.T) {
 	}()
 	address := unusedAddress(t)
 	server := exec.Command(bin, "app", "http", "--listen", address)
-	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread() // the kernel ties the server's life to the thread that started it
-	defer runtime.UnlockOSThread()
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = server.Process.Kill()
-		_ = server.Wait()
-	}()
+	defer startTied(t, server)()
 	pid := strconv.Itoa(server.Process.Pid)
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(pid), 0); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -207,6 +208,47 @@ func (p *process) waitFor(t *testing.T, text string) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
+}
+
+// startTied starts a command that dies with this test, also when the test is killed. stop kills it and waits for its
+// end.
+func startTied(t *testing.T, c *exec.Cmd) (stop func()) {
+	t.Helper()
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread() // the kernel ties the command's life to the thread that started it
+	if err := c.Start(); err != nil {
+		runtime.UnlockOSThread()
+		t.Fatal(err)
+	}
+	return func() {
+		_ = c.Process.Kill() // it may have ended
+		_ = c.Wait()
+		runtime.UnlockOSThread()
+	}
+}
+
+// numberIn is the number that a file of the kernel holds.
+func numberIn(t *testing.T, path string) int {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// peakIn is the most memory that a process had, in bytes, by the text of its status; 0 where that does not say.
+func peakIn(status []byte) int64 {
+	_, after, _ := strings.Cut(string(status), "VmHWM:")
+	var kib int64
+	if _, err := fmt.Sscan(after, &kib); err != nil {
+		return 0
+	}
+	return kib << 10
 }
 
 // buffer is a bytes.Buffer that can be read while it is written.

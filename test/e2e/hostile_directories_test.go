@@ -127,13 +127,31 @@ func (s *shared) refuses(words string, args ...string) {
 	}
 }
 
-// runs starts the experiment, and gives it when its trials have begun.
-func (s *shared) runs(out string) *process {
+// moves runs an experiment whose run directory the stranger moves away once the trials have begun, and who then puts
+// something in its place. The run must go on in the directory that it had.
+func (s *shared) moves(spec string, replace func(out string)) {
 	s.t.Helper()
-	c := s.command("run", specFile(s.t, strings.Replace(sharedSpec, "100ms", "700ms", 1)), "--out", out)
-	p := c.start(s.t)
+	out := s.at("out")
+	p := s.command("run", specFile(s.t, strings.Replace(spec, "100ms", "700ms", 1)), "--out", out).start(s.t)
 	whileItRuns(s.t, p, func() bool { return strings.Contains(p.stderr.String(), "trial 1 of") })
-	return p
+	s.try(os.Rename(out, s.at("moved")))
+	replace(out)
+	<-p.done // and no schema is looked at where the directory was
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 && code != 4 {
+		s.t.Errorf("exit code %d: %s", code, p.stderr.String())
+	}
+	if c, err := record.Read(s.at("moved")); err != nil || len(firstAttempts(c)) != len(c.Run.Plan) {
+		s.t.Errorf("the record that was moved: %v", err)
+	}
+}
+
+// decoy has the stranger put a directory of their own in the place of the run's, to which nothing may be written.
+func (s *shared) decoy(spec string) {
+	s.t.Helper()
+	s.moves(spec, func(string) { s.own("out") })
+	if got := namesIn(s.t, s.at("out")); len(got) > 0 {
+		s.t.Errorf("it wrote %v into a stranger's directory", got)
+	}
 }
 
 // recorded writes a run that can be read.
@@ -237,39 +255,11 @@ var directoryAttacks = []struct {
 		s.refuses("not empty", "run", specFile(s.t, sharedSpec))
 	}},
 	{"a run directory that is moved away", func(s *shared) {
-		p := s.runs(s.at("out"))
-		s.try(os.Rename(s.at("out"), s.at("moved")), os.Symlink(s.precious, s.at("out")))
-		<-p.done // and no schema is looked at where the directory was
-		if code := p.cmd.ProcessState.ExitCode(); code != 0 && code != 4 {
-			s.t.Errorf("exit code %d: %s", code, p.stderr.String())
-		}
-		if c, err := record.Read(s.at("moved")); err != nil || len(firstAttempts(c)) != 2 {
-			s.t.Errorf("the record that was moved: %v", err)
-		}
+		s.moves(sharedSpec, func(out string) { s.try(os.Symlink(s.precious, out)) })
 	}},
-	{"a run directory in whose place another one comes", func(s *shared) {
-		p := s.runs(s.at("out"))
-		s.try(os.Rename(s.at("out"), s.at("moved")))
-		decoy := s.own("out")
-		if o := p.wait(s.t); o.code != 0 && o.code != 4 {
-			s.t.Error(o)
-		}
-		if got := namesIn(s.t, decoy); len(got) > 0 {
-			s.t.Errorf("it wrote %v into a stranger's directory", got)
-		}
-	}},
+	{"a run directory in whose place another one comes", func(s *shared) { s.decoy(sharedSpec) }},
 	{"a mesh whose run directory is moved away", func(s *shared) {
-		spec := sharedSpec + "arms: {mesh: {subject: kernelmesh}}\n"
-		p := s.command("run", specFile(s.t, strings.Replace(spec, "100ms", "300ms", 1)), "--out", s.at("out")).start(s.t)
-		whileItRuns(s.t, p, func() bool { return strings.Contains(p.stderr.String(), "trial 1 of") })
-		s.try(os.Rename(s.at("out"), s.at("moved")))
-		decoy := s.own("out")
-		if o := p.wait(s.t); o.code != 0 && o.code != 4 {
-			s.t.Error(o)
-		}
-		if got := namesIn(s.t, decoy); len(got) > 0 {
-			s.t.Errorf("its configuration came from a stranger's directory: %v", got)
-		}
+		s.decoy(sharedSpec + "arms: {mesh: {subject: kernelmesh}}\n") // which reads its services from a file
 	}},
 	{"a link for a report", func(s *shared) {
 		s.try(os.Mkdir(s.at("run"), 0o755), os.Symlink(filepath.Join(s.precious, "file"), s.at("report")))

@@ -440,12 +440,7 @@ func namesIn(t *testing.T, dir string) (names []string) {
 func peak(p *process) (bytes int64) {
 	for {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid)) // it may have gone
-		if _, after, ok := strings.Cut(string(status), "VmHWM:"); ok {
-			var kib int64
-			if _, err := fmt.Sscan(after, &kib); err == nil {
-				bytes = kib << 10
-			}
-		}
+		bytes = max(bytes, peakIn(status))
 		select {
 		case <-p.done:
 			return bytes

@@ -17,7 +17,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -284,11 +283,7 @@ func used(t *testing.T, pid int) taken {
 	if err != nil {
 		t.Fatalf("the attacked process is gone: %v", err)
 	}
-	u := taken{at: time.Now()}
-	if found := regexp.MustCompile(`VmHWM:\s+([0-9]+) kB`).FindSubmatch(status); found != nil {
-		kb, _ := strconv.ParseInt(string(found[1]), 10, 64)
-		u.memory = kb << 10
-	}
+	u := taken{at: time.Now(), memory: peakIn(status)}
 	if u.memory == 0 {
 		t.Fatalf("the attacked process has ended: %s", status)
 	}

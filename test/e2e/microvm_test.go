@@ -736,15 +736,7 @@ func TestMicrovmPlaces(t *testing.T) {
 
 func charged(t *testing.T, name string) int {
 	t.Helper()
-	b, err := os.ReadFile("/sys/fs/cgroup/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return numberIn(t, "/sys/fs/cgroup/"+name)
 }
 
 // TestMicrovmKilled: whatever of a sandbox is killed, and whenever, 'tare clean' removes the rest. TARE_KILLS is how

@@ -22,8 +22,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
@@ -34,6 +32,7 @@ import (
 	"tare/internal/host/proc"
 	"tare/internal/ledger"
 	"tare/internal/record"
+	"tare/test/busy"
 )
 
 // rightsRow is a row of the table "Which command needs what" of docs/security.md.
@@ -599,15 +598,7 @@ func needsHiddenAddresses(t *testing.T) {
 // kernelSetting is the number that a setting of the kernel is.
 func kernelSetting(t *testing.T, name string) int {
 	t.Helper()
-	text, err := os.ReadFile("/proc/sys/kernel/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return numberIn(t, "/proc/sys/kernel/"+name)
 }
 
 const addressesHidden = "bpf-addresses-hidden" // code of the warning
@@ -726,16 +717,7 @@ func weighRights() rightsTest {
 // busyProgram runs an eBPF program over and over until the test ends, and gives its id.
 func busyProgram(t *testing.T) uint32 {
 	t.Helper()
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_test_busy", Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
-			asm.Mov.Imm(asm.R2, 1),
-			asm.Mov.Imm(asm.R3, 2000),
-			asm.Mul.Imm(asm.R2, 1664525).WithSymbol("step"),
-			asm.Sub.Imm(asm.R3, 1),
-			asm.JNE.Imm(asm.R3, 0, "step"),
-			asm.Mov.Imm(asm.R0, 1),
-			asm.Return(),
-		}})
+	p, err := busy.Load("tare_test_busy")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -753,7 +735,7 @@ func busyProgram(t *testing.T) uint32 {
 				return
 			default:
 			}
-			if _, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: 100}); err != nil {
+			if err := busy.Run(p, 100); err != nil {
 				t.Errorf("running the program: %v", err)
 				return
 			}
@@ -1050,16 +1032,7 @@ func TestReadersKeepFewCapabilities(t *testing.T) {
 			fillPipe(t, w) // so that doctor, which is done soon, is there until it is looked at
 			c := exec.Command(bin, args...)
 			c.Stdout = w
-			c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-			runtime.LockOSThread() // the kernel ties the command's life to the thread that started it
-			defer runtime.UnlockOSThread()
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				_ = c.Process.Kill()
-				_ = c.Wait()
-			}()
+			defer startTied(t, c)()
 			kept := slices.Concat(row.needs, row.more, []cap.Value{cap.BPF, cap.PERFMON})
 			status := ""
 			for deadline := time.Now().Add(30 * time.Second); !keeps(status, kept); time.Sleep(10 * time.Millisecond) {

@@ -1,0 +1,27 @@
+// Package busy has an eBPF program that takes some microseconds, for tests that weigh one.
+package busy
+
+import (
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+)
+
+// Load loads the program, by a name that it has in the kernel. It is of a type that only runs on demand.
+func Load(name string) (*ebpf.Program, error) {
+	return ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R2, 1),
+			asm.Mov.Imm(asm.R3, 2000),
+			asm.Mul.Imm(asm.R2, 1664525).WithSymbol("step"),
+			asm.Sub.Imm(asm.R3, 1),
+			asm.JNE.Imm(asm.R3, 0, "step"),
+			asm.Mov.Imm(asm.R0, 1),
+			asm.Return(),
+		}})
+}
+
+// Run runs the program so many times.
+func Run(p *ebpf.Program, times uint32) error {
+	_, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: times}) // an Ethernet header is the least
+	return err
+}
