@@ -14,7 +14,7 @@ import (
 const (
 	refusalsAtOnce    = 200
 	refusalsPerSecond = 20
-	refusalBytes      = 16 << 10
+	refusalBytes      = 2 << 10
 	refuserBytes      = 256 // of the id of the data plane, and of the type
 )
 
