@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -190,6 +191,47 @@ func TestGone(t *testing.T) {
 	}
 }
 
+// TestEnvironWhileItChanges: the environment of a process that calls execve over and over is always seen. The kernel
+// has none to show while the program is being replaced.
+func TestEnvironWhileItChanges(t *testing.T) {
+	const again = `exec sh -c "$AGAIN"`
+	cmd := exec.Command("sh", "-c", again)
+	cmd.Env = append(os.Environ(), "AGAIN="+again, "TARE_TEST=yes")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	for range 2000 {
+		env, err := FS{}.Environ(cmd.Process.Pid)
+		if err != nil || !slices.Contains(env, "TARE_TEST=yes") {
+			t.Fatalf("its environment is %q, %v", env, err)
+		}
+	}
+}
+
+// TestNoEnviron: who has no environment is not waited for.
+func TestNoEnviron(t *testing.T) {
+	cmd := exec.Command("/bin/sleep", "100")
+	cmd.Env = []string{}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if env, err := (FS{}).Environ(cmd.Process.Pid); err != nil || len(env) > 0 {
+		t.Errorf("of one without: %q, %v", env, err)
+	}
+	var info unix.Siginfo
+	if err := errors.Join(cmd.Process.Kill(), unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if env, err := (FS{}).Environ(cmd.Process.Pid); err != nil && !errors.Is(err, ErrGone) || len(env) > 0 {
+		t.Errorf("of a zombie: %q, %v", env, err)
+	}
+	_ = cmd.Wait()
+}
+
 func TestKernelThreads(t *testing.T) {
 	k, err := FS{}.KernelThreads()
 	if err != nil {
@@ -240,6 +282,7 @@ func FuzzParsers(f *testing.F) {
 			t.Errorf("%+v", s)
 		}
 		_, _ = parseProcess(b)
+		becoming(b)
 		parseKB(b, "Pss")
 		keptPages(b)
 		parseRollup(b)

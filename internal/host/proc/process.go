@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -44,8 +45,11 @@ func (f FS) Since(start uint64) (time.Duration, error) {
 	return time.Duration(now.Nano()) - time.Duration(float64(start)/f.ticksPerSecond()*1e9), nil
 }
 
-// pfKthread is the flag PF_KTHREAD of include/linux/sched.h.
-const pfKthread = 0x00200000
+// PF_KTHREAD and PF_EXITING of include/linux/sched.h.
+const (
+	pfKthread = 0x00200000
+	pfExiting = 0x00000004
+)
 
 // Alive says whether the process can still run. The state is that of its first thread, which may have ended before
 // others: one that calls execve kills all of them and waits until the first is dead (de_thread in fs/exec.c), which to
@@ -206,10 +210,85 @@ func (f FS) Cmdline(pid int) ([]string, error) {
 	return list(b), err
 }
 
-// Environ is the environment that a process was started with.
+// Environ is the environment that a process was started with. A kernel thread and a process that has ended or is about
+// to have none, or are ErrGone, as the kernel has it. One that calls execve has none for a moment, and Environ waits for
+// it, a second at most: after that its error says so.
 func (f FS) Environ(pid int) ([]string, error) {
-	b, err := f.read(pid, "environ")
-	return list(b), err
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		b, err := f.readAtOnce(pid, "environ")
+		if err != nil || len(b) > 0 {
+			return list(b), err
+		}
+		if b, err = f.read(pid, "stat"); err != nil {
+			return nil, err
+		}
+		waited := time.Since(began)
+		switch becoming(b) {
+		case itself:
+			return nil, nil
+		case itselfOrAnother:
+			if waited > 50*time.Millisecond {
+				return nil, nil
+			}
+		case another:
+			if waited > time.Second {
+				return nil, about(pid, "environ", errors.New("it is becoming another program (execve)"))
+			}
+		}
+	}
+}
+
+// readAtOnce is read by a single call. Of a file that is of the process's memory, a second one finds nothing more where
+// the process has become another program since the first.
+func (f FS) readAtOnce(pid int, name string) ([]byte, error) {
+	for size := 32 << 10; ; size *= 2 { // the kernel allows an environment some MiB (execve(2))
+		file, err := os.Open(f.path("proc", strconv.Itoa(pid), name))
+		if err != nil {
+			return nil, about(pid, name, gone(err))
+		}
+		b := make([]byte, size)
+		n, err := file.Read(b)
+		_ = file.Close() // it was only read
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, about(pid, name, gone(err))
+		}
+		if n < size {
+			return b[:n], nil
+		}
+	}
+}
+
+// What a process is becoming.
+const (
+	itself = iota
+	itselfOrAnother
+	another
+)
+
+// becoming says, by its stat, what a process is becoming that gave an empty environment. The memory of another program is
+// new, and says where the environment is only once that is known to be there: first the begin, as that and as the end,
+// and then the end (create_elf_tables in fs/binfmt_elf.c; environ_read in fs/proc/base.c gives nothing before). Where it
+// has both by now, the file that was read was opened on the memory before.
+//
+// A thread that calls execve waits until the first one is dead (de_thread in fs/exec.c). That looks as if the first one
+// had ended by itself.
+func becoming(stat []byte) int {
+	p, err := parseProcess(stat)
+	rest := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // from field 3
+	const flags, envStart, envEnd = 9 - 3, 50 - 3, 51 - 3
+	if err != nil || p.Kernel || !p.Alive() || len(rest) <= envEnd {
+		return itself
+	}
+	if p.firstDead() {
+		return itselfOrAnother
+	}
+	if f, err := strconv.ParseUint(rest[flags], 10, 64); err != nil || f&pfExiting != 0 {
+		return itself
+	}
+	if rest[envEnd] != "0" && rest[envStart] == rest[envEnd] {
+		return itselfOrAnother
+	}
+	return another
 }
 
 // list splits strings that each end in a zero byte.
