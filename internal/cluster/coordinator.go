@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"tare/internal/fault"
+	"tare/internal/listen"
 	"tare/internal/pace"
 	"tare/internal/printable"
 )
@@ -97,9 +98,9 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 // Listen has agents join at the address, host:port, beside those listened at before, and gives the address with its
 // port.
 func (c *Coordinator) Listen(address string) (net.Addr, error) {
-	l, err := net.Listen("tcp", address)
+	l, err := listen.TCP(context.Background(), address)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Machine, address, "name an address of this machine and a port that is free", "nodes cannot join there")
+		return nil, fmt.Errorf("nodes cannot join: %w", err)
 	}
 	c.wg.Go(func() { _ = c.server.Serve(c.door.at(l)) }) // it ends with the server, or its interface, and agents that cannot join show
 	return l.Addr(), nil

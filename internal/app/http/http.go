@@ -19,9 +19,8 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tare/internal/fault"
+	"tare/internal/listen"
 	"tare/internal/pace"
 	"tare/internal/param"
 	"tare/internal/role"
@@ -92,9 +91,9 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*S
 	if err := o.check(); err != nil {
 		return nil, fault.New(fault.Usage, "protocol", "use http1, http2 or grpc", "%s", err)
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Listen)
+	listener, err := listen.TCP(ctx, o.Listen)
 	if err != nil {
-		return nil, listenError(o.Listen, err)
+		return nil, err
 	}
 	w := newWaits(o, pace.Now())
 	var secured *tls.Config
@@ -122,19 +121,6 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*S
 		return nil, fmt.Errorf("serving HTTP on %s: %w", o.Listen, err)
 	}
 	return w.served()
-}
-
-func listenError(address string, err error) error {
-	switch {
-	case errors.Is(err, unix.EADDRINUSE):
-		_, port, _ := net.SplitHostPort(address)
-		return fault.Wrap(err, fault.Machine, address, fmt.Sprintf("'ss -ltnp sport = :%s' names its holder; or use port 0 for a free one", port), "the port is in use")
-	case errors.Is(err, unix.EADDRNOTAVAIL):
-		return fault.Wrap(err, fault.Machine, address, "'ip address' lists those it has", "this machine does not have that address")
-	case errors.Is(err, unix.EACCES):
-		return fault.Wrap(err, fault.Machine, address, "use a port above 1023, or run as root or with CAP_NET_BIND_SERVICE", "no permission to use this port")
-	}
-	return fault.Wrap(err, fault.Usage, address, "give it as host:port, like 127.0.0.1:0", "cannot listen on this address")
 }
 
 // check is for options that contradict each other.

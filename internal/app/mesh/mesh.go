@@ -19,6 +19,7 @@ import (
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 
 	"tare/internal/fault"
+	"tare/internal/listen"
 	"tare/internal/pace"
 	"tare/internal/param"
 	"tare/internal/role"
@@ -95,9 +96,9 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 	if p.now, err = resources(o.Services, o.Endpoints); err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", o.Listen)
+	listener, err := listen.TCP(ctx, o.Listen)
 	if err != nil {
-		return fault.Wrap(err, fault.Usage, o.Listen, "name another address, or port 0 for any", "the control plane cannot listen")
+		return err
 	}
 	control, err := net.Listen("tcp", net.JoinHostPort(listener.Addr().(*net.TCPAddr).IP.String(), "0"))
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tare/internal/fault"
+	"tare/internal/listen"
 	"tare/internal/quantity"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/controlplane/authority"
@@ -94,19 +95,17 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 			l.Close()
 		}
 	}()
-	listen := func(address, flag, what string) (net.Listener, error) {
+	listenAt := func(address string) (net.Listener, error) {
 		if address == "" {
 			return nil, nil
 		}
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			return nil, fault.Wrap(err, fault.Usage, address, "name another address with "+flag+", or port 0 for any",
-				"%s cannot listen", what)
+		l, err := listen.TCP(ctx, address)
+		if err == nil {
+			listening = append(listening, l)
 		}
-		listening = append(listening, l)
-		return l, nil
+		return l, err
 	}
-	l, err := listen(cmp.Or(o.Listen, "127.0.0.1:0"), "--listen", "the control plane")
+	l, err := listenAt(cmp.Or(o.Listen, "127.0.0.1:0"))
 	if err != nil {
 		return err
 	}
@@ -117,7 +116,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		default:
 		}
 	}
-	adminAt, err := listen(o.Admin, "--admin", "who shows the control plane's metrics")
+	adminAt, err := listenAt(o.Admin)
 	if err != nil {
 		return err
 	}
@@ -125,7 +124,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if adminAt != nil {
 		admin = NewAdmin()
 	}
-	hookAt, err := listen(o.Webhook.Listen, "--webhook", "the webhook")
+	hookAt, err := listenAt(o.Webhook.Listen)
 	if err != nil {
 		return err
 	}

@@ -5,9 +5,9 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log"
-	"net"
 	"net/http"
 	"runtime"
 	"runtime/debug"
@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"tare/internal/fault"
+	"tare/internal/listen"
 	"tare/internal/role"
 	"tare/internal/subject/mesh/controlplane/injection/probes"
 	"tare/internal/subject/mesh/proxy/dataplane"
@@ -34,9 +35,9 @@ const firstWait = 10 * time.Second
 
 // answerProbes answers probes at an address until it is ended.
 func answerProbes(address string, by http.Handler) (end func(), err error) {
-	l, err := net.Listen("tcp", address)
+	l, err := listen.TCP(context.Background(), address)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, "--probes", "name another address", "probes cannot be answered")
+		return nil, fmt.Errorf("probes cannot be answered: %w", err)
 	}
 	s := &http.Server{Handler: by, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0)} // what clients do wrong is theirs
@@ -120,7 +121,7 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 		return err
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- listen(conn, plane) }()
+	go func() { ended <- heed(conn, plane) }()
 	ready := listening
 	wait := time.NewTimer(firstWait)
 	defer wait.Stop()
@@ -158,8 +159,8 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	}
 }
 
-// listen answers the parent until it closes.
-func listen(conn *role.Conn, plane *dataplane.Proxy) error {
+// heed answers the parent until it closes.
+func heed(conn *role.Conn, plane *dataplane.Proxy) error {
 	for {
 		m, err := conn.Receive()
 		if errors.Is(err, io.EOF) {
