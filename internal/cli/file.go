@@ -18,6 +18,7 @@ import (
 	"tare/internal/metric"
 	"tare/internal/record"
 	"tare/internal/regular"
+	"tare/internal/replace"
 )
 
 // maxSpecFile bounds the file of a spec before anything looks into it; experiment.Parse has bounds of its own.
@@ -66,7 +67,7 @@ func writeFile(ctx context.Context, path, what, mend string, make func(io.Writer
 	if err := make(&b); err != nil {
 		return err
 	}
-	write := record.ReplaceFile
+	write := func(path string, data []byte) error { return replace.File(path, data, 0o644) }
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
 		link := info.Mode().Type() == fs.ModeSymlink
 		if !link || strings.HasPrefix(path, "/dev/") || strings.HasPrefix(path, "/proc/") { // /dev/stdout is a link

@@ -23,6 +23,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/ours"
 	"tare/internal/regular"
+	"tare/internal/replace"
 )
 
 // coordinatorName is the name in the coordinator's certificate. Agents ask for it, and not for the host that they
@@ -427,25 +428,11 @@ func (k *keysDir) keyOrNew(name string) (*ecdsa.PrivateKey, error) {
 
 // write writes a file that only its owner can read, completely or not at all. A link at its place is replaced, not
 // followed.
-func (k *keysDir) write(name string, text []byte) (err error) {
+func (k *keysDir) write(name string, text []byte) error {
 	if k.stop() {
 		return errors.New("stopped")
 	}
-	part := fmt.Sprintf(".%s-%s", name, rand.Text())
-	f, err := k.root.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		_, err = f.Write(text)
-		if err == nil {
-			err = f.Sync()
-		}
-		if err = errors.Join(err, f.Close()); err == nil {
-			err = k.root.Rename(part, name)
-		}
-		if err != nil {
-			_ = k.root.Remove(part) // what could not be written can most often be removed
-		}
-	}
-	if err != nil {
+	if err := replace.In(k.root, name, text, 0o600); err != nil {
 		return cannotWriteKeys(err, filepath.Join(k.path, name))
 	}
 	k.wrote = append(k.wrote, name)

@@ -27,6 +27,7 @@ import (
 	"tare/internal/param"
 	"tare/internal/quantity"
 	"tare/internal/record"
+	"tare/internal/replace"
 )
 
 // Trials on many machines. With nodes, a trial is run whole by an agent at each node (NodeAgent), all with the same
@@ -482,7 +483,7 @@ func (a NodeAgent) Run(
 		return nil, fmt.Errorf("encoding the record: %w", err)
 	}
 	// What was measured stays here until the next trial, whatever becomes of the connection.
-	if err := record.ReplaceFile(filepath.Join(a.Dir, nodeRecordFile), text); err != nil && failure == nil {
+	if err := replace.File(filepath.Join(a.Dir, nodeRecordFile), text, 0o644); err != nil && failure == nil {
 		failure = fault.Wrap(err, fault.Machine, a.Dir, "make room there", "the node's record cannot be written")
 	}
 	return text, failure

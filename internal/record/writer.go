@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/ledger"
 	"tare/internal/ours"
+	"tare/internal/replace"
 )
 
 // Writer writes a run directory. It is for one goroutine.
@@ -244,7 +244,7 @@ func (w *Writer) WriteSummary(v any) error { return w.writeJSON(SummaryFile, v) 
 
 // WriteFile writes a further file of the run directory, completely or not at all.
 func (w *Writer) WriteFile(name string, data []byte) error {
-	return cannotWrite(replaceIn(w.root, name, data), filepath.Join(w.dir, name))
+	return cannotWrite(replace.In(w.root, name, data, 0o644), filepath.Join(w.dir, name))
 }
 
 // Close closes the trials file and the directory.
@@ -263,42 +263,6 @@ func (w *Writer) writeJSON(name string, v any) error {
 			"a run directory cannot hold the run: its plan and its spec are too large")
 	}
 	return w.WriteFile(name, append(data, '\n'))
-}
-
-// ReplaceFile writes a file completely or not at all, through a new file beside it: a link at its path is replaced, not
-// followed.
-func ReplaceFile(path string, data []byte) error {
-	root, err := os.OpenRoot(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(replaceIn(root, filepath.Base(path), data), root.Close())
-}
-
-// replaceIn is ReplaceFile of a file in a directory that is open.
-func replaceIn(root *os.Root, name string, data []byte) error {
-	part := fmt.Sprintf(".%s-%016x", name, rand.Uint64())
-	f, err := root.OpenFile(part, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = root.Remove(part) // what could not be written can most often be removed
-		}
-	}()
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Chmod(0o644)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	err = root.Rename(part, name)
-	return err
 }
 
 // cannotWrite says why the run directory could not be written and what to do about it.

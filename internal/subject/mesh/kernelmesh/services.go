@@ -7,7 +7,7 @@ import (
 
 	"tare/internal/fault"
 	"tare/internal/param"
-	"tare/internal/record"
+	"tare/internal/replace"
 )
 
 // The keys of the settings that say what the services are. The process sees them only as its services file and the
@@ -108,7 +108,7 @@ func writeServicesFile(file string, applications []string, count int, f filler) 
 			endpoint(f.endpoint((n-1)*f.each + i + 1)) // from 1
 		}
 	}
-	if err := record.ReplaceFile(file, []byte(b.String())); err != nil {
+	if err := replace.File(file, []byte(b.String()), 0o644); err != nil {
 		return fault.Wrap(err, fault.Machine, file, "make room, or set TMPDIR to a directory on another disk",
 			"the subject's services cannot be written")
 	}

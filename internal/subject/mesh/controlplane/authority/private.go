@@ -1,19 +1,18 @@
 package authority
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
 	"tare/internal/ours"
+	"tare/internal/replace"
 )
 
 // private is a directory in which nobody else can plant files: keys are kept there with mode 0600.
@@ -45,37 +44,14 @@ func (d *private) close() { _ = d.root.Close() } // files are closed by themselv
 
 func (d *private) at(name string) string { return filepath.Join(d.path, name) }
 
-// freshSuffix ends names of files that are being written.
-const freshSuffix = ".new"
-
 // write makes or replaces a file of mode 0600 by one rename. Links that are in its place are replaced, not followed.
 func (d *private) write(name string, text []byte) error {
-	fresh := name + "." + strings.ToLower(rand.Text()[:8]) + freshSuffix
-	f, err := d.root.OpenFile(fresh, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		_, err = f.Write(text)
-		if err == nil {
-			err = f.Sync()
-		}
-		if err = errors.Join(err, f.Close()); err == nil {
-			err = d.root.Rename(fresh, name)
-		}
-		if err != nil {
-			err = errors.Join(err, gone(d.root.Remove(fresh)))
-		}
-	}
-	return fault.Wrap(err, fault.Machine, d.at(name), privateHint, "keys cannot be written")
+	return fault.Wrap(replace.In(d.root, name, text, 0o600), fault.Machine, d.at(name), privateHint, "keys cannot be written")
 }
 
 // sweep removes what a write that was killed has left.
 func (d *private) sweep(name string) error {
-	entries, err := fs.ReadDir(d.root.FS(), ".")
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), name+".") && strings.HasSuffix(e.Name(), freshSuffix) {
-			err = errors.Join(err, gone(d.root.Remove(e.Name())))
-		}
-	}
-	return fault.Wrap(err, fault.Machine, d.path, privateHint, "what was left behind cannot be removed")
+	return fault.Wrap(replace.Sweep(d.root, name), fault.Machine, d.path, privateHint, "what was left behind cannot be removed")
 }
 
 func gone(err error) error {
