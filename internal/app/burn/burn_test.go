@@ -44,14 +44,23 @@ func TestServe(t *testing.T) {
 	if threads != 0 {
 		t.Errorf("%d threads for nothing", threads)
 	}
-	half, threads := burned(t, 0.5)
-	whole, _ := burned(t, 1)
-	if threads == 0 {
-		t.Fatal("no thread")
-	}
-	// What others take of the machine is missing here, so only the order and the upper bounds are sure.
-	if !(none < half && half < whole) || half > 0.6*float64(threads) || whole > 1.05*float64(threads) {
-		t.Errorf("a share of 0, 0.5 and 1 of %d CPUs took %.3f, %.3f and %.3f CPU seconds in a second", threads, none, half, whole)
+	// What others take of the machine is missing here, so that only the upper bounds are sure. Where others leave little,
+	// the order is chance, but not time after time.
+	const most = 10
+	for try := 1; ; try++ {
+		half, threads := burned(t, 0.5)
+		whole, _ := burned(t, 1)
+		if threads == 0 {
+			t.Fatal("no thread")
+		}
+		above := half > 0.6*float64(threads) || whole > 1.05*float64(threads)
+		ordered := none < half && half < whole
+		if above || !ordered && try == most {
+			t.Errorf("a share of 0, 0.5 and 1 of %d CPUs took %.3f, %.3f and %.3f CPU seconds in a second", threads, none, half, whole)
+		}
+		if above || ordered || try == most {
+			return
+		}
 	}
 }
 
