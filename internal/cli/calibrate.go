@@ -61,13 +61,8 @@ func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err err
 	if o.Fault, err = calibrate.ParseFault(os.Getenv(faultVariable)); err != nil {
 		return err
 	}
-	for _, p := range features() {
-		if n := p.Name(); n != "cgroup-create" && n != "bpf-syscall" {
-			continue
-		}
-		if err := p.Err(); err != nil {
-			return fault.Wrap(err, fault.Machine, "tare calibrate", p.Status().Mend, "this machine cannot be calibrated")
-		}
+	if err := require("tare calibrate", "this machine cannot be calibrated", "cgroup-create", "bpf-syscall"); err != nil {
+		return err
 	}
 	_, own, err := ground(cmd.Context(), stderr)
 	if err != nil {

@@ -150,6 +150,9 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := require("tare node", "this machine cannot be a node", "cgroup-create", "bpf-syscall"); err != nil {
+		return err
+	}
 	layout, own, err := ground(ctx, log)
 	if err != nil {
 		return err

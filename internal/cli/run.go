@@ -177,13 +177,17 @@ func noSuchExperiment(command, name, more string) error {
 // requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more by their specs
 // or by how they are run.
 func requireFeatures(s *engine.Spec, more ...string) error {
-	needed := slices.Concat([]string{"cgroup-create"}, s.Needs, more)
+	return require(s.Name, "this machine cannot run the experiment", slices.Concat([]string{"cgroup-create"}, s.Needs, more)...)
+}
+
+// require refuses, in these words, to begin what cannot work here without some features.
+func require(where, refusal string, names ...string) error {
 	for _, p := range features() {
-		if !slices.Contains(needed, p.Name()) {
+		if !slices.Contains(names, p.Name()) {
 			continue
 		}
 		if err := p.Err(); err != nil {
-			return fault.Wrap(err, fault.Machine, s.Name, p.Status().Mend, "this machine cannot run the experiment")
+			return fault.Wrap(err, fault.Machine, where, p.Status().Mend, "%s", refusal)
 		}
 	}
 	return nil

@@ -114,7 +114,7 @@ func (s *sandbox) makeGroups() error {
 		}
 		// Another sandbox may just have made a group on the way, or removed it with its own.
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			return fault.Wrap(err, fault.Machine, dir, "run as root", "cannot make a control group")
+			return fault.Wrap(err, fault.Machine, dir, rootHint, "cannot make a control group")
 		}
 	}
 	return nil

@@ -2,18 +2,24 @@ package microvm
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/fault"
+	"tare/internal/host/proc"
 )
 
 // Programs of the host that a sandbox is made of.
 const (
 	qemuProgram   = "qemu-system-x86_64"
 	qemuHint      = "apt-get install qemu-system-x86"
+	rootHint      = "run as root, or with CAP_DAC_OVERRIDE"
 	virtiofsdHint = "apt-get install qemu-system-common, or pack the root into the guest's memory: --rootfs packed"
 )
 
@@ -32,6 +38,31 @@ func findVirtiofsd() (string, error) {
 	}
 	path, err := exec.LookPath("virtiofsd")
 	return path, fault.Wrap(err, fault.Machine, "", virtiofsdHint, "no virtiofsd on this machine")
+}
+
+// shareNeeds are the capabilities for a root that is shared: CAP_SYS_ADMIN for a mount namespace, CAP_SETPCAP for
+// virtiofsd to give up what it does not need, and the rest, which it keeps (setup_capabilities in
+// tools/virtiofsd/passthrough_ll.c of QEMU 7).
+var shareNeeds = map[string]uint{
+	"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SETPCAP": unix.CAP_SETPCAP, "CAP_CHOWN": unix.CAP_CHOWN,
+	"CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CAP_FOWNER": unix.CAP_FOWNER, "CAP_FSETID": unix.CAP_FSETID,
+	"CAP_SETGID": unix.CAP_SETGID, "CAP_SETUID": unix.CAP_SETUID, "CAP_MKNOD": unix.CAP_MKNOD,
+	"CAP_SETFCAP": unix.CAP_SETFCAP,
+}
+
+// canShare says why a container's root cannot be shared with a guest here; its error has code fault.Machine.
+func canShare() error {
+	if _, err := findVirtiofsd(); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(shareNeeds)) {
+		if !proc.Capable(shareNeeds[name]) {
+			return fault.New(fault.Machine, "--rootfs "+RootfsShared,
+				"run as root or with "+name+", or pack the root into the guest's memory: --rootfs packed",
+				"virtiofsd has not all rights that it needs")
+		}
+	}
+	return nil
 }
 
 // nic is a network interface of the guest: a tap device that QEMU has as a descriptor.

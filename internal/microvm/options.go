@@ -28,7 +28,7 @@ type Options struct {
 
 // How the container's root comes into the guest.
 const (
-	RootfsAuto   = "auto"   // RootfsShared where there is virtiofsd, else RootfsPacked
+	RootfsAuto   = "auto"   // RootfsShared where virtiofsd is there and has the rights that it needs, else RootfsPacked
 	RootfsShared = "shared" // by virtio-fs
 	RootfsPacked = "packed" // in the guest's memory
 )
@@ -50,8 +50,8 @@ func OptionList() []Option {
 			func(o *Options, v string) error { o.Kernel = v; return nil }},
 		{"accel", "auto, kvm or tcg: auto is KVM if it boots this kernel, else TCG (default auto)",
 			func(o *Options, v string) error { o.Accel = v; return oneOf(v, AccelAuto, AccelKVM, AccelTCG) }},
-		{"rootfs", "auto, shared (by virtio-fs) or packed (into the guest's memory): auto is shared where there is " +
-			"virtiofsd (default auto)",
+		{"rootfs", "auto, shared (by virtio-fs) or packed (into the guest's memory): auto is shared where " +
+			"virtiofsd is there and has the rights that it needs (default auto)",
 			func(o *Options, v string) error {
 				o.Rootfs = v
 				return oneOf(v, RootfsAuto, RootfsShared, RootfsPacked)

@@ -23,6 +23,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
+	"tare/internal/replace"
 	"tare/internal/self"
 )
 
@@ -84,7 +85,7 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 		SandboxGroup: sandboxGroup(o, spec.Linux.CgroupsPath, c.ID), OverheadGroup: overheadGroup(o, c.ID),
 	}
 	if err := os.MkdirAll(sandboxDir, 0o700); err != nil {
-		return fault.Wrap(err, fault.Machine, sandboxDir, "run as root", "cannot make a directory for sandboxes")
+		return fault.Wrap(err, fault.Machine, sandboxDir, rootHint, "cannot make a directory for sandboxes")
 	}
 	others, err := sandboxes()
 	if err != nil {
@@ -130,7 +131,7 @@ func (box *sandbox) settle(config []byte) (err error) {
 		box.dir = dir
 	}()
 	if err := os.Mkdir(box.dir, 0o700); err != nil {
-		return fault.Wrap(err, fault.Machine, box.dir, "run as root", "cannot make the sandbox's directory")
+		return fault.Wrap(err, fault.Machine, box.dir, rootHint, "cannot make the sandbox's directory")
 	}
 	if err := errors.Join(box.write(), os.WriteFile(filepath.Join(box.dir, configName), config, 0o600)); err != nil {
 		return err
@@ -153,7 +154,7 @@ func canRun(o Options) error {
 		return err
 	}
 	if o.Rootfs == RootfsShared {
-		if _, err := findVirtiofsd(); err != nil {
+		if err := canShare(); err != nil {
 			return err
 		}
 	}
@@ -201,11 +202,8 @@ func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error
 }
 
 func writePIDFile(name string, pid int) error {
-	part := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)) // runc's way: nobody reads half of it
-	if err := os.WriteFile(part, []byte(strconv.Itoa(pid)), 0o644); err != nil {
-		return fault.Wrap(err, fault.Usage, "--pid-file", "", "cannot write the file with the pid")
-	}
-	return os.Rename(part, name)
+	err := replace.File(name, []byte(strconv.Itoa(pid)), 0o644)
+	return fault.Wrap(err, fault.Usage, "--pid-file", "", "cannot write the file with the pid")
 }
 
 // find reads the state of a sandbox.

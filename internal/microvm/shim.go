@@ -323,7 +323,7 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	by := box.Options.Rootfs
 	if by == RootfsAuto {
 		by = RootfsShared
-		if _, err := findVirtiofsd(); err != nil {
+		if canShare() != nil {
 			by = RootfsPacked
 		}
 	}

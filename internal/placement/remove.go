@@ -108,7 +108,12 @@ func kill(pid int, ours func() bool) error {
 	if pid == os.Getpid() {
 		return nil
 	}
-	return proc.Kill(pid, ours)
+	err := proc.Kill(pid, ours)
+	if errors.Is(err, fs.ErrPermission) {
+		return fault.Wrap(err, fault.Machine, fmt.Sprintf("process %d (%s)", pid, comm(pid)),
+			"run 'tare clean' as root, or with CAP_KILL", "it cannot be ended")
+	}
+	return err
 }
 
 // inside says whether the process is in the tree, in any hierarchy.
@@ -193,16 +198,13 @@ func (o *Owners) Clean() (Report, error) {
 			return nil
 		}
 		p := Process{PID: pid, Comm: comm(pid), Tree: tree}
-		return kill(pid, func() bool {
-			if treeOf(pid) != tree {
-				return false
-			}
-			if !killed[pid] {
-				killed[pid] = true
-				r.Killed = append(r.Killed, p)
-			}
-			return true
-		})
+		still := false
+		err := kill(pid, func() bool { still = treeOf(pid) == tree; return still })
+		if err == nil && still && !killed[pid] {
+			killed[pid] = true
+			r.Killed = append(r.Killed, p)
+		}
+		return err
 	}
 	deadline := time.Now().Add(patience)
 	for _, tree := range slices.Sorted(maps.Keys(dead)) {
@@ -216,13 +218,18 @@ func (o *Owners) Clean() (Report, error) {
 					if err := end(pid); err != nil {
 						return err
 					}
+				} else if err := canTell(pid); err != nil {
+					return err
 				} else if err := r.move(pid, dirs); err != nil {
 					return err
 				}
 			}
 			return nil
 		})
-		if err = errors.Join(err, removeAll(dirs, deadline)); err != nil {
+		if err == nil {
+			err = removeAll(dirs, deadline)
+		}
+		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -351,6 +358,16 @@ func markOf(pid int) string {
 		}
 	}
 	return ""
+}
+
+// canTell says why it cannot be seen whose a process is.
+func canTell(pid int) error {
+	_, err := proc.FS{}.Environ(pid)
+	if !errors.Is(err, fs.ErrPermission) {
+		return nil // or it has ended
+	}
+	return fault.Wrap(err, fault.Machine, fmt.Sprintf("process %d (%s)", pid, comm(pid)),
+		"run 'tare clean' as root, or with CAP_SYS_PTRACE", "it is in a control group of a run that has ended, and may not be looked at")
 }
 
 // marks is markOf that also knows processes of some trees by nothing but their limit.

@@ -59,6 +59,7 @@ type command struct {
 	stdin   string        // nothing when empty
 	user    uint32        // runs as this user and group; 0 is the test's own
 	has     []cap.Value   // capabilities of another user; it can get no others
+	group   string        // directory of a control group of v2 to start in; the test's own when empty
 	timeout time.Duration // until it is killed and the test fails; 1 minute when 0
 }
 
@@ -115,6 +116,14 @@ func (c command) start(t *testing.T) *process {
 		for _, has := range c.has {
 			p.cmd.SysProcAttr.AmbientCaps = append(p.cmd.SysProcAttr.AmbientCaps, uintptr(has))
 		}
+	}
+	if c.group != "" {
+		dir, err := os.Open(c.group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close() // it is started before this returns
+		p.cmd.SysProcAttr.UseCgroupFD, p.cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
 	}
 	started := make(chan error)
 	go func() {

@@ -123,17 +123,18 @@ func pin(t *testing.T, program *ebpf.Program) {
 }
 
 // makeCgroup makes a group in one hierarchy of this machine.
-func makeCgroup(t *testing.T, name string) {
+func makeCgroup(t *testing.T, name string) (dir string) {
 	t.Helper()
 	var err error
 	for _, root := range []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
-		dir := filepath.Join(root, name)
+		dir = filepath.Join(root, name)
 		if err = os.Mkdir(dir, 0o755); err == nil {
 			t.Cleanup(func() { _ = os.Remove(dir) })
-			return
+			return dir
 		}
 	}
 	t.Fatal(err)
+	return ""
 }
 
 func startTime(t *testing.T) string {

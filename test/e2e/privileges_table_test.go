@@ -31,6 +31,7 @@ import (
 	"tare/internal/host/feature"
 	"tare/internal/host/proc"
 	"tare/internal/ledger"
+	"tare/internal/placement"
 	"tare/internal/record"
 	"tare/test/busy"
 )
@@ -238,18 +239,28 @@ func TestWhichCommandNeedsWhat(t *testing.T) {
 	needsRoot(t) // to be somebody else
 	leavesNothing(t)
 	tests := map[string]rightsTest{
-		"`tare list`, `report`":            {works: listWorks},
-		"`tare compare`, `power`":          {works: compareWorks},
-		"`tare node keys`":                 {works: keysWork},
-		"`tare app http`":                  {works: appWorks, more: lowPorts},
-		"`tare load http`":                 {works: loadWorks},
-		"`tare subject exectrace`":         exectraceRights(),
-		"`tare subject kernelmesh`":        kernelmeshRights(),
-		"`tare doctor`":                    {works: doctorWorks, more: doctorFeatures()},
-		"`tare weigh`":                     weighRights(),
-		"`tare run quickstart`, `try`":     runRights(),
-		"`tare run` with a load of execs":  execsRights(),
-		"`tare clean` of one's own groups": cleanRights(),
+		"`tare list`, `report`":              {works: listWorks},
+		"`tare compare`, `power`":            {works: compareWorks},
+		"`tare node keys`":                   {works: keysWork},
+		"`tare app http`":                    {works: appWorks, more: lowPorts},
+		"`tare app burn`, `mesh`":            {works: appsWork},
+		"`tare load http`":                   {works: loadWorks},
+		"`tare load exec`, `probe`, `write`": {works: loadsWork},
+		"`tare load connect`, `push`":        {works: meshLoadsWork},
+		"`tare subject exectrace`":           exectraceRights(),
+		"`tare subject kernelmesh`":          kernelmeshRights(),
+		"`tare subject store`":               storeRights(),
+		"`tare subject proxy`":               proxyRights(),
+		"`tare controlplane`":                {works: controlplaneWorks},
+		"`tare doctor`":                      {works: doctorWorks, more: doctorFeatures()},
+		"`tare weigh`":                       weighRights(),
+		"`tare calibrate`":                   calibrateRights(),
+		"`tare microvm features`":            {works: microvmShows},
+		"`tare microvm run`, `create`, `start`, `state`, `list`, `kill`, `delete`": microvmRights(),
+		"`tare run quickstart`, `try`":                                             runRights(),
+		"`tare run` with a load of execs":                                          execsRights(),
+		"`tare node --join`":                                                       nodeRights(),
+		"`tare clean` of one's own groups":                                         cleanRights(),
 	}
 	rows := readRightsTable(t)
 	for _, row := range rows {
@@ -963,6 +974,25 @@ func needsRealTime(t *testing.T) {
 func cleanRights() rightsTest {
 	// A run of a process that has ended.
 	var tree, link string
+	rootsProcess := func(c cap.Value) func(t *testing.T, with, lacks actor) {
+		return func(t *testing.T, with, lacks actor) {
+			procs := filepath.Join(makeCgroup(t, tree), "cgroup.procs")
+			cmd := exec.Command("sleep", "1000")
+			cmd.Env = append(os.Environ(), placement.Mark+"="+tree)
+			defer startTied(t, cmd)()
+			pid := strconv.Itoa(cmd.Process.Pid)
+			if err := os.WriteFile(procs, []byte(pid), 0); err != nil {
+				t.Fatal(err)
+			}
+			lacks.refused(t, c, "clean")
+			if inside, err := os.ReadFile(procs); err != nil || string(inside) != pid+"\n" {
+				t.Errorf("without %s clean left in the group %q, %v", nameOf(c), inside, err)
+			}
+			if o := with.done(t, "clean"); !strings.Contains(o.stdout, "ended process "+pid+" (sleep) of "+tree+"\n") {
+				t.Errorf("clean: %s", o)
+			}
+		}
+	}
 	return rightsTest{
 		alone: true, // other runs would remove what is left of this one
 		refused: func(t *testing.T) [][]string {
@@ -1008,6 +1038,8 @@ func cleanRights() rightsTest {
 					t.Errorf("clean: %s", o)
 				}
 			},
+			cap.SYS_PTRACE: rootsProcess(cap.SYS_PTRACE),
+			cap.KILL:       rootsProcess(cap.KILL),
 		},
 	}
 }

@@ -211,8 +211,8 @@ func (f FS) Cmdline(pid int) ([]string, error) {
 }
 
 // Environ is the environment that a process was started with. A kernel thread and a process that has ended or is about
-// to have none, or are ErrGone, as the kernel has it. One that calls execve has none for a moment, and Environ waits for
-// it, a second at most: after that its error says so.
+// to have none, or are ErrGone, as the kernel has it. One that calls execve has none for a moment, and Environ waits
+// for it, a second at most: after that its error says so.
 func (f FS) Environ(pid int) ([]string, error) {
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		b, err := f.readAtOnce(pid, "environ")
@@ -265,10 +265,10 @@ const (
 	another
 )
 
-// becoming says, by its stat, what a process is becoming that gave an empty environment. The memory of another program is
-// new, and says where the environment is only once that is known to be there: first the begin, as that and as the end,
-// and then the end (create_elf_tables in fs/binfmt_elf.c; environ_read in fs/proc/base.c gives nothing before). Where it
-// has both by now, the file that was read was opened on the memory before.
+// becoming says, by its stat, what a process is becoming that gave an empty environment. The memory of another program
+// is new, and says where the environment is only once that is there: first the begin, as begin and as end, and then the
+// end (create_elf_tables in fs/binfmt_elf.c; environ_read in fs/proc/base.c gives nothing before). Where it has both by
+// now, the file that was read was opened on the memory before.
 //
 // A thread that calls execve waits until the first one is dead (de_thread in fs/exec.c). That looks as if the first one
 // had ended by itself.

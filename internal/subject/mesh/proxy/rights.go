@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"tare/internal/fault"
 )
 
 // parentSignal is what ends the process with its parent (PR_SET_PDEATHSIG); 0: nothing. The kernel keeps it by thread,
@@ -31,14 +33,17 @@ func giveUpRoot(uid, gid int) error {
 	if uid == 0 {
 		return nil
 	}
+	refused := func(err error, flag, needs, what string) error {
+		return fault.Wrap(err, fault.Machine, flag, "run as root or with "+needs+", or leave it out", "%s", what)
+	}
 	if err := syscall.Setgroups(nil); err != nil {
-		return fmt.Errorf("giving up groups: %w", err)
+		return refused(err, "--gid", "CAP_SETGID", "groups cannot be given up")
 	}
 	if err := syscall.Setgid(gid); err != nil {
-		return fmt.Errorf("becoming group %d: %w", gid, err)
+		return refused(err, "--gid", "CAP_SETGID", "the process cannot become that group's")
 	}
 	if err := syscall.Setuid(uid); err != nil {
-		return fmt.Errorf("becoming user %d: %w", uid, err)
+		return refused(err, "--uid", "CAP_SETUID", "the process cannot become that user's")
 	}
 	if parentSignal == 0 {
 		return nil

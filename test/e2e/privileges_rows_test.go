@@ -1,0 +1,404 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kernel.org/pub/linux/libs/security/libcap/cap"
+
+	"tare/internal/calibrate"
+	"tare/internal/fault"
+	"tare/internal/record"
+	"tare/test/port"
+)
+
+// Rows of the table "Which command needs what" of docs/security.md: the parts of an experiment by themselves, nodes and
+// the calibration.
+
+// ends ends a command that goes on until it is told to, and checks that it does so well.
+func ends(t *testing.T, p *process) {
+	t.Helper()
+	p.signal(t, syscall.SIGTERM)
+	if o := p.wait(t); o.code != 0 {
+		t.Errorf("%s", o)
+	}
+}
+
+// saidBy waits until a command has printed what the expression finds, and gives its first group.
+func saidBy(t *testing.T, p *process, out *buffer, expression string) (group string) {
+	t.Helper()
+	find := regexp.MustCompile(expression)
+	whileItRuns(t, p, func() bool {
+		m := find.FindStringSubmatch(out.String())
+		if m != nil {
+			group = m[1]
+		}
+		return m != nil
+	})
+	return group
+}
+
+func appsWork(t *testing.T, a actor) []string {
+	burn := a.start(t, "app", "burn", "--share", "0.05")
+	saidBy(t, burn, &burn.stdout, `(burning 0\.05 of each CPU)`)
+	mesh := a.start(t, "app", "mesh", "--services", "3")
+	address := saidBy(t, mesh, &mesh.stdout, `listens at (\S+),`)
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	ends(t, burn)
+	ends(t, mesh)
+	return nil
+}
+
+// loaded is what is looked at of what a load prints with --json.
+type loaded struct{ Done int64 }
+
+// loads runs a load, in a control group where one is given, and checks that it did something.
+func (a actor) loads(t *testing.T, group string, args ...string) {
+	t.Helper()
+	c := command{args: append(append([]string{"load"}, args...), "--duration", "300ms", "--json"), dir: a.dir,
+		env: []string{"TMPDIR=" + a.temporary}, user: nobody, has: a.has, group: group}
+	o := c.start(t).wait(t)
+	var r loaded
+	if err := json.Unmarshal([]byte(o.stdout), &r); err != nil || o.code != 0 || r.Done == 0 {
+		t.Errorf("%q did %d: %v: %s", c.args, r.Done, err, o)
+	}
+}
+
+func loadsWork(t *testing.T, a actor) []string {
+	a.loads(t, "", "exec", "--rate", "100")
+	a.loads(t, "", "write", "--rate", "100", "--directory", a.dir)
+	o := a.done(t, "load", "probe", "--duration", "300ms", "--json")
+	if !strings.Contains(o.stdout, `"histograms"`) {
+		t.Errorf("probe: %s", o)
+	}
+	return nil
+}
+
+// meshed starts a data plane in a control group that it makes, and gives the group.
+func meshed(t *testing.T, name string, args ...string) (group string) {
+	t.Helper()
+	group = filepath.Join(v2(t).Mount, fmt.Sprintf("tare-test-rights-%s-%d", name, os.Getpid()))
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { removeGroup(t, group) })
+	p := command{args: append([]string{"subject", "kernelmesh", "--human", "--cgroup", group}, args...)}.start(t)
+	saidBy(t, p, &p.stdout, `(kernelmesh serves )`)
+	t.Cleanup(func() { ends(t, p) })
+	return group
+}
+
+func meshLoadsWork(t *testing.T, a actor) []string {
+	services := filepath.Join(ownDir(t), "services.yaml")
+	text := "services: [{address: 10.96.0.1:80, protocol: udp, endpoints: [{address: 127.0.0.1:8080}]}]\n"
+	if err := os.WriteFile(services, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	a.loads(t, meshed(t, "connect", "--services", services, "--peer", "endpoint"), "connect", "--service", "10.96.0.1:80", "--endpoints")
+
+	mesh := a.start(t, "app", "mesh", "--services", "3")
+	address := saidBy(t, mesh, &mesh.stdout, `listens at (\S+),`)
+	control := saidBy(t, mesh, &mesh.stdout, `takes changes at (\S+) `)
+	a.loads(t, meshed(t, "push", "--xds", address, "--peer", "endpoint"), "push", "--mesh", control)
+	ends(t, mesh)
+	return nil
+}
+
+// proxyTo is the configuration of a proxy: all goes to one port that comes at another.
+const proxyTo = `
+resources:
+- "@type": type.googleapis.com/envoy.config.cluster.v3.Cluster
+  name: to
+  load_assignment:
+    cluster_name: to
+    endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: %d}}}}]}]
+- "@type": type.googleapis.com/envoy.config.listener.v3.Listener
+  name: from
+  address: {socket_address: {address: 127.0.0.1, port_value: %d}}
+  filter_chains:
+  - filters:
+    - name: tcp
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+        stat_prefix: tcp
+        cluster: to
+`
+
+// proxyConfig writes a configuration by which all goes to a port.
+func proxyConfig(t *testing.T, to int) string {
+	t.Helper()
+	path := filepath.Join(ownDir(t), "proxy.yaml")
+	if err := os.WriteFile(path, fmt.Appendf(nil, proxyTo, to, port.Number(t, port.Free(t))), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// proxied starts a proxy in front of a server, and asks that for something through it. It gives the user and the group
+// that the proxy has.
+func proxied(t *testing.T, a actor, flags ...string) (ids string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "yes") })}
+	go server.Serve(l)
+	defer server.Close()
+	config := proxyConfig(t, l.Addr().(*net.TCPAddr).Port)
+	p := a.start(t, append([]string{"subject", "proxy", "--human", "--config", config, "--drain", "0s"}, flags...)...)
+	r, err := http.Get("http://" + saidBy(t, p, &p.stdout, ` from at (\S+)`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(r.Body)
+	r.Body.Close()
+	if string(body) != "yes" || err != nil {
+		t.Errorf("through the proxy came %q, %v", body, err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^[UG]id:\t(\d+)`).FindAllSubmatch(status, -1) {
+		ids += string(m[1]) + " "
+	}
+	ends(t, p)
+	return strings.TrimSpace(ids)
+}
+
+func proxyRights() rightsTest {
+	other := strconv.Itoa(nobody - 1)
+	becomes := []string{"--uid", other, "--gid", other}
+	refused := func(c cap.Value) func(t *testing.T, with, lacks actor) {
+		return func(t *testing.T, with, lacks actor) {
+			if got := proxied(t, with, becomes...); got != other+" "+other {
+				t.Errorf("the proxy is user and group %s", got)
+			}
+			lacks.refused(t, c, append([]string{"subject", "proxy", "--config", proxyConfig(t, 1)}, becomes...)...)
+		}
+	}
+	return rightsTest{
+		works: func(t *testing.T, a actor) []string {
+			if got, want := proxied(t, a), fmt.Sprint(nobody, " ", nobody); got != want {
+				t.Errorf("the proxy is user and group %s, want %s", got, want)
+			}
+			return nil
+		},
+		more: map[cap.Value]func(t *testing.T, with, lacks actor){
+			cap.SETUID: refused(cap.SETUID),
+			cap.SETGID: refused(cap.SETGID),
+		},
+	}
+}
+
+func storeRights() rightsTest {
+	args := []string{"subject", "store", "--store", "pooled", "--duration", "200ms", "--json"}
+	return rightsTest{
+		refused: func(*testing.T) [][]string { return [][]string{args} },
+		works: func(t *testing.T, a actor) []string {
+			var r loaded
+			if o := a.done(t, args...); json.Unmarshal([]byte(o.stdout), &r) != nil || r.Done == 0 {
+				t.Errorf("store: %s", o)
+			}
+			return nil
+		},
+	}
+}
+
+const meshOfProxies = `
+mtls: strict
+services:
+- {name: web, address: "127.1.0.1:80", protocol: http, endpoints: [{address: "127.1.1.1:80"}]}
+proxies:
+- {id: web-1, identity: web, inbound: {web: {listen: "127.1.1.1:80", to: "127.0.0.1:8080"}}}
+`
+
+func controlplaneWorks(t *testing.T, a actor) []string {
+	config := filepath.Join(ownDir(t), "mesh.yaml")
+	if err := os.WriteFile(config, []byte(meshOfProxies), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"credentials", "roots"} {
+		dir = filepath.Join(a.dir, dir)
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, nobody, nobody)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := a.start(t, "controlplane", "--human", "--config", config, "--credentials", "credentials", "--roots", "roots")
+	saidBy(t, p, &p.stdout, `(the control plane listens at )`)
+	ends(t, p)
+	if _, err := os.Stat(filepath.Join(a.dir, "credentials", "web-1")); err != nil {
+		t.Error(err)
+	}
+	return []string{"credentials", "roots"}
+}
+
+// nodeRights: a node does what a run does, for a coordinator that needs nothing of this machine that root has not.
+func nodeRights() rightsTest {
+	var keys string
+	node := func(address string) []string {
+		own := filepath.Join(keys, "n1")
+		return []string{"node", "--join", address, "--name", "n1", "--ca", filepath.Join(keys, "authority.pem"),
+			"--cert", own + ".pem", "--key", own + ".key", "--patience", "10s"}
+	}
+	return rightsTest{
+		refused: func(t *testing.T) [][]string {
+			keys = filepath.Join(ownDir(t), "keys")
+			if o := tare(t, "node", "keys", "--dir", keys, "n1"); o.code != 0 {
+				t.Fatal(o)
+			}
+			for _, name := range []string{"", "authority.pem", "n1.pem", "n1.key"} {
+				if err := os.Chown(filepath.Join(keys, name), nobody, nobody); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return [][]string{node("127.0.0.1:1")}
+		},
+		works: func(t *testing.T, a actor) []string {
+			dir := filepath.Join(t.TempDir(), "out")
+			spec := specFile(t, strings.Replace(shortSpec, "blocks: 2", "blocks: 1\nnodes: 1", 1))
+			run := command{args: []string{"run", spec, "--nodes-listen", "127.0.0.1:0", "--nodes-keys", keys, "--nodes", "1",
+				"--out", dir}, timeout: 2 * time.Minute}.start(t)
+			agent := a.start(t, node(saidBy(t, run, &run.stderr, `waiting for 1 node at (\S+)`))...)
+			o := run.wait(t)
+			if n := agent.wait(t); n.code != 0 {
+				t.Errorf("the node: %s", n)
+			}
+			c, err := record.Read(dir)
+			if err != nil {
+				t.Fatalf("%v: %s", err, o)
+			}
+			if !slices.ContainsFunc(c.Trials, func(tr record.Trial) bool { return tr.Metrics["throughput_per_second"] > 0 }) {
+				t.Errorf("no trial measured anything: %s", o)
+			}
+			return nil
+		},
+	}
+}
+
+func calibrateRights() rightsTest {
+	return rightsTest{
+		alone:   true, // it weighs the whole machine
+		refused: func(*testing.T) [][]string { return [][]string{{"calibrate", "--quick", "--only", "maps"}} },
+		works: func(t *testing.T, a actor) []string {
+			o := a.run(t, "calibrate", "--quick", "--only", "maps,cpu", "--json")
+			var r calibrate.Report
+			if err := json.Unmarshal([]byte(o.stdout), &r); err != nil || o.code != 0 && o.code != int(fault.Invalid) {
+				t.Fatalf("%v: %s", err, o)
+			}
+			sections := map[string]bool{}
+			for _, w := range r.Weights {
+				sections[w.Section] = true
+			}
+			if !sections["maps"] || !sections["cpu"] {
+				t.Errorf("weighed were %v: %s", sections, o)
+			}
+			return nil
+		},
+	}
+}
+
+// microvmBundle is a bundle of an actor's. Its control groups are below one of the test's.
+func microvmBundle(t *testing.T, id, script string) string {
+	t.Helper()
+	dir := ociBundle(t, id, script, nil)
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, nobody, nobody))
+	})
+	if err == nil { // and whoever looks for it passes through what the testing package has made for root alone
+		err = errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func microvmShows(t *testing.T, a actor) []string {
+	if o := a.done(t, "microvm", "features"); !strings.Contains(o.stdout, `"ociVersionMin"`) {
+		t.Errorf("features: %s", o)
+	}
+	return nil
+}
+
+func microvmRights() rightsTest {
+	const where = "/run/tare-microvm"
+	var bundle, id string
+	var machine []string // flags
+	do := func(t *testing.T, a actor, args ...string) string {
+		t.Helper()
+		// The container has for its output what the runtime has: a pipe would stay open for as long as it lives.
+		inFile := append([]string{"-c", `exec "$0" "$@" > said 2>&1`, bin, "microvm"}, slices.Concat(machine, args)...)
+		o := command{binary: "/bin/sh", args: inFile, dir: a.dir, env: []string{"TMPDIR=" + a.temporary},
+			user: nobody, has: a.has, timeout: 4 * time.Minute}.start(t).wait(t)
+		text, err := os.ReadFile(filepath.Join(a.dir, "said"))
+		if err != nil || o.code != 0 {
+			t.Errorf("%q, with %v: exit code %d, %v: %s", args, a.has, o.code, err, text)
+		}
+		return string(text)
+	}
+	lives := func(t *testing.T, a actor, rootfs string) {
+		t.Helper()
+		do(t, a, "create", "--bundle", bundle, "--pid-file", "pid", id)
+		if text := do(t, a, "state", id); !strings.Contains(text, `"io.tare.microvm.rootfs": "`+rootfs+`"`) {
+			t.Errorf("the root is not %s: %s", rootfs, text)
+		}
+		if text := do(t, a, "list"); !strings.Contains(text, id) {
+			t.Errorf("list: %s", text)
+		}
+		do(t, a, "start", id)
+		do(t, a, "kill", id, "KILL")
+		do(t, a, "delete", "--force", id)
+	}
+	more := map[cap.Value]func(t *testing.T, with, lacks actor){}
+	var once sync.Once // whoever has all of them has the same
+	for _, c := range []cap.Value{
+		cap.SYS_ADMIN, cap.SETPCAP, cap.CHOWN, cap.FOWNER, cap.FSETID, cap.SETGID, cap.SETUID, cap.MKNOD, cap.SETFCAP,
+	} {
+		more[c] = func(t *testing.T, with, lacks actor) {
+			lacks.refused(t, c, slices.Concat([]string{"microvm"}, machine,
+				[]string{"--rootfs", "shared", "create", "--bundle", bundle, id})...)
+			once.Do(func() { lives(t, with, "shared") })
+		}
+	}
+	return rightsTest{
+		alone: true, // all sandboxes are in one directory
+		refused: func(t *testing.T) [][]string {
+			for _, set := range microvm(t).env {
+				name, value, _ := strings.Cut(strings.TrimPrefix(set, "TARE_MICROVM_"), "=")
+				machine = append(machine, "--"+strings.ToLower(name), value)
+			}
+			if _, err := os.Stat(where); errors.Is(err, fs.ErrNotExist) {
+				t.Cleanup(func() { _ = os.Remove(where) }) // it would be nobody's
+			}
+			id = idOf("rights")
+			bundle = microvmBundle(t, id, "sleep 1000")
+			return [][]string{slices.Concat([]string{"microvm"}, machine, []string{"create", "--bundle", bundle, id})}
+		},
+		works: func(t *testing.T, a actor) []string {
+			lives(t, a, "packed")
+			return []string{"pid", "said"}
+		},
+		more: more,
+	}
+}
