@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -52,13 +51,6 @@ func (d *private) write(name string, text []byte) error {
 // sweep removes what a write that was killed has left.
 func (d *private) sweep(name string) error {
 	return fault.Wrap(replace.Sweep(d.root, name), fault.Machine, d.path, privateHint, "what was left behind cannot be removed")
-}
-
-func gone(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // maxFile is the longest file that is read, in bytes.
