@@ -88,6 +88,9 @@ func TestLimitAnswers(t *testing.T) {
 		}, []string{
 			"There is too little to say", "(the fullest group 100 %", "of its own). The CPU time that they are charged",
 		}},
+		{"a baseline without throughput", func(s *Summary) {
+			s.set("throughput_per_second", func(e *Estimate) { e.Difference = nil })
+		}, []string{"of the limit; throughput has nothing to be held against"}},
 		{"held up", func(s *Summary) { s.set("limited_bpf_cpus", scale(2)) }, []string{"more than they were charged: something else held the programs up"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

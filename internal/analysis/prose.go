@@ -161,6 +161,8 @@ func (p *prose) baseIsZero(e *Estimate) bool {
 func (p *prose) moved(e *Estimate) string {
 	d := e.Difference
 	switch {
+	case d == nil:
+		return "has nothing to be held against"
 	case d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
 		return "is the same"
 	case !d.Resolved:

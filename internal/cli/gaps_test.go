@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+
+	"tare/internal/record"
+)
+
+// TestReportsOfGaps: whatever an arm lacks in a run (a metric that this machine does not have, or trials that failed),
+// the report answers with what is there. TARE_GAPS is how many runs are made of each experiment's.
+func TestReportsOfGaps(t *testing.T) {
+	runs := uint64(2)
+	if n, err := strconv.ParseUint(os.Getenv("TARE_GAPS"), 10, 64); err == nil {
+		runs = n
+	}
+	eachOldRun(t, func(t *testing.T, dir string) {
+		path := filepath.Join(dir, record.TrialsFile)
+		whole, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for seed := range runs {
+			if err := os.WriteFile(path, withGaps(t, whole, seed), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			reportWith(t, fmt.Sprint("seed ", seed), dir)
+		}
+	})
+}
+
+// reportWith makes reports of a run, and says of which it was when that panics.
+func reportWith(t *testing.T, what, dir string) {
+	t.Helper()
+	defer func() {
+		if p := recover(); p != nil {
+			t.Errorf("%s: %v", what, p)
+		}
+	}()
+	for _, args := range [][]string{{dir}, {dir, "--all"}, {dir, "--format", "html"}} {
+		if out, err := runReport(args...); err != nil {
+			t.Errorf("%s: %v: %v\n%s", what, args[1:], err, out)
+		}
+	}
+}
+
+// withGaps leaves metrics and counts out of trials, of each arm other ones, and makes some trials failed ones.
+func withGaps(t *testing.T, lines []byte, seed uint64) []byte {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 1))
+	left := map[string]bool{} // by arm and name
+	leave := func(arm any, name string) bool {
+		key := fmt.Sprint(arm, " ", name)
+		if _, known := left[key]; !known {
+			left[key] = rng.IntN(5) == 0
+		}
+		return left[key]
+	}
+	var out bytes.Buffer
+	for line := range bytes.Lines(lines) {
+		var trial map[string]any
+		if err := json.Unmarshal(line, &trial); err != nil {
+			t.Fatal(err)
+		}
+		for _, field := range []string{"metrics", "counts"} {
+			values, _ := trial[field].(map[string]any)
+			for _, name := range slices.Sorted(maps.Keys(values)) { // the same of each seed
+				if leave(trial["arm"], name) {
+					delete(values, name)
+				}
+			}
+		}
+		if seed%2 == 0 { // what gates kept back is there as well
+			trial["validity"] = map[string]any{"valid": true}
+		}
+		if rng.IntN(8) == 0 {
+			trial["validity"] = map[string]any{"valid": false, "failed": "planted"}
+			delete(trial, "metrics")
+		}
+		text, err := json.Marshal(trial)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.Write(append(text, '\n'))
+	}
+	return out.Bytes()
+}
