@@ -6,6 +6,7 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 )
 
@@ -57,7 +58,8 @@ func Wrap(err error, code Code, where, mend, format string, args ...any) error {
 	return &Error{Code: code, What: fmt.Sprintf(format, args...), Where: where, Mend: mend, Err: err}
 }
 
-// CodeOf is the exit code for err: OK for nil, that of the outermost Error in the chain, else Internal.
+// CodeOf is the exit code for err: OK for nil, that of the outermost Error in the chain, else Machine for what the
+// kernel refuses for want of rights or resources, or because a device failed, and Internal for everything else.
 func CodeOf(err error) Code {
 	if err == nil {
 		return OK
@@ -66,7 +68,16 @@ func CodeOf(err error) Code {
 	if errors.As(err, &e) {
 		return e.Code
 	}
+	if slices.ContainsFunc(refusals, func(refusal syscall.Errno) bool { return errors.Is(err, refusal) }) {
+		return Machine
+	}
 	return Internal
+}
+
+// refusals are answers of the kernel that tell of the state of the machine, not of a call that is wrong.
+var refusals = []syscall.Errno{
+	syscall.EPERM, syscall.EACCES, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.ENOMEM,
+	syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN, syscall.EBUSY, syscall.ENODEV,
 }
 
 // MendOf is the mend of the outermost Error in the chain that has one. Whatever wants to open a file can find that

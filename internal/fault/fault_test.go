@@ -8,6 +8,28 @@ import (
 	"testing"
 )
 
+func TestCodeOf(t *testing.T) {
+	denied := &os.PathError{Op: "open", Path: "/x", Err: syscall.EACCES}
+	for _, c := range []struct {
+		err  error
+		want Code
+	}{
+		{nil, OK},
+		{errors.New("x"), Internal},
+		{New(Usage, "", "", "x"), Usage},
+		{fmt.Errorf("doing: %w", Wrap(New(Usage, "", "", "x"), Machine, "", "", "y")), Machine},
+		{denied, Machine},
+		{fmt.Errorf("doing: %w", syscall.ENOSPC), Machine},
+		{Wrap(denied, Usage, "/x", "", "it cannot be opened"), Usage},
+		{os.NewSyscallError("bpf", syscall.EINVAL), Internal},
+		{os.NewSyscallError("read", syscall.EBADF), Internal},
+	} {
+		if got := CodeOf(c.err); got != c.want {
+			t.Errorf("%v: code %d, want %d", c.err, got, c.want)
+		}
+	}
+}
+
 func TestMendOf(t *testing.T) {
 	const files = "raise the limit of open files: ulimit -n 65536"
 	inner := New(Usage, "a", "inner mend", "wrong")

@@ -172,10 +172,7 @@ func remove(path string, fd int) error {
 	if err == nil {
 		err = gone(unix.Rmdir(path))
 	}
-	if err != nil {
-		return fmt.Errorf("removing %s: %w", path, err)
-	}
-	return nil
+	return fault.Wrap(err, fault.Machine, path, "run 'tare clean'", "a temporary directory cannot be removed")
 }
 
 // empty removes everything in the directory open at fd and closes it. It follows no link, and goes into nothing that is

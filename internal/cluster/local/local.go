@@ -257,7 +257,8 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 	go func() {
 		select {
 		case <-a.ended:
-			cancel(fmt.Errorf("the agent ended before it had joined: %w", errOr(a.why, "nobody told it to")))
+			cancel(fault.Wrap(errOr(a.why, "nobody told it to"), fault.Machine, "", "its last words say what this machine lacks",
+				"the agent ended before it had joined"))
 		case <-ctx.Done():
 		}
 	}()

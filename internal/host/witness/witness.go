@@ -28,6 +28,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/fault"
 	"tare/internal/host/feature"
 	"tare/internal/host/perf"
 )
@@ -135,7 +136,8 @@ func Open(o Options) (*Witness, error) {
 			return nil, missing
 		}
 	}
-	return w, err
+	return w, fault.Wrap(err, fault.Machine, "", "try again; 'tare doctor' says what this machine has",
+		"what others do to the machine cannot be watched")
 }
 
 func open(o Options) (w *Witness, err error) {
