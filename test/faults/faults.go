@@ -49,7 +49,7 @@ func (f Fault) String() string {
 
 // Result is how a run ended.
 type Result struct {
-	Counts         map[Class]int // calls of tare's own processes
+	Counts         map[Class]int // calls of tare's own processes: all without a fault; up to the fault, those of its name
 	Hit            string        // the call that was made to fail; empty: it never came
 	Code           int           // exit code; -1: a signal ended it
 	TimedOut       bool
@@ -87,7 +87,7 @@ func (r *Runner) Run(ctx context.Context, dir string, f Fault, limit time.Durati
 	defer ours.Close()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, r.under, append([]string{r.Tare}, args...)...)
+	cmd := exec.CommandContext(ctx, r.under, append([]string{f.Class.Call, r.Tare}, args...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &stdout, &stderr
 	cmd.ExtraFiles = []*os.File{theirs}

@@ -128,6 +128,9 @@ func receive(socket *os.File) (int, error) {
 // decide counts a call of tare's and answers it: it goes on, or is the one that fails.
 func (s *supervisor) decide(c *call) answer {
 	goOn := answer{flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+	if s.hit != "" {
+		return goOn // what comes after it is not looked at
+	}
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", c.thread))
 	if err != nil || exe != s.tare {
 		return goOn

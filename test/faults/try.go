@@ -30,6 +30,7 @@ type Verdict struct {
 	Readable   int      `json:"readable"`    // trials in the record
 	LeftBefore []string `json:"left_before"` // before tare clean, by all that ran at the same time
 	Problems   []string `json:"problems"`
+	LeftSome   bool     `json:"-"` // a problem is what it or another left that ran at the same time
 	Seconds    float64  `json:"seconds"`
 }
 
@@ -122,6 +123,7 @@ func (r *Runner) Try(ctx context.Context, dir string, all ...Planned) ([]*Verdic
 			return nil, err
 		}
 		if cleaned.Code != 0 {
+			first.LeftSome = true
 			first.problem("tare clean ended with exit code %d: %s", cleaned.Code, firstError(cleaned.Stderr))
 		}
 		left, err := before.Left()
@@ -131,6 +133,7 @@ func (r *Runner) Try(ctx context.Context, dir string, all ...Planned) ([]*Verdic
 		if len(left) == 0 {
 			break
 		}
+		first.LeftSome = true
 		first.problem("left after tare clean: %s", strings.Join(left, "; "))
 	}
 	return verdicts, nil

@@ -14,6 +14,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -22,8 +23,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"tare/experiments"
 	"tare/test/binary"
@@ -65,7 +69,7 @@ type bench struct {
 	state  string
 	at     int // runs at the same time
 	names  []string
-	counts map[string]map[faults.Class]int // by experiment; nil: this machine cannot run it
+	counts map[string]map[faults.Class]int // by experiment, of those that this machine can run
 	runner *faults.Runner
 	dir    string
 }
@@ -83,15 +87,21 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uin
 		return err
 	}
 	if seed > 0 {
-		p, err := b.plan(ctx, b.names[0], seed)
-		if p == nil || err != nil {
+		if err := b.countAll(ctx); err != nil {
 			return err
+		}
+		p := b.plan(b.names[0], seed)
+		if p == nil {
+			return fmt.Errorf("%s cannot be run here", b.names[0])
 		}
 		verdicts, err := b.runner.Try(ctx, filepath.Join(b.dir, "try"), *p)
 		for _, v := range verdicts {
 			fmt.Printf("%s: %s\nhit: %s\nexit code %d: %s\nfinished %d, readable %d\nleft before tare clean: %q\nproblems: %q\n",
 				v.Experiment, v.Fault, v.Hit, v.Code, v.Said, v.Finished, v.Readable, v.LeftBefore, v.Problems)
 		}
+		return err
+	}
+	if err := b.countAll(ctx); err != nil {
 		return err
 	}
 	hits, next := 0, uint64(0)
@@ -105,11 +115,7 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uin
 		var some []faults.Planned
 		for len(some) < min(b.at, n-hits) {
 			next++
-			p, err := b.plan(ctx, b.names[int(next)%len(b.names)], next)
-			if err != nil || ctx.Err() != nil {
-				return err
-			}
-			if p != nil {
+			if p := b.plan(b.names[int(next)%len(b.names)], next); p != nil {
 				some = append(some, *p)
 			}
 		}
@@ -139,7 +145,7 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uin
 func (b *bench) try(ctx context.Context, some []faults.Planned) ([]*faults.Verdict, error) {
 	dir := filepath.Join(b.dir, "try")
 	verdicts, err := b.runner.Try(ctx, dir, some...)
-	if err != nil || len(some) == 1 || len(verdicts[0].Problems) == 0 {
+	if err != nil || len(some) == 1 || !verdicts[0].LeftSome {
 		return verdicts, err
 	}
 	fmt.Printf("seeds %d to %d together: %q; now each alone\n", some[0].Seed, some[len(some)-1].Seed, verdicts[0].Problems)
@@ -155,30 +161,43 @@ func (b *bench) try(ctx context.Context, some []faults.Planned) ([]*faults.Verdi
 	return verdicts, nil
 }
 
+// countAll counts the calls of all experiments. Some wait most of the time, so that several run at a time.
+func (b *bench) countAll(ctx context.Context) error {
+	var mu sync.Mutex
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(b.at)
+	for _, name := range b.names {
+		g.Go(func() error {
+			r, err := b.runner.Count(ctx, filepath.Join(b.dir, "count-"+name), name)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if r.Code != 0 && r.Code != 4 {
+				fmt.Printf("%s cannot be run here, exit code %d: %s\n", name, r.Code, r.Stderr)
+				return nil
+			}
+			b.counts[name] = r.Counts
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if len(b.counts) == 0 {
+		return errors.New("none of the experiments can be run here")
+	}
+	return nil
+}
+
 // plan chooses a fault; nil where this machine cannot run the experiment.
-func (b *bench) plan(ctx context.Context, name string, seed uint64) (*faults.Planned, error) {
-	counts, known := b.counts[name]
-	if !known {
-		r, err := b.runner.Count(ctx, filepath.Join(b.dir, "count"), name)
-		switch {
-		case ctx.Err() != nil:
-			return nil, nil
-		case err != nil:
-			return nil, fmt.Errorf("%s: %w", name, err)
-		case r.Code != 0 && r.Code != 4:
-			fmt.Printf("%s cannot be run here, exit code %d: %s\n", name, r.Code, r.Stderr)
-		default:
-			counts = r.Counts
-		}
-		b.counts[name] = counts
-	}
+func (b *bench) plan(name string, seed uint64) *faults.Planned {
+	counts := b.counts[name]
 	if counts == nil {
-		if len(b.counts) == len(b.names) && !slices.ContainsFunc(b.names, func(n string) bool { return b.counts[n] != nil }) {
-			return nil, fmt.Errorf("none of the experiments can be run here")
-		}
-		return nil, nil
+		return nil
 	}
-	return &faults.Planned{Experiment: name, Seed: seed, Fault: faults.Choose(seed, counts)}, nil
+	return &faults.Planned{Experiment: name, Seed: seed, Fault: faults.Choose(seed, counts)}
 }
 
 func printTable(found []faults.Verdict) {

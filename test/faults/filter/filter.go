@@ -34,11 +34,15 @@ var At = map[string]bool{
 }
 
 // Install puts the filter on this thread and on what it will start or execute, and returns the descriptor by which the
-// calls are received and answered. The thread needs CAP_SYS_ADMIN.
-func Install() (listener int, err error) {
+// calls are received and answered. Where only is the name of a call, no others are handed over. The thread needs
+// CAP_SYS_ADMIN.
+func Install(only string) (listener int, err error) {
 	const number = 0 // offset of nr in struct seccomp_data
 	program := []bpf.Instruction{bpf.LoadAbsolute{Off: number, Size: 4}}
-	for nr := range Calls {
+	for nr, name := range Calls {
+		if only != "" && name != only {
+			continue
+		}
 		program = append(program,
 			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: nr, SkipTrue: 1},
 			bpf.RetConstant{Val: unix.SECCOMP_RET_USER_NOTIF})

@@ -1,7 +1,9 @@
 // Command under executes a program under the filter of package faults, and sends the descriptor by which its calls are
 // received over the socket that it has as descriptor 3:
 //
-//	under PROGRAM [ARG...]
+//	under CALL PROGRAM [ARG...]
+//
+// CALL is the name of the only call that is handed over; all of the filter's when empty.
 package main
 
 import (
@@ -24,9 +26,9 @@ func main() {
 
 func run() error {
 	const socket = 3
-	path, args, env := os.Args[1], os.Args[1:], os.Environ()
+	path, args, env := os.Args[2], os.Args[2:], os.Environ()
 	unix.CloseOnExec(socket)
-	listener, err := filter.Install()
+	listener, err := filter.Install(os.Args[1])
 	if err != nil {
 		return err
 	}
