@@ -33,7 +33,7 @@ func TestFaults(t *testing.T) {
 			all = append(all, faults.Planned{Experiment: name, Seed: seed, Fault: faults.Choose(seed, counted.Counts)})
 		}
 	}
-	verdicts, err := r.Try(t.Context(), filepath.Join(t.TempDir(), "try"), all...)
+	verdicts, err := r.Try(t.Context(), filepath.Join(t.TempDir(), "try"), len(all), all...)
 	if err != nil {
 		t.Fatal(err)
 	}

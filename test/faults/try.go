@@ -9,8 +9,9 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"tare/experiments"
 	"tare/internal/record"
@@ -94,22 +95,25 @@ type Planned struct {
 	Fault      Fault
 }
 
-// Try runs experiments at the same time, each with its fault, in directories below one that it makes and removes, and
-// says what came of each. What they left behind is looked for when all have ended, and is a problem of the first. Where
-// there is some of several, the caller finds out whose by trying each alone.
-func (r *Runner) Try(ctx context.Context, dir string, all ...Planned) ([]*Verdict, error) {
+// Try runs experiments, so many at the same time, each with its fault, in directories below one that it makes and
+// removes, and says what came of each. What they left behind is looked for when all have ended, and is a problem of the
+// first. Where there is some of several, the caller finds out whose by trying each alone.
+func (r *Runner) Try(ctx context.Context, dir string, at int, all ...Planned) ([]*Verdict, error) {
 	before, err := footprint.Look()
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	verdicts, errs := make([]*Verdict, len(all)), make([]error, len(all))
-	var wg sync.WaitGroup
+	verdicts := make([]*Verdict, len(all))
+	var g errgroup.Group
+	g.SetLimit(at)
 	for i, p := range all {
-		wg.Go(func() { verdicts[i], errs[i] = r.try(ctx, filepath.Join(dir, strconv.Itoa(i)), p) })
+		g.Go(func() (err error) {
+			verdicts[i], err = r.try(ctx, filepath.Join(dir, strconv.Itoa(i)), p)
+			return err
+		})
 	}
-	wg.Wait()
-	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
+	if err := errors.Join(g.Wait(), ctx.Err()); err != nil {
 		return nil, err
 	}
 	first := verdicts[0]

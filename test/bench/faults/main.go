@@ -94,7 +94,7 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uin
 		if p == nil {
 			return fmt.Errorf("%s cannot be run here", b.names[0])
 		}
-		verdicts, err := b.runner.Try(ctx, filepath.Join(b.dir, "try"), *p)
+		verdicts, err := b.runner.Try(ctx, filepath.Join(b.dir, "try"), 1, *p)
 		for _, v := range verdicts {
 			fmt.Printf("%s: %s\nhit: %s\nexit code %d: %s\nfinished %d, readable %d\nleft before tare clean: %q\nproblems: %q\n",
 				v.Experiment, v.Fault, v.Hit, v.Code, v.Said, v.Finished, v.Readable, v.LeftBefore, v.Problems)
@@ -113,7 +113,8 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uin
 	}
 	for hits < n && time.Now().Before(until) && ctx.Err() == nil {
 		var some []faults.Planned
-		for len(some) < min(b.at, n-hits) {
+		const turns = 4 // of each of those that run at a time, until it is looked what they have left
+		for len(some) < min(turns*b.at, n-hits) {
 			next++
 			if p := b.plan(b.names[int(next)%len(b.names)], next); p != nil {
 				some = append(some, *p)
@@ -141,16 +142,16 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uin
 	return nil
 }
 
-// try makes faults at the same time, and each alone where something is left behind and it is not known by which.
+// try makes faults, several at a time, and each alone where something is left behind and it is not known by which.
 func (b *bench) try(ctx context.Context, some []faults.Planned) ([]*faults.Verdict, error) {
 	dir := filepath.Join(b.dir, "try")
-	verdicts, err := b.runner.Try(ctx, dir, some...)
+	verdicts, err := b.runner.Try(ctx, dir, b.at, some...)
 	if err != nil || len(some) == 1 || !verdicts[0].LeftSome {
 		return verdicts, err
 	}
 	fmt.Printf("seeds %d to %d together: %q; now each alone\n", some[0].Seed, some[len(some)-1].Seed, verdicts[0].Problems)
 	for i, p := range some {
-		alone, err := b.runner.Try(ctx, dir, p)
+		alone, err := b.runner.Try(ctx, dir, 1, p)
 		if err != nil {
 			return nil, err
 		}
