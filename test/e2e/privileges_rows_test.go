@@ -301,17 +301,13 @@ func calibrateRights() rightsTest {
 		alone:   true, // it weighs the whole machine
 		refused: func(*testing.T) [][]string { return [][]string{{"calibrate", "--quick", "--only", "maps"}} },
 		works: func(t *testing.T, a actor) []string {
-			o := a.run(t, "calibrate", "--quick", "--only", "maps,cpu", "--json")
+			o := a.run(t, "calibrate", "--quick", "--only", "maps", "--json")
 			var r calibrate.Report
 			if err := json.Unmarshal([]byte(o.stdout), &r); err != nil || o.code != 0 && o.code != int(fault.Invalid) {
 				t.Fatalf("%v: %s", err, o)
 			}
-			sections := map[string]bool{}
-			for _, w := range r.Weights {
-				sections[w.Section] = true
-			}
-			if !sections["maps"] || !sections["cpu"] {
-				t.Errorf("weighed were %v: %s", sections, o)
+			if !slices.ContainsFunc(r.Weights, func(w calibrate.Weight) bool { return w.Section == "maps" }) {
+				t.Errorf("no map was weighed: %s", o)
 			}
 			return nil
 		},

@@ -2,6 +2,7 @@
 //
 //	go run ./test/bench/faults [-n 2000] [-for 1h] [-at 4] [-only quickstart,mesh-rate] [-state FILE]
 //	go run ./test/bench/faults -seed 17 -only quickstart   # the same fault again
+//	go run ./test/bench/faults -again [-state FILE]        # those that showed a problem, after it was mended
 //	go run ./test/bench/faults -table
 //
 // Each run is a built-in experiment with very short windows. A seed chooses the call and what happens to it (see
@@ -42,6 +43,7 @@ func main() {
 	only := flag.String("only", "", "experiments, with commas between them; all when empty")
 	most := flag.Duration("for", time.Hour, "start no run after this time")
 	seed := flag.Uint64("seed", 0, "make this fault alone, and print all about it")
+	again := flag.Bool("again", false, "make those faults again that showed a problem")
 	table := flag.Bool("table", false, "print a table of what was found, and run nothing")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -57,7 +59,19 @@ func main() {
 			names = strings.Split(*only, ",")
 		}
 		c := &bench{state: *state, at: *at, names: names, counts: map[string]map[faults.Class]int{}}
-		return c.run(ctx, found, *n, *seed, time.Now().Add(*most))
+		if c.dir, err = os.MkdirTemp("", "faults-"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(c.dir)
+		switch err := c.prepare(); {
+		case err != nil:
+			return err
+		case *again:
+			return c.again(ctx, found)
+		case *seed > 0:
+			return c.one(ctx, *seed)
+		}
+		return c.run(ctx, found, *n, time.Now().Add(*most))
 	}()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "faults:", err)
@@ -74,38 +88,75 @@ type bench struct {
 	dir    string
 }
 
-func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, seed uint64, until time.Time) (err error) {
-	if b.dir, err = os.MkdirTemp("", "faults-"); err != nil {
-		return err
-	}
-	defer os.RemoveAll(b.dir)
+func (b *bench) prepare() error {
 	tare, err := binary.Build(b.dir)
 	if err != nil {
 		return err
 	}
-	if b.runner, err = faults.New(b.dir, tare); err != nil {
+	b.runner, err = faults.New(b.dir, tare)
+	return err
+}
+
+// one makes one fault of the first of the experiments, and prints all about it.
+func (b *bench) one(ctx context.Context, seed uint64) error {
+	b.names = b.names[:1]
+	if err := b.countAll(ctx); err != nil {
 		return err
 	}
-	if seed > 0 {
-		if err := b.countAll(ctx); err != nil {
+	_, err := b.alone(ctx, *b.plan(b.names[0], seed))
+	return err
+}
+
+// alone makes a fault, and prints all about it.
+func (b *bench) alone(ctx context.Context, p faults.Planned) (*faults.Verdict, error) {
+	verdicts, err := b.runner.Try(ctx, filepath.Join(b.dir, "try"), 1, p)
+	if err != nil {
+		return nil, err
+	}
+	v := verdicts[0]
+	fmt.Printf("%s: %s\nhit: %s\nexit code %d: %s\nfinished %d, readable %d\nleft before tare clean: %q\nproblems: %q\n",
+		v.Experiment, v.Fault, v.Hit, v.Code, v.Said, v.Finished, v.Readable, v.LeftBefore, v.Problems)
+	return v, nil
+}
+
+// again makes the faults again that showed a problem when they were made last.
+func (b *bench) again(ctx context.Context, found []faults.Verdict) error {
+	for _, v := range latest(found) {
+		if len(v.Problems) == 0 {
+			continue
+		}
+		now, err := b.alone(ctx, faults.Planned{Experiment: v.Experiment, Seed: v.Seed, Fault: v.Fault})
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
-		p := b.plan(b.names[0], seed)
-		if p == nil {
-			return fmt.Errorf("%s cannot be run here", b.names[0])
+		if now.Hit == "" {
+			continue // it tells nothing
 		}
-		verdicts, err := b.runner.Try(ctx, filepath.Join(b.dir, "try"), 1, *p)
-		for _, v := range verdicts {
-			fmt.Printf("%s: %s\nhit: %s\nexit code %d: %s\nfinished %d, readable %d\nleft before tare clean: %q\nproblems: %q\n",
-				v.Experiment, v.Fault, v.Hit, v.Code, v.Said, v.Finished, v.Readable, v.LeftBefore, v.Problems)
+		if err := campaign.Append(b.state, now); err != nil {
+			return err
 		}
-		return err
 	}
+	return nil
+}
+
+// latest are the last verdicts of each seed, by seed.
+func latest(found []faults.Verdict) []faults.Verdict {
+	bySeed := map[uint64]faults.Verdict{}
+	for _, v := range found {
+		bySeed[v.Seed] = v
+	}
+	return slices.SortedFunc(maps.Values(bySeed), func(a, b faults.Verdict) int { return cmp.Compare(a.Seed, b.Seed) })
+}
+
+func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, until time.Time) error {
 	if err := b.countAll(ctx); err != nil {
 		return err
 	}
 	hits, next := 0, uint64(0)
-	for _, v := range found {
+	for _, v := range latest(found) {
 		next = max(next, v.Seed)
 		if v.Hit != "" {
 			hits++
@@ -202,9 +253,13 @@ func (b *bench) plan(name string, seed uint64) *faults.Planned {
 }
 
 func printTable(found []faults.Verdict) {
-	type tally struct{ faults, kills, missed, problems int }
-	all := map[string]*tally{}
+	type tally struct{ faults, kills, missed, problems, mended int }
+	had := map[uint64]bool{} // seeds
 	for _, v := range found {
+		had[v.Seed] = had[v.Seed] || len(v.Problems) > 0
+	}
+	all := map[string]*tally{}
+	for _, v := range latest(found) {
 		for _, key := range []string{v.Experiment, "all"} {
 			t := all[key]
 			if t == nil {
@@ -222,16 +277,18 @@ func printTable(found []faults.Verdict) {
 			}
 			if len(v.Problems) > 0 {
 				t.problems++
+			} else if had[v.Seed] {
+				t.mended++
 			}
 		}
 	}
-	fmt.Println("| experiment | failed calls | kill -9 | with a problem | place not reached |\n|---|---|---|---|---|")
+	fmt.Println("| experiment | failed calls | kill -9 | showed a problem, mended since | show one | place not reached |\n|---|---|---|---|---|---|")
 	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
 		return cmp.Or(cmp.Compare(btoi(a == "all"), btoi(b == "all")), cmp.Compare(a, b))
 	})
 	for _, name := range names {
 		t := all[name]
-		fmt.Printf("| %s | %d | %d | %d | %d |\n", name, t.faults, t.kills, t.problems, t.missed)
+		fmt.Printf("| %s | %d | %d | %d | %d | %d |\n", name, t.faults, t.kills, t.mended, t.problems, t.missed)
 	}
 }
 

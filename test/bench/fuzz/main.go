@@ -1,0 +1,222 @@
+// Command fuzz has every fuzz test search for some time in all, and keeps in a file for how long each has:
+//
+//	go run ./test/bench/fuzz [-each 10m] [-slice 2m] [-for 1h] [-at 2] [-only REGEXP] [-state FILE]
+//	go run ./test/bench/fuzz -table
+//
+// It goes on with those that have searched least. What they find is where 'go test -fuzz' puts it, in the package's
+// testdata/fuzz, and is an input of every test from then on; the inputs that reached new code are in Go's build cache.
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"tare/test/binary"
+	"tare/test/campaign"
+)
+
+// found is what came of a fuzz test that searched for a while.
+type found struct {
+	Package string    `json:"package"` // its directory
+	Test    string    `json:"test"`
+	At      time.Time `json:"at"`
+	Seconds float64   `json:"seconds"`
+	Execs   int64     `json:"execs"`
+	New     int64     `json:"new"`              // inputs that reached new code
+	Failed  string    `json:"failed,omitempty"` // the end of what it printed
+}
+
+func (f found) name() string { return f.Package + " " + f.Test }
+
+func main() {
+	each := flag.Duration("each", 10*time.Minute, "for how long each is to search, in all")
+	slice := flag.Duration("slice", 2*time.Minute, "for how long one searches until another has its turn")
+	most := flag.Duration("for", time.Hour, "begin nothing after this time")
+	at := flag.Int("at", 2, "tests at the same time, each on one CPU")
+	only := flag.String("only", "", "those whose package and name this matches")
+	state := flag.String("state", "fuzz.jsonl", "file of what was done, which grows")
+	table := flag.Bool("table", false, "print for how long each has searched, and search nothing")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := func() error {
+		done, err := campaign.Read[found](*state)
+		if err != nil {
+			return err
+		}
+		root, err := binary.Root()
+		if err != nil {
+			return err
+		}
+		all, err := tests(root)
+		if err != nil {
+			return err
+		}
+		if *table {
+			return printTable(all, done)
+		}
+		match, err := regexp.Compile(*only)
+		if err != nil {
+			return err
+		}
+		all = slices.DeleteFunc(all, func(t found) bool { return !match.MatchString(t.name()) })
+		c := &bench{root: root, state: *state, slice: *slice, each: *each, seconds: map[string]float64{}}
+		for _, d := range done {
+			c.seconds[d.name()] += d.Seconds
+		}
+		return c.run(ctx, all, *at, time.Now().Add(*most))
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fuzz:", err)
+		os.Exit(1)
+	}
+}
+
+var fuzzTest = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
+
+// tests are all fuzz tests of the project.
+func tests(root string) (all []found, err error) {
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "node_modules" || strings.HasPrefix(d.Name(), ".") && path != root):
+			return fs.SkipDir
+		case !strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		for _, m := range fuzzTest.FindAllSubmatch(text, -1) {
+			all = append(all, found{Package: dir, Test: string(m[1])})
+		}
+		return err
+	})
+	if err == nil && len(all) == 0 {
+		err = errors.New("there are no fuzz tests")
+	}
+	return all, err
+}
+
+type bench struct {
+	root, state string
+	slice, each time.Duration
+
+	mu      sync.Mutex
+	seconds map[string]float64 // for which each has searched
+	busy    map[string]bool
+}
+
+func (b *bench) run(ctx context.Context, all []found, at int, until time.Time) error {
+	b.busy = map[string]bool{}
+	var g errgroup.Group
+	for range at {
+		g.Go(func() error {
+			for time.Now().Before(until) && ctx.Err() == nil {
+				t, ok := b.next(all)
+				if !ok {
+					return nil
+				}
+				if err := b.search(ctx, t); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// next is the test that has searched least of those that nobody has and that have not searched for long enough.
+func (b *bench) next(all []found) (found, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	left := slices.DeleteFunc(slices.Clone(all), func(t found) bool {
+		return b.busy[t.name()] || b.seconds[t.name()] >= b.each.Seconds()
+	})
+	if len(left) == 0 {
+		return found{}, false
+	}
+	t := slices.MinFunc(left, func(x, y found) int { return cmp.Compare(b.seconds[x.name()], b.seconds[y.name()]) })
+	b.busy[t.name()] = true
+	return t, true
+}
+
+// progress is what go test -fuzz says every three seconds.
+var progress = regexp.MustCompile(`fuzz: elapsed: (\S+), execs: (\d+) .*new interesting: (\d+) `)
+
+func (b *bench) search(ctx context.Context, t found) error {
+	left := b.each - time.Duration(b.seconds[t.name()]*float64(time.Second))
+	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-fuzz", "^"+t.Test+"$", "-fuzztime", min(b.slice, left).String(),
+		"-parallel", "1", "./"+t.Package)
+	cmd.Dir, cmd.Env = b.root, append(os.Environ(), "CGO_ENABLED=0", "GOMAXPROCS=1")
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	out, failure := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		return nil
+	}
+	t.At = time.Now().UTC()
+	for _, m := range progress.FindAllSubmatch(out, -1) {
+		elapsed, err := time.ParseDuration(string(m[1]))
+		if err != nil {
+			return fmt.Errorf("reading what go test said: %w", err)
+		}
+		t.Seconds = elapsed.Seconds()
+		t.Execs, _ = strconv.ParseInt(string(m[2]), 10, 64) // digits
+		t.New, _ = strconv.ParseInt(string(m[3]), 10, 64)
+	}
+	if failure != nil {
+		t.Failed = fmt.Sprintf("%v: %s", failure, out[max(0, len(out)-2000):])
+	} else if t.Seconds == 0 {
+		return fmt.Errorf("%s: go test did not say that it searched: %s", t.name(), out)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.busy[t.name()] = false
+	b.seconds[t.name()] += t.Seconds
+	if t.Failed != "" {
+		b.busy[t.name()] = true // it would find the same again
+		fmt.Printf("%s failed: %s\n", t.name(), t.Failed)
+	}
+	return campaign.Append(b.state, t)
+}
+
+func printTable(all, done []found) error {
+	fmt.Println("| package | test | searched for | inputs | failed |\n|---|---|---|---|---|")
+	for _, t := range all {
+		failed := 0
+		for _, d := range done {
+			if d.name() != t.name() {
+				continue
+			}
+			t.Seconds += d.Seconds
+			t.Execs += d.Execs
+			if d.Failed != "" {
+				failed++
+			}
+		}
+		fmt.Printf("| %s | %s | %s | %d | %d |\n", t.Package, t.Test, time.Duration(t.Seconds*1e9).Round(time.Second), t.Execs, failed)
+	}
+	return nil
+}
