@@ -294,18 +294,16 @@ func testLost(t *testing.T, exact bool) {
 		}
 	}
 	samples, losses := window(burn)
-	if !exact { // some of it may be told of at once, where a small record found room
-		const most = 20 // windows: an emulated processor takes few samples
-		for n := 1; losses == 0; n++ {
-			if n == most {
-				t.Fatalf("nothing was lost by the word of %d windows", n)
-			}
-			_, losses = window(burn)
+	const most = 20 // windows: an emulated processor takes few samples, and where there is an inexact word it may be late
+	for n := 1; losses == 0; n++ {
+		if n == most {
+			t.Fatalf("a ring of one page, and 200 ms with a sample every 200 us: %d samples, and none lost in %d windows",
+				samples, most)
 		}
-		return
+		samples, losses = window(burn)
 	}
-	if losses == 0 {
-		t.Errorf("a ring of one page, and 200 ms with a sample every 200 us: %d samples, none lost", samples)
+	if !exact { // some of it may be told of later, where a small record found no room before
+		return
 	}
 	if _, later := window(func() {}); later >= losses { // it may stand still for a while, and lose some itself
 		t.Errorf("%d lost, and %d in the next window, in which nothing was done", losses, later)
