@@ -90,7 +90,7 @@ func TestLimitAnswers(t *testing.T) {
 		}},
 		{"a baseline without throughput", func(s *Summary) {
 			s.set("throughput_per_second", func(e *Estimate) { e.Difference = nil })
-		}, []string{"of the limit; throughput has nothing to be held against"}},
+		}, []string{"of the limit; throughput cannot be compared, because the baseline has none"}},
 		{"held up", func(s *Summary) { s.set("limited_bpf_cpus", scale(2)) }, []string{"more than they were charged: something else held the programs up"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

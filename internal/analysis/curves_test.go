@@ -174,7 +174,7 @@ func TestCurvesKeepNoHistograms(t *testing.T) {
 	if len(curves) == 0 {
 		t.Fatal("no curves")
 	}
-	if held := int64(most) - int64(before); held > 96<<20 { // histograms would be 160 MiB
+	if held := int64(most) - int64(before); held > 64<<20 { // histograms would be 160 MiB
 		t.Errorf("%d trials: %d MiB were held", len(trials), held>>20)
 	}
 }

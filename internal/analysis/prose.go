@@ -162,7 +162,7 @@ func (p *prose) moved(e *Estimate) string {
 	d := e.Difference
 	switch {
 	case d == nil:
-		return "has nothing to be held against"
+		return "cannot be compared, because the baseline has none"
 	case d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
 		return "is the same"
 	case !d.Resolved:

@@ -59,7 +59,7 @@ func canShare() error {
 		if !proc.Capable(shareNeeds[name]) {
 			return fault.New(fault.Machine, "--rootfs "+RootfsShared,
 				"run as root or with "+name+", or pack the root into the guest's memory: --rootfs packed",
-				"virtiofsd has not all rights that it needs")
+				"virtiofsd lacks rights that it needs")
 		}
 	}
 	return nil

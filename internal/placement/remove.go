@@ -110,8 +110,7 @@ func kill(pid int, ours func() bool) error {
 	}
 	err := proc.Kill(pid, ours)
 	if errors.Is(err, fs.ErrPermission) {
-		return fault.Wrap(err, fault.Machine, fmt.Sprintf("process %d (%s)", pid, comm(pid)),
-			"run 'tare clean' as root, or with CAP_KILL", "it cannot be ended")
+		return fault.Wrap(err, fault.Machine, named(pid), "run 'tare clean' as root, or with CAP_KILL", "it cannot be ended")
 	}
 	return err
 }
@@ -194,7 +193,7 @@ func (o *Owners) Clean() (Report, error) {
 	// end kills a process if it is marked as of a dead run.
 	end := func(pid int) error {
 		tree := treeOf(pid)
-		if tree == "" || spared[pid] || !o.Ended(tree, fmt.Sprintf("process %d (%s)", pid, comm(pid))) {
+		if tree == "" || spared[pid] || !o.Ended(tree, named(pid)) {
 			return nil
 		}
 		p := Process{PID: pid, Comm: comm(pid), Tree: tree}
@@ -323,6 +322,9 @@ func comm(pid int) string {
 	}, name)
 }
 
+// named is how messages name a process.
+func named(pid int) string { return fmt.Sprintf("process %d (%s)", pid, comm(pid)) }
+
 // move moves a process that is in some of the groups to the groups above them.
 func (r *Report) move(pid int, trees []string) error {
 	p := Process{PID: pid, Comm: comm(pid), Tree: filepath.Base(trees[0])}
@@ -366,8 +368,8 @@ func canTell(pid int) error {
 	if !errors.Is(err, fs.ErrPermission) {
 		return nil // or it has ended
 	}
-	return fault.Wrap(err, fault.Machine, fmt.Sprintf("process %d (%s)", pid, comm(pid)),
-		"run 'tare clean' as root, or with CAP_SYS_PTRACE", "it is in a control group of a run that has ended, and may not be looked at")
+	return fault.Wrap(err, fault.Machine, named(pid), "run 'tare clean' as root, or with CAP_SYS_PTRACE",
+		"it is in a control group left by a run that has ended, and cannot be inspected")
 }
 
 // marks is markOf that also knows processes of some trees by nothing but their limit.

@@ -25,6 +25,8 @@ type Process struct {
 	Start   uint64
 	Threads int  // of the process that are left, its first one too while nobody has waited for it
 	Kernel  bool // a kernel thread
+
+	exiting bool // it is about to end
 }
 
 // Age is how long ago a process started, to a tick of USER_HZ.
@@ -97,7 +99,7 @@ func parseProcess(b []byte) (Process, error) {
 	flags, errs[2] = strconv.ParseUint(rest[6], 10, 64)
 	p.Start, errs[3] = strconv.ParseUint(rest[19], 10, 64)
 	p.Threads, errs[4] = strconv.Atoi(rest[17])
-	p.Kernel = flags&pfKthread != 0
+	p.Kernel, p.exiting = flags&pfKthread != 0, flags&pfExiting != 0
 	return p, errors.Join(errs[:]...)
 }
 
@@ -275,14 +277,14 @@ const (
 func becoming(stat []byte) int {
 	p, err := parseProcess(stat)
 	rest := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // from field 3
-	const flags, envStart, envEnd = 9 - 3, 50 - 3, 51 - 3
+	const envStart, envEnd = 50 - 3, 51 - 3
 	if err != nil || p.Kernel || !p.Alive() || len(rest) <= envEnd {
 		return itself
 	}
 	if p.firstDead() {
 		return itselfOrAnother
 	}
-	if f, err := strconv.ParseUint(rest[flags], 10, 64); err != nil || f&pfExiting != 0 {
+	if p.exiting {
 		return itself
 	}
 	if rest[envEnd] != "0" && rest[envStart] == rest[envEnd] {
