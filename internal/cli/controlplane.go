@@ -59,6 +59,9 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 					f.Close()
 				}
 			}
+			if o.Connections < 1 {
+				return wrongUse(cmd, fault.New(fault.Usage, "--max-connections", "give 1 or more", "%d is too few", o.Connections))
+			}
 			if err := pods.complete(cmd, &o); err != nil {
 				return err
 			}
@@ -74,6 +77,7 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 	f := c.Flags()
 	f.StringVar(&o.File, "config", "", "mesh file, or directory of mesh files: YAML of services and proxies, and of resources in Envoy's form")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
+	f.IntVar(&o.Connections, "max-connections", controlplane.MaxConnections, "connections that proxies may have open; more are turned away")
 	f.StringVar(&o.Credentials, "credentials", "", "directory in which each proxy finds what it connects by; it must be yours alone to write")
 	f.StringVar(&o.Roots, "roots", "", "directory that keeps the roots of certificates; left out, they end with the control plane")
 	f.DurationVar(&o.Life, "life", 0, "life of certificates, from 1s on; 1h when left out")

@@ -63,11 +63,12 @@ var (
 // proxyAttack is one way in which a proxy of a mesh, or a stranger, can be hostile to the control plane.
 type proxyAttack struct {
 	name    string
-	mtls    bool // proxies must prove who they are
-	idle    bool // next to nothing is sent, and it must cost next to nothing
-	ends    bool // by itself: what it expects can be late
-	stays   bool // until the control plane has ended
-	changes int  // of the configuration, while it lasts; 0: one
+	mtls    bool     // proxies must prove who they are
+	idle    bool     // next to nothing is sent, and it must cost next to nothing
+	ends    bool     // by itself: what it expects can be late
+	stays   bool     // until the control plane has ended
+	flags   []string // more of the control plane
+	changes int      // of the configuration, while it lasts; 0: one
 	do      func(s *siege)
 }
 
@@ -188,7 +189,7 @@ func (s *siege) start() {
 		}
 		args = append(args, "--roots", filepath.Join(s.work, "roots"), "--service-account-keys", keys)
 	}
-	s.plane = command{args: args, dir: filepath.Join(s.work, "here"), timeout: 3 * time.Minute,
+	s.plane = command{args: append(args, s.flags...), dir: filepath.Join(s.work, "here"), timeout: 3 * time.Minute,
 		env: []string{"TMPDIR=" + filepath.Join(s.work, "tmp")}}.start(s.T)
 	limit := unix.Rlimit{Cur: siegeMemory, Max: siegeMemory}
 	if err := unix.Prlimit(s.plane.pid, unix.RLIMIT_DATA, &limit, nil); err != nil {

@@ -41,6 +41,7 @@ type Settings struct {
 	File        string        // the mesh file, or a directory of them; empty: only "set" says anything
 	Source      Source        // takes the place of File; nil: none does
 	Listen      string        // host:port; port 0 takes a free one
+	Connections int           // how many proxies may have open there; 0: the default
 	Credentials string        // see PlaneOptions
 	Roots       string        // see PlaneOptions
 	Life        time.Duration // of certificates; 0: the default
@@ -49,6 +50,13 @@ type Settings struct {
 	// Accounts are service accounts whose tokens give certificates; nil: there are none.
 	Accounts *authority.ServiceAccounts
 }
+
+// MaxConnections is how many connections proxies may have open if nothing else is said: each can have the control plane
+// keep 128 KiB, and what gRPC and TLS need.
+const MaxConnections = 10_000
+
+// maxOthers is how many connections may be open to the metrics, and to the webhook.
+const maxOthers = 200
 
 // Webhook is how the control plane has pods reviewed (package injection).
 type Webhook struct {
@@ -95,20 +103,6 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 			l.Close()
 		}
 	}()
-	listenAt := func(address string) (net.Listener, error) {
-		if address == "" {
-			return nil, nil
-		}
-		l, err := listen.TCP(ctx, address)
-		if err == nil {
-			listening = append(listening, l)
-		}
-		return l, err
-	}
-	l, err := listenAt(cmp.Or(o.Listen, "127.0.0.1:0"))
-	if err != nil {
-		return err
-	}
 	logs := make(chan string, 64) // a reader that does not read must not hold the streams
 	note := func(line string) {
 		select {
@@ -116,7 +110,25 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		default:
 		}
 	}
-	adminAt, err := listenAt(o.Admin)
+	listenAt := func(address, what string, most int) (net.Listener, error) {
+		if address == "" {
+			return nil, nil
+		}
+		l, err := listen.TCP(ctx, address)
+		if err != nil {
+			return nil, err
+		}
+		l = listen.AtMost(l, most, func(n int) {
+			note(fmt.Sprintf("%s: %d connections are open, the most that may be; turned away: %d", what, most, n))
+		})
+		listening = append(listening, l)
+		return l, nil
+	}
+	l, err := listenAt(cmp.Or(o.Listen, "127.0.0.1:0"), "proxies", cmp.Or(o.Connections, MaxConnections))
+	if err != nil {
+		return err
+	}
+	adminAt, err := listenAt(o.Admin, "metrics", maxOthers)
 	if err != nil {
 		return err
 	}
@@ -124,7 +136,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if adminAt != nil {
 		admin = NewAdmin()
 	}
-	hookAt, err := listenAt(o.Webhook.Listen)
+	hookAt, err := listenAt(o.Webhook.Listen, "webhook", maxOthers)
 	if err != nil {
 		return err
 	}
