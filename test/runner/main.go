@@ -10,13 +10,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -46,16 +46,14 @@ var steps = []step{
 	// Emulated machines take as much CPU time as there is, and the steps after this one leave half of theirs. Three
 	// machines at a time: they wait as often as they work, and not all have two processors.
 	{name: "vm", what: "virtual machine tests", beside: true,
-		run: packages(func(p string) bool { return p == "tare/test/vm" }, "-parallel", "3")},
+		run: packages(1, func(p string) bool { return p == "tare/test/vm" }, "-parallel", "3")},
+	{name: "pure", what: "tests that only compute", beside: true, run: packages(1, pure)},
 	{name: "unit", what: "unit and kernel tests", run: inTurn(
-		both(
-			packages(func(p string) bool { return modest(p) && evenly(p) }),
-			packages(func(p string) bool { return modest(p) && !evenly(p) }),
-		),
-		packages(func(p string) bool { return !outside(p) && !modest(p) }),
+		packages(2, modest),
+		packages(1, func(p string) bool { return !outside(p) && !pure(p) && !modest(p) }),
 	)},
-	{name: "browser", what: "the report in a browser", run: packages(func(p string) bool { return p == "tare/test/browser" })},
-	{name: "e2e", what: "end-to-end tests", run: packages(func(p string) bool { return p == "tare/test/e2e" })},
+	{name: "browser", what: "the report in a browser", run: packages(1, func(p string) bool { return p == "tare/test/browser" })},
+	{name: "e2e", what: "end-to-end tests", run: packages(1, func(p string) bool { return p == "tare/test/e2e" })},
 }
 
 // outside says whether a package's tests look at what is finished, in a step of their own, and so come last.
@@ -63,20 +61,19 @@ func outside(p string) bool {
 	return slices.Contains([]string{"tare/test/browser", "tare/test/vm", "tare/test/e2e"}, p)
 }
 
-// modest says whether a package's tests measure nothing of the machine, and so can run beside each other: they wait
-// more than they work.
-func modest(p string) bool {
+// pure says whether a package's tests depend on their input alone. They work more than they wait, and come to the same
+// however slowly they run.
+func pure(p string) bool {
 	p = strings.TrimPrefix(p, "tare/internal/")
-	return slices.Contains([]string{
-		"analysis", "cli", "cluster", "command", "load/running", "oci", "record", "report", "role", "stats", "tare/test/runner",
-	}, p) || strings.HasPrefix(p, "subject/mesh/") && !slices.Contains([]string{"subject/mesh/kernelmesh", "subject/mesh/storebench"}, p)
+	return slices.Contains([]string{"analysis", "cli", "comparison", "load/running", "record", "report", "stats"}, p)
 }
 
-// evenly is true of half of all packages.
-func evenly(p string) bool {
-	h := fnv.New32()
-	_, _ = io.WriteString(h, p)
-	return h.Sum32()%2 == 0
+// modest says whether a package's tests measure nothing of the machine, and so can run two at a time: they wait more
+// than they work.
+func modest(p string) bool {
+	p = strings.TrimPrefix(p, "tare/internal/")
+	return slices.Contains([]string{"cluster", "command", "oci", "role", "tare/release/provenance", "tare/test/runner"}, p) ||
+		strings.HasPrefix(p, "subject/mesh/") && !slices.Contains([]string{"subject/mesh/kernelmesh", "subject/mesh/storebench"}, p)
 }
 
 func main() {
@@ -223,21 +220,8 @@ func inTurn(first, second func(context.Context, *tally) error) func(context.Cont
 	}
 }
 
-// both makes a step of two that run at the same time. What came of the second is printed after the first.
-func both(first, second func(context.Context, *tally) error) func(context.Context, *tally) error {
-	return func(ctx context.Context, t *tally) error {
-		other := &tally{w: &strings.Builder{}}
-		ended := make(chan error, 1)
-		go func() { ended <- second(ctx, other) }()
-		err := first(ctx, t)
-		err = errors.Join(err, <-ended)
-		t.add(other)
-		return err
-	}
-}
-
-// packages makes a step of the tests of some packages, with more flags of go test.
-func packages(in func(importPath string) bool, flags ...string) func(context.Context, *tally) error {
+// packages makes a step of the tests of some packages, so many packages at a time, with more flags of go test.
+func packages(atOnce int, in func(importPath string) bool, flags ...string) func(context.Context, *tally) error {
 	return func(ctx context.Context, t *tally) error {
 		out, err := exec.CommandContext(ctx, "go", "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "./...").Output()
 		if err != nil {
@@ -253,17 +237,17 @@ func packages(in func(importPath string) bool, flags ...string) func(context.Con
 			t.skip("go test", "there are no such packages")
 			return nil
 		}
-		return gotest(ctx, t, slices.Concat(flags, chosen))
+		return gotest(ctx, t, atOnce, slices.Concat(flags, chosen))
 	}
 }
 
 // gotest runs tests, of which packages are the arguments (flags first), and adds them to the tally as they end.
-func gotest(ctx context.Context, t *tally, packages []string) error {
-	// Many tests measure the machine or count what is left on it, so no two of these packages run at once, and no result
-	// is taken from an earlier run (-count=1). Up to two packages are linked while one runs, on what CPU time it leaves:
+func gotest(ctx context.Context, t *tally, atOnce int, packages []string) error {
+	// Many tests measure the machine or count what is left on it: no more than so many packages run at once, and no result
+	// is taken from an earlier run (-count=1). Up to two packages are linked while they run, on what CPU time they leave:
 	// linking them all takes a minute. Vet is a step of its own. The time limit is for a test that hangs; no test passes
 	// or fails by it otherwise.
-	turns, err := openTurns()
+	turns, err := openTurns(atOnce)
 	if err != nil {
 		return err
 	}
@@ -272,7 +256,7 @@ func gotest(ctx context.Context, t *tally, packages []string) error {
 	if err != nil {
 		return err
 	}
-	args := slices.Concat([]string{"test", "-json", "-p", "3", inTurn, "-toolexec=nice", "-count=1", "-vet=off", "-timeout", "30m"}, packages)
+	args := slices.Concat([]string{"test", "-json", "-p", strconv.Itoa(atOnce + 2), inTurn, "-toolexec=nice", "-count=1", "-vet=off", "-timeout", "30m"}, packages)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	// At an interrupt go test ends its tests, reports what they came to, and exits; only then is it killed.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }

@@ -48,7 +48,7 @@ func TestGotest(t *testing.T) {
 			write(t, filepath.Join(dir, "p", "p_test.go"), "package p\nimport (\"os\"; \"testing\")\nvar _ = os.Exit\n"+c.file)
 			var out strings.Builder
 			got := &tally{w: &out}
-			if err := gotest(t.Context(), got, []string{"./..."}); err != nil {
+			if err := gotest(t.Context(), got, 1, []string{"./..."}); err != nil {
 				t.Fatal(err)
 			}
 			if got.passed != c.passed {

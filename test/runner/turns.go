@@ -7,25 +7,26 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// The packages' tests run one at a time, while go test links those that come next: each test binary starts as this
+// So many packages' tests run at a time, while go test links those that come next: each test binary starts as this
 // command, which waits for its turn and then becomes the binary.
 
 // turnCommand is the first argument of this command where it is to wait for its turn.
 const turnCommand = "_turn"
 
-// turns gives one process after another its turn, until the one before has ended.
+// turns gives one process after another its turn, until one before has ended.
 type turns struct {
 	dir      string
 	listener *net.UnixListener
-	ended    chan struct{}
+	serving  sync.WaitGroup
 }
 
-// openTurns begins to give turns to processes that were started with flag of the returned turns.
-func openTurns() (*turns, error) {
+// openTurns begins to give turns to processes that were started with flag of the returned turns, to so many at a time.
+func openTurns(atOnce int) (*turns, error) {
 	dir, err := os.MkdirTemp("", "tare-test-turns-")
 	if err != nil {
 		return nil, err
@@ -34,8 +35,10 @@ func openTurns() (*turns, error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	t := &turns{dir, listener, make(chan struct{})}
-	go t.serve()
+	t := &turns{dir: dir, listener: listener}
+	for range atOnce {
+		t.serving.Go(t.serve)
+	}
 	return t, nil
 }
 
@@ -50,12 +53,11 @@ func (t *turns) flag() (string, error) {
 
 func (t *turns) Close() error {
 	err := t.listener.Close()
-	<-t.ended
+	t.serving.Wait()
 	return errors.Join(err, os.RemoveAll(t.dir))
 }
 
 func (t *turns) serve() {
-	defer close(t.ended)
 	for {
 		conn, err := t.listener.AcceptUnix()
 		if err != nil {
