@@ -1,10 +1,11 @@
-// Command fuzz has every fuzz test search for some time in all, and keeps in a file for how long each has:
+// Command fuzz has every fuzz test search for some CPU time in all, and keeps in a file for how long each has:
 //
 //	go run ./test/bench/fuzz [-each 10m] [-slice 2m] [-for 1h] [-at 2] [-only REGEXP] [-state FILE]
 //	go run ./test/bench/fuzz -table
 //
-// It goes on with those that have searched least. What they find is where 'go test -fuzz' puts it, in the package's
-// testdata/fuzz, and is an input of every test from then on; the inputs that reached new code are in Go's build cache.
+// It goes on with those that have searched least. CPU time counts, because other work takes time from a search. What
+// they find is where 'go test -fuzz' puts it, in the package's testdata/fuzz, and is an input of every test from then
+// on; the inputs that reached new code are in Go's build cache.
 package main
 
 import (
@@ -37,7 +38,7 @@ type found struct {
 	Package string    `json:"package"` // its directory
 	Test    string    `json:"test"`
 	At      time.Time `json:"at"`
-	Seconds float64   `json:"seconds"`
+	Seconds float64   `json:"seconds"` // of CPU time
 	Execs   int64     `json:"execs"`
 	New     int64     `json:"new"`              // inputs that reached new code
 	Failed  string    `json:"failed,omitempty"` // the end of what it printed
@@ -46,8 +47,8 @@ type found struct {
 func (f found) name() string { return f.Package + " " + f.Test }
 
 func main() {
-	each := flag.Duration("each", 10*time.Minute, "for how long each is to search, in all")
-	slice := flag.Duration("slice", 2*time.Minute, "for how long one searches until another has its turn")
+	each := flag.Duration("each", 10*time.Minute, "for how long each is to search, in all: CPU time")
+	slice := flag.Duration("slice", 2*time.Minute, "for how long one searches until another has its turn: elapsed time")
 	most := flag.Duration("for", time.Hour, "begin nothing after this time")
 	at := flag.Int("at", 2, "tests at the same time, each on one CPU")
 	only := flag.String("only", "", "those whose package and name this matches")
@@ -78,6 +79,13 @@ func main() {
 		}
 		all = slices.DeleteFunc(all, func(t found) bool { return !match.MatchString(t.name()) })
 		c := &bench{root: root, state: *state, slice: *slice, each: *each, seconds: map[string]float64{}}
+		if c.binaries, err = os.MkdirTemp("", "tare-fuzz-"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(c.binaries)
+		if c.cache, err = cache(ctx); err != nil {
+			return err
+		}
 		for _, d := range done {
 			c.seconds[d.name()] += d.Seconds
 		}
@@ -88,6 +96,9 @@ func main() {
 		os.Exit(1)
 	}
 }
+
+// shortest is for how long a search goes on at least, or what is left would be done in ever shorter parts.
+const shortest = 10 * time.Second
 
 var fuzzTest = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
 
@@ -119,11 +130,14 @@ func tests(root string) (all []found, err error) {
 }
 
 type bench struct {
-	root, state string
-	slice, each time.Duration
+	root, state     string
+	binaries, cache string // directories of the test binaries, and of inputs that reached new code
+	slice, each     time.Duration
+
+	compiling sync.Mutex
 
 	mu      sync.Mutex
-	seconds map[string]float64 // for which each has searched
+	seconds map[string]float64 // of CPU time, for which each has searched
 	busy    map[string]bool
 }
 
@@ -162,34 +176,61 @@ func (b *bench) next(all []found) (found, bool) {
 	return t, true
 }
 
-// progress is what go test -fuzz says every three seconds.
-var progress = regexp.MustCompile(`fuzz: elapsed: (\S+), execs: (\d+) .*new interesting: (\d+) `)
+// cache is where 'go test -fuzz' keeps inputs that reached new code, of all packages.
+func cache(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOCACHE").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOCACHE: %w", err)
+	}
+	return filepath.Join(strings.TrimSpace(string(out)), "fuzz"), nil
+}
+
+// binary compiles the tests of a package for fuzzing, if that was not done.
+func (b *bench) binary(ctx context.Context, t found) (string, error) {
+	b.compiling.Lock()
+	defer b.compiling.Unlock()
+	path := filepath.Join(b.binaries, strings.ReplaceAll(t.Package, "/", "-"))
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-fuzz", "^"+t.Test+"$", "-o", path, "./"+t.Package)
+	cmd.Dir, cmd.Env = b.root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("compiling %s: %w: %s", t.name(), err, out)
+	}
+	return path, nil
+}
+
+// progress is what a fuzz test says every three seconds.
+var progress = regexp.MustCompile(`fuzz: elapsed: \S+, execs: (\d+) .*new interesting: (\d+) `)
 
 func (b *bench) search(ctx context.Context, t found) error {
+	path, err := b.binary(ctx, t)
+	if err != nil {
+		return err
+	}
 	left := b.each - time.Duration(b.seconds[t.name()]*float64(time.Second))
-	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-fuzz", "^"+t.Test+"$", "-fuzztime", min(b.slice, left).String(),
-		"-parallel", "1", "./"+t.Package)
-	cmd.Dir, cmd.Env = b.root, append(os.Environ(), "CGO_ENABLED=0", "GOMAXPROCS=1")
+	cmd := exec.CommandContext(ctx, path, "-test.run", "^$", "-test.fuzz", "^"+t.Test+"$", "-test.parallel", "1",
+		"-test.fuzztime", max(min(b.slice, left), shortest).String(), "-test.fuzzcachedir", filepath.Join(b.cache, "tare", t.Package))
+	cmd.Dir, cmd.Env = filepath.Join(b.root, t.Package), append(os.Environ(), "GOMAXPROCS=1")
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
 	out, failure := cmd.CombinedOutput()
 	if ctx.Err() != nil {
 		return nil
 	}
+	if cmd.ProcessState != nil { // of the workers too, for which it waited
+		t.Seconds = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+	}
 	t.At = time.Now().UTC()
 	for _, m := range progress.FindAllSubmatch(out, -1) {
-		elapsed, err := time.ParseDuration(string(m[1]))
-		if err != nil {
-			return fmt.Errorf("reading what go test said: %w", err)
-		}
-		t.Seconds = elapsed.Seconds()
-		t.Execs, _ = strconv.ParseInt(string(m[2]), 10, 64) // digits
-		t.New, _ = strconv.ParseInt(string(m[3]), 10, 64)
+		t.Execs, _ = strconv.ParseInt(string(m[1]), 10, 64) // digits
+		t.New, _ = strconv.ParseInt(string(m[2]), 10, 64)
 	}
 	if failure != nil {
 		t.Failed = fmt.Sprintf("%v: %s", failure, out[max(0, len(out)-2000):])
-	} else if t.Seconds == 0 {
-		return fmt.Errorf("%s: go test did not say that it searched: %s", t.name(), out)
+	} else if t.Execs == 0 {
+		return fmt.Errorf("%s does not say that it searched: %s", t.name(), out)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -203,7 +244,7 @@ func (b *bench) search(ctx context.Context, t found) error {
 }
 
 func printTable(all, done []found) error {
-	fmt.Println("| package | test | searched for | inputs | failed |\n|---|---|---|---|---|")
+	fmt.Println("| package | test | CPU time | inputs | failed |\n|---|---|---|---|---|")
 	for _, t := range all {
 		failed := 0
 		for _, d := range done {
