@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
@@ -52,7 +53,10 @@ var unitSuffixes = []string{".service", ".scope", ".slice", ".socket", ".mount",
 
 // ParseTarget reads a Target. Its error is of code fault.Usage.
 func ParseTarget(text string) (Target, error) {
-	kind, name, ok := strings.Cut(strings.TrimSpace(text), ":")
+	kind, name, ok := strings.Cut(strings.TrimLeftFunc(text, unicode.IsSpace), ":")
+	if Kind(kind) != ByCgroup { // whose name may end with a space
+		name = strings.TrimSpace(name)
+	}
 	wrong := func(hint, format string, args ...any) (Target, error) {
 		return Target{}, fault.New(fault.Usage, near.ClipTo(text, 80), hint, format, args...)
 	}
