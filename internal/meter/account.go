@@ -64,12 +64,15 @@ func (a *account) ledger() *ledger.Ledger {
 		}
 	}
 	if a.found != nil {
-		if n := a.found.lost; n > 0 {
-			least := ""
+		if n := a.found.lost.samples; n > 0 {
+			what := "%d samples"
 			if !a.m.sampler.ExactLost() {
-				least = "at least "
+				what = "at least %d records of the sampler"
 			}
-			a.warn("samples-lost", least+"%d records of the sampler were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
+			a.warn("samples-lost", what+" were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
+		}
+		if n := a.found.lost.records; n > 0 {
+			a.warn("records-lost", "%d records of threads and programs were lost, for they came faster than they could be read: samples of threads that ended at once may be of no known group", n)
 		}
 		if n := a.found.slowed; n > 0 {
 			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; use a lower --hz", n)
@@ -669,7 +672,7 @@ func (a *account) self() ledger.Self {
 		s.WitnessSeconds = &cost
 	}
 	if a.found != nil {
-		s.Samples, s.SamplesLost = a.found.samples, a.found.lost
+		s.Samples, s.SamplesLost = a.found.samples, a.found.lost.samples
 	}
 	return s
 }

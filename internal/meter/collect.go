@@ -19,6 +19,10 @@ import (
 // be asked for its group, seldom enough to cost little.
 const drainEvery = 200 * time.Millisecond
 
+// drainPause is how long the rings are left alone after they were emptied, however full they are: a storm of execs was
+// seen to fill one in 80 ms.
+const drainPause = 20 * time.Millisecond
+
 // maxStacks bounds the call chains that are kept apart in a window.
 const maxStacks = 1 << 15
 
@@ -40,7 +44,7 @@ type collector struct {
 	samples  int
 	dropped  int // samples whose chain was one too many
 
-	lostBefore, lost uint64 // records that the sampler had lost before the window, and in it
+	before, in losses // before the window, and in it
 
 	slowed uint64
 	blind  []int
@@ -48,6 +52,14 @@ type collector struct {
 	recent  map[uint32][]moment // by CPU: the last samples that may hold a program
 	stalls  []witness.Look      // that no sample was looked for yet
 	stalled []stalledStack
+}
+
+// losses are what the sampler had no room for.
+type losses struct{ samples, records uint64 }
+
+func (c *collector) losses() (l losses, err error) {
+	l.samples, l.records, err = c.sampler.Lost()
+	return l, err
 }
 
 // moment is when a stack was seen.
@@ -89,7 +101,7 @@ func (c *collector) start() error {
 
 // begin forgets what was lost before the window.
 func (c *collector) begin() (err error) {
-	c.lostBefore, err = c.sampler.Lost()
+	c.before, err = c.losses()
 	c.slowed = c.sampler.Throttled()
 	return err
 }
@@ -101,8 +113,9 @@ func (c *collector) finish(to int64) error {
 	c.blind, berr = c.sampler.Blind()
 	c.to = to
 	err = errors.Join(c.drain(), err, berr)
-	c.lost, lerr = c.sampler.Lost()
-	c.lost -= min(c.lost, c.lostBefore)
+	c.in, lerr = c.losses()
+	c.in.samples -= min(c.in.samples, c.before.samples)
+	c.in.records -= min(c.in.records, c.before.records)
 	return errors.Join(err, lerr)
 }
 
@@ -216,7 +229,7 @@ type findings struct {
 	idleInterrupts int                                  // samples of interrupts above an idle CPU
 	loaded         map[uint32]bool
 	samples        int
-	lost           uint64
+	lost           losses
 	slowed         uint64 // times that the kernel held the sampler back
 	dropped        int
 	unsure         map[uint32]bool              // programs whose samples may be of others
@@ -227,7 +240,7 @@ type findings struct {
 // findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
 func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
 	f := findings{
-		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, unsure: c.text.unsure(), samples: c.samples, dropped: c.dropped, lost: c.lost, slowed: c.sampler.Throttled() - c.slowed,
+		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, unsure: c.text.unsure(), samples: c.samples, dropped: c.dropped, lost: c.in, slowed: c.sampler.Throttled() - c.slowed,
 	}
 	seen := map[uint64]bool{}
 	var addrs []uint64

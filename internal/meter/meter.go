@@ -100,7 +100,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	}
 
 	if o.SampleHz >= 0 {
-		m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz, DropRing: o.DropRing})
+		m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz, DropRing: o.DropRing, NoTasks: sampleNames(m.layout, perf.Cgroups.Err() == nil)})
 		switch {
 		case errors.Is(err, feature.ErrMissing):
 			m.warn("no-samples", "eBPF time cannot be split by control group: %v", err)
@@ -417,19 +417,35 @@ func (w *Window) switchOff() error {
 
 // run drains until the window is closed.
 func (w *Window) run() {
-	tick := time.NewTicker(drainEvery)
-	defer tick.Stop()
 	for {
-		select {
-		case <-w.stop:
+		// Whatever is filled faster than that is filled by a storm, and drained all the time.
+		if w.stopped(drainPause) {
 			w.done <- nil
 			return
-		case <-tick.C:
-			if err := w.drain(); err != nil {
-				w.done <- err
+		}
+		if w.collector == nil {
+			if w.stopped(drainEvery - drainPause) {
+				w.done <- nil
 				return
 			}
+		} else if err := w.m.sampler.Wait(drainEvery - drainPause); err != nil {
+			w.done <- err
+			return
 		}
+		if err := w.drain(); err != nil {
+			w.done <- err
+			return
+		}
+	}
+}
+
+// stopped waits for the end of the window, but no longer than d, and says whether that has come.
+func (w *Window) stopped(d time.Duration) bool {
+	select {
+	case <-w.stop:
+		return true
+	case <-time.After(d):
+		return false
 	}
 }
 
@@ -457,6 +473,9 @@ func (w *Window) drain() error {
 func (w *Window) finish(last edge) (*witness.Account, error) {
 	m := w.m
 	close(w.stop)
+	if w.collector != nil {
+		m.sampler.Wake()
+	}
 	err := <-w.done
 	if w.watching && last.at > 0 {
 		err = errors.Join(err, m.witness.Settle(last.at))

@@ -48,7 +48,8 @@ type locator struct {
 	threads map[uint32]thread
 	read    func(tid int) (string, error)
 	exited  []uint32
-	budget  int // reads of /proc that this drain may still make
+	budget  int   // reads of /proc that this drain may still make
+	drained int64 // when the drain before began, ns by CLOCK_MONOTONIC
 }
 
 type thread struct {
@@ -59,19 +60,24 @@ type thread struct {
 
 const (
 	rereadAfter   = int64(500e6) // ns: how long a thread's group is believed; threads are moved seldom
-	readsPerDrain = 200          // bounds what a storm of new threads can cost: about 2 ms of CPU time
+	readsPerDrain = 200          // at most; it bounds what a storm of new threads can cost: about 2 ms of CPU time
 	maxMakers     = 64           // how far up a chain of makers is followed
 )
 
 func newLocator(layout *cgroup.Layout, names *groupNames, sampleHasID bool) *locator {
 	l := &locator{
 		names: names, layout: layout, threads: map[uint32]thread{}, read: layout.NewResolver().Path,
-		byID: sampleHasID && layout.Mode == cgroup.ModeV2,
+		byID: sampleNames(layout, sampleHasID),
 	}
 	if l.byID {
 		l.refreshIDs()
 	}
 	return l
+}
+
+// sampleNames says whether samples that have the id of a group say by it whose CPU time it is.
+func sampleNames(layout *cgroup.Layout, sampleHasID bool) bool {
+	return sampleHasID && layout.Mode == cgroup.ModeV2
 }
 
 func (l *locator) refreshIDs() {
@@ -88,8 +94,13 @@ func (l *locator) refreshIDs() {
 	}
 }
 
-// begin starts a drain.
-func (l *locator) begin() { l.budget, l.stale = readsPerDrain, true }
+// begin starts a drain. Those that follow each other faster than usual may read as much together.
+func (l *locator) begin() {
+	now := monotonic()
+	passed := min(now-l.drained, int64(drainEvery))
+	l.budget = min(readsPerDrain, l.budget+int(readsPerDrain*passed/int64(drainEvery)))
+	l.drained, l.stale = now, true
+}
 
 // task follows births and ends of threads.
 func (l *locator) task(t perf.Task) {

@@ -44,13 +44,14 @@ const MaxHz = 5000
 
 // Options of a sampler. The zero value has sensible defaults.
 type Options struct {
+	NoTasks   bool // no records of threads that begin and end, of which a storm of execs makes more than a ring holds
 	Hz        int  // samples per second and CPU; 0 is DefaultHz
 	RingBytes int  // memory of one CPU's ring, rounded up to a power of two of pages; 0 holds about a second of deep chains
 	NoCycles  bool // use cpu-clock even where there is a hardware counter
 	DropRing  bool // leave out one CPU and say nothing: a fault that calibration must find
 }
 
-// Sampler samples all CPUs. It is not safe for concurrent use.
+// Sampler samples all CPUs. It is not safe for concurrent use, except for Wake.
 type Sampler struct {
 	rings   []*ring
 	source  Source
@@ -59,6 +60,7 @@ type Sampler struct {
 	chain   []uint64
 	pending []Symbol // symbols of a program whose load event has not come yet
 	heads   []uint64
+	wake    int    // an eventfd, which ends Wait
 	exact   bool   // the kernel counts what rings have no room for; otherwise records of theirs are added up
 	lost    uint64 // by records
 	slowed  uint64 // records of throttling: the kernel thought that sampling took too long
@@ -95,15 +97,20 @@ func Open(o Options) (*Sampler, error) {
 	for pages*os.Getpagesize() < o.RingBytes {
 		pages *= 2
 	}
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("making an eventfd: %w", err)
+	}
 	s := &Sampler{
 		source: CPUClock, cgroup: Cgroups.Err() == nil, exact: Losses.Err() == nil,
-		period: time.Second / time.Duration(o.Hz),
+		period: time.Second / time.Duration(o.Hz), wake: wake,
 	}
 	if !o.NoCycles && HardwareCycles.Err() == nil {
 		s.source = Cycles
 	}
 	for _, cpu := range cpus {
-		r, err := openRing(newAttr(s.source, o.Hz, s.cgroup, s.exact), cpu, pages)
+		samples := newAttr(s.source, o.Hz, s.cgroup, s.exact)
+		r, err := openRing(samples, sideAttr(samples, !o.NoTasks), cpu, pages)
 		if errors.Is(err, unix.ENODEV) {
 			continue // went offline since
 		}
@@ -119,7 +126,7 @@ func Open(o Options) (*Sampler, error) {
 		s.rings = s.rings[:last]
 	}
 	if len(s.rings) == 0 {
-		return nil, errors.New("opening sampling events: no CPU is online")
+		return nil, errors.Join(errors.New("opening sampling events: no CPU is online"), s.Close())
 	}
 	s.heads = make([]uint64, 2*len(s.rings))
 	return s, nil
@@ -139,8 +146,8 @@ func newAttr(source Source, hz int, cgroup, losses bool) *unix.PerfEventAttr {
 		Config:      unix.PERF_COUNT_SW_CPU_CLOCK,
 		Size:        uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
 		Sample_type: sampleType,
-		Bits: unix.PerfBitDisabled | unix.PerfBitExcludeUser | unix.PerfBitExcludeCallchainUser | unix.PerfBitTask | unix.PerfBitSampleIDAll |
-			unix.PerfBitUseClockID | bitKsymbol | bitBPFEvent,
+		Bits: unix.PerfBitDisabled | unix.PerfBitExcludeUser | unix.PerfBitExcludeCallchainUser | unix.PerfBitSampleIDAll |
+			unix.PerfBitUseClockID,
 		Clockid:     unix.CLOCK_MONOTONIC,
 		Read_format: unix.PERF_FORMAT_TOTAL_TIME_ENABLED,
 		Sample:      uint64(time.Second) / uint64(hz),
@@ -158,6 +165,17 @@ func newAttr(source Source, hz int, cgroup, losses bool) *unix.PerfEventAttr {
 		a.Sample_type |= unix.PERF_SAMPLE_CGROUP
 	}
 	return a
+}
+
+// sideAttr is that of the event beside one that makes samples, which makes records of programs and of threads. It ends
+// them in the same way.
+func sideAttr(of *unix.PerfEventAttr, tasks bool) *unix.PerfEventAttr {
+	a := *of
+	a.Type, a.Config, a.Sample = unix.PERF_TYPE_SOFTWARE, unix.PERF_COUNT_SW_DUMMY, 0
+	if a.Bits |= bitKsymbol | bitBPFEvent; tasks {
+		a.Bits |= unix.PerfBitTask
+	}
+	return &a
 }
 
 // Source is the event that makes the samples.
@@ -178,21 +196,53 @@ func (s *Sampler) RingBytes() (n int) {
 	return n
 }
 
-// Lost is how many records the kernel had to drop since Open because a ring was full, or because the hardware took
-// samples faster than it could hand them over. Where ExactLost is false it is no more than what has been announced by
-// the records that were drained.
-func (s *Sampler) Lost() (uint64, error) {
-	lost := s.lost
+// Lost is how many samples the kernel had to drop since Open because a ring was full, or because the hardware took them
+// faster than it could hand them over, and how many other records. Where ExactLost is false it is no more than what has
+// been announced by the records that were drained, and all count as samples.
+func (s *Sampler) Lost() (samples, others uint64, err error) {
+	samples = s.lost
 	for _, r := range s.rings {
 		if !s.exact {
 			break
 		}
 		if _, err := r.enabled(); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
-		lost += r.lost
+		_, side, err := r.read(r.side)
+		if err != nil {
+			return 0, 0, err
+		}
+		samples, others = samples+r.lost, others+side
 	}
-	return lost, nil
+	return samples, others, nil
+}
+
+// Wait waits until a ring is half full, but no longer than d, and not after Wake.
+func (s *Sampler) Wait(d time.Duration) error {
+	fds := []unix.PollFd{{Fd: int32(s.wake), Events: unix.POLLIN}}
+	for _, r := range s.rings {
+		fds = append(fds, unix.PollFd{Fd: int32(r.fd), Events: unix.POLLIN})
+	}
+	for until := time.Now().Add(d); ; {
+		timeout := unix.NsecToTimespec(max(0, time.Until(until).Nanoseconds()))
+		_, err := unix.Ppoll(fds, &timeout, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("waiting for the sampling rings: %w", err)
+		}
+		var b [8]byte
+		_, _ = unix.Read(s.wake, b[:]) // it may be empty
+		return nil
+	}
+}
+
+// Wake ends a Wait that is under way, or else the next.
+func (s *Sampler) Wake() {
+	var b [8]byte
+	binary.NativeEndian.PutUint64(b[:], 1)
+	_, _ = unix.Write(s.wake, b[:]) // it fails only where it was called as often as there are numbers
 }
 
 // ExactLost says whether the kernel counts what it drops as it drops it. Before Linux 6.0 it does not: a ring says what
@@ -258,7 +308,7 @@ func (s *Sampler) Blind() ([]int, error) {
 	return slices.Sorted(slices.Values(append(blind, online...))), nil
 }
 
-// Drain hands everything in the rings to h and empties them. Call it several times a second.
+// Drain hands everything in the rings to h and empties them. Call it several times a second, and after Wait.
 func (s *Sampler) Drain(h *Handler) error {
 	// Heads for the samples are taken before heads for the rest: whatever happened before a sample that is handed out,
 	// on whichever CPU, is then in the part of the rings that the first pass reads. Samples behind their head wait for
@@ -343,7 +393,7 @@ func (s *Sampler) event(typ uint32, b []byte, h *Handler) error {
 
 // Close ends sampling and frees the rings.
 func (s *Sampler) Close() error {
-	var errs []error
+	errs := []error{unix.Close(s.wake)}
 	for _, r := range s.rings {
 		errs = append(errs, r.close())
 	}

@@ -2,6 +2,7 @@ package perf
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -83,7 +84,7 @@ func TestSamplerSeesABusyThread(t *testing.T) {
 	if bad > 0 {
 		t.Errorf("%d samples lie outside the span in which sampling was on", bad)
 	}
-	if lost, err := s.Lost(); err != nil || lost > 0 {
+	if lost, _, err := s.Lost(); err != nil || lost > 0 {
 		t.Errorf("%d records were lost (%v)", lost, err)
 	}
 	if testing.Short() {
@@ -251,7 +252,7 @@ func testLost(t *testing.T, exact bool) {
 	defer runtime.UnlockOSThread()
 	lost := func() uint64 {
 		t.Helper()
-		n, err := s.Lost()
+		n, _, err := s.Lost()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -307,5 +308,67 @@ func testLost(t *testing.T, exact bool) {
 	}
 	if _, later := window(func() {}); later >= losses { // it may stand still for a while, and lose some itself
 		t.Errorf("%d lost, and %d in the next window, in which nothing was done", losses, later)
+	}
+}
+
+// TestStormLosesNoSamples: more threads than a ring holds records of, and who drains when Wait says so loses none of
+// either. What is lost all the same without that is told apart, and a sampler without records of threads has none.
+func TestStormLosesNoSamples(t *testing.T) {
+	const threads = 2000
+	storm := func() {
+		for range threads {
+			ended := make(chan struct{})
+			go func() {
+				runtime.LockOSThread() // the thread ends with this goroutine
+				close(ended)
+			}()
+			<-ended
+		}
+	}
+	run := func(o Options, storm func(s *Sampler, h *Handler)) (tasks int, samples, others uint64) {
+		t.Helper()
+		s := sampler(t, o)
+		if !s.ExactLost() {
+			t.Skipf("needs PERF_FORMAT_LOST: %v", Losses.Err())
+		}
+		h := &Handler{Task: func(Task) { tasks++ }}
+		if err := s.Enable(); err != nil {
+			t.Fatal(err)
+		}
+		storm(s, h)
+		if err := errors.Join(s.Disable(), s.Drain(h)); err != nil {
+			t.Fatal(err)
+		}
+		samples, others, err := s.Lost()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tasks, samples, others
+	}
+	small := Options{Hz: 199, RingBytes: 4 * os.Getpagesize(), NoCycles: true}
+	tasks, _, others := run(small, func(*Sampler, *Handler) { storm() })
+	if others == 0 || tasks == 0 {
+		t.Errorf("without draining: %d records of threads, %d lost", tasks, others)
+	}
+	tasks, _, others = run(Options{Hz: small.Hz, RingBytes: 64 * small.RingBytes, NoCycles: true}, func(s *Sampler, h *Handler) {
+		over := make(chan struct{})
+		go func() { defer s.Wake(); defer close(over); storm() }()
+		for {
+			if err := errors.Join(s.Wait(time.Hour), s.Drain(h)); err != nil { // it would time out otherwise
+				t.Fatal(err)
+			}
+			select {
+			case <-over:
+				return
+			default:
+			}
+		}
+	})
+	if tasks < 2*threads || others > 0 {
+		t.Errorf("drained as told: %d records of %d threads, %d lost", tasks, threads, others)
+	}
+	small.NoTasks = true
+	if tasks, samples, others := run(small, func(*Sampler, *Handler) { storm() }); tasks > 0 || others > 0 {
+		t.Errorf("without records of threads: %d, %d lost, and %d samples", tasks, others, samples)
 	}
 }

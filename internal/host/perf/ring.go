@@ -13,9 +13,12 @@ import (
 	"tare/internal/fault"
 )
 
-// ring is the memory that the kernel shares for one event: a control page and a power of two of data pages.
+// ring is the memory that the kernel shares for the events of one CPU: a control page and a power of two of data pages.
+// One event makes the samples. The other, which counts nothing, makes everything else, so that what was lost of samples
+// is known for itself.
 type ring struct {
-	fd   int
+	fd   int // of the event that makes samples
+	side int // of the other
 	cpu  int
 	mem  []byte
 	data []byte
@@ -24,18 +27,28 @@ type ring struct {
 	buf  []byte // records of one drain, unwrapped; reused
 
 	before, on uint64 // nanoseconds that the event had been enabled at Enable, and since then
-	lost       uint64 // records that found no room since Open, by the last read; 0 where the kernel does not count them
+	lost       uint64 // samples that found no room since Open, by the last read; 0 where the kernel does not count them
 }
 
-func openRing(attr *unix.PerfEventAttr, cpu, pages int) (*ring, error) {
-	fd, err := unix.PerfEventOpen(attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+func openRing(samples, others *unix.PerfEventAttr, cpu, pages int) (_ *ring, err error) {
+	fd, err := unix.PerfEventOpen(samples, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("opening a sampling event on CPU %d: %w", cpu, err)
 	}
+	side, err := unix.PerfEventOpen(others, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("opening an event for records of threads and programs on CPU %d: %w", cpu, err)
+	}
+	r := &ring{fd: fd, side: side, cpu: cpu}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}()
 	page := os.Getpagesize()
 	mem, err := unix.Mmap(fd, 0, page*(1+pages), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		unix.Close(fd)
 		err = fmt.Errorf("mapping a sampling ring of %d pages for CPU %d: %w", pages, cpu, err)
 		if errors.Is(err, unix.EPERM) { // perf_mmap in kernel/events/core.c
 			err = fault.Wrap(err, fault.Machine, "", "end other samplers of this user, run with CAP_IPC_LOCK, or raise "+
@@ -44,10 +57,11 @@ func openRing(attr *unix.PerfEventAttr, cpu, pages int) (*ring, error) {
 		}
 		return nil, err
 	}
-	return &ring{
-		fd: fd, cpu: cpu, mem: mem, data: mem[page:],
-		meta: (*unix.PerfEventMmapPage)(unsafe.Pointer(&mem[0])),
-	}, nil
+	r.mem, r.data, r.meta = mem, mem[page:], (*unix.PerfEventMmapPage)(unsafe.Pointer(&mem[0]))
+	if err := unix.IoctlSetInt(side, unix.PERF_EVENT_IOC_SET_OUTPUT, fd); err != nil {
+		return nil, fmt.Errorf("putting records of threads and programs into the sampling ring of CPU %d: %w", cpu, err)
+	}
+	return r, nil
 }
 
 // head is how far the kernel has written.
@@ -70,29 +84,39 @@ func (r *ring) peek(head uint64) []byte {
 func (r *ring) release(head uint64) { atomic.StoreUint64(&r.meta.Data_tail, head) }
 
 func (r *ring) ioctl(req uint, what string) error {
-	if err := unix.IoctlSetInt(r.fd, req, 0); err != nil {
-		return fmt.Errorf("%s the sampling event on CPU %d: %w", what, r.cpu, err)
+	for _, fd := range []int{r.side, r.fd} {
+		if err := unix.IoctlSetInt(fd, req, 0); err != nil {
+			return fmt.Errorf("%s the sampling events on CPU %d: %w", what, r.cpu, err)
+		}
 	}
 	return nil
 }
 
-// enabled reads the event. It is for how long that has been enabled in all, in nanoseconds.
+// enabled reads the event that makes samples. It is for how long that has been enabled in all, in nanoseconds.
 func (r *ring) enabled() (uint64, error) {
-	var b [24]byte                  // the count, the time, and what was lost where that was asked for
-	n, err := unix.Read(r.fd, b[:]) // the kernel reads nothing of an event that it gave up: zero
+	on, lost, err := r.read(r.fd)
+	r.lost = max(r.lost, lost)
+	return on, err
+}
+
+// read reads an event: for how long it has been enabled in all, in nanoseconds, and how many of its records found no
+// room since Open, 0 where the kernel does not count them.
+func (r *ring) read(fd int) (on, lost uint64, err error) {
+	var b [24]byte                // the count, the time, and what was lost where that was asked for
+	n, err := unix.Read(fd, b[:]) // the kernel reads nothing of an event that it gave up: zero
 	if err != nil {
-		return 0, fmt.Errorf("reading the sampling event on CPU %d: %w", r.cpu, err)
+		return 0, 0, fmt.Errorf("reading the sampling events on CPU %d: %w", r.cpu, err)
 	}
 	if n == len(b) {
-		r.lost = binary.NativeEndian.Uint64(b[16:])
+		lost = binary.NativeEndian.Uint64(b[16:])
 	}
-	return binary.NativeEndian.Uint64(b[8:]), nil
+	return binary.NativeEndian.Uint64(b[8:]), lost, nil
 }
 
 func (r *ring) close() error {
-	err := unix.Munmap(r.mem)
-	if cerr := unix.Close(r.fd); err == nil {
-		err = cerr
+	errs := []error{unix.Close(r.side), unix.Close(r.fd)}
+	if r.mem != nil {
+		errs = append(errs, unix.Munmap(r.mem))
 	}
-	return err
+	return errors.Join(errs...)
 }
