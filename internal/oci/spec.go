@@ -5,8 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
+
+	"tare/internal/host/proc"
 )
 
 // Spec is what a container runs, and in what.
@@ -32,6 +36,18 @@ const version = "1.0.2"
 var capabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+}
+
+// Lacks are the capabilities that this process does not have and a runtime needs to make a container with a network
+// namespace of its own: those that it gives the container, and those to make namespaces and their interfaces.
+func Lacks() (names []string) {
+	for _, name := range append([]string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN"}, capabilities...) {
+		c, err := cap.FromName(strings.ToLower(name))
+		if err == nil && !proc.Capable(uint(c)) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // Write writes config.json into the directory of a bundle, which it makes. The container has namespaces of its own for

@@ -58,7 +58,7 @@ type command struct {
 	env     []string      // added to the test's own
 	stdin   string        // nothing when empty
 	user    uint32        // runs as this user and group; 0 is the test's own
-	has     []cap.Value   // capabilities of another user; it can get no others
+	has     []cap.Value   // capabilities of another user, or what is left of the test's own; it can get no others
 	group   string        // directory of a control group of v2 to start in; the test's own when empty
 	timeout time.Duration // until it is killed and the test fails; 1 minute when 0
 }
@@ -131,7 +131,7 @@ func (c command) start(t *testing.T) *process {
 		defer close(p.done)
 		began := time.Now()
 		var err error
-		if c.user != 0 {
+		if c.user != 0 || c.has != nil {
 			err = rights.Bound(c.has)
 		}
 		if err == nil {

@@ -39,6 +39,7 @@ import (
 // rightsRow is a row of the table "Which command needs what" of docs/security.md.
 type rightsRow struct {
 	command     string // the first cell
+	root        bool   // user ID 0 is asked for
 	needs, more []cap.Value
 	writes      string
 }
@@ -71,7 +72,7 @@ func readRightsTable(t *testing.T) (rows []rightsRow) {
 		for i := range cells {
 			cells[i] = strings.TrimSpace(cells[i])
 		}
-		r := rightsRow{command: cells[0], needs: named(t, cells[1]), more: named(t, cells[2]), writes: cells[3]}
+		r := rightsRow{command: cells[0], root: strings.HasPrefix(cells[1], "user ID 0"), needs: named(t, cells[1]), more: named(t, cells[2]), writes: cells[3]}
 		if strings.HasPrefix(cells[1], "nothing") != (len(r.needs) == 0) || (cells[2] == "-") != (len(r.more) == 0) {
 			t.Errorf("the row of %s contradicts itself: it needs %q, and more is %q", r.command, cells[1], cells[2])
 		}
@@ -103,29 +104,39 @@ func without(all []cap.Value, one cap.Value) []cap.Value {
 	return slices.DeleteFunc(slices.Clone(all), func(c cap.Value) bool { return c == one })
 }
 
-// actor is user 65534 with some capabilities. It works in a directory of its own, and has one for temporary files.
+// actor is a user, 65534 if not root, with some capabilities. It works in a directory of its own, and has one for
+// temporary files.
 type actor struct {
+	user           uint32
 	dir, temporary string
 	has            []cap.Value
 }
 
 func newActor(t *testing.T, has ...cap.Value) actor {
 	t.Helper()
-	return actor{ownDir(t), ownDir(t), has}
+	return actor{nobody, ownDir(t), ownDir(t), has}
+}
+
+// newRoot is an actor with user ID 0.
+func newRoot(t *testing.T, has ...cap.Value) actor {
+	t.Helper()
+	return actor{0, dirOf(t, 0), dirOf(t, 0), slices.Concat([]cap.Value{}, has)} // not nil: that would be all
 }
 
 // nobody is the user ID of actors.
 const nobody = 65534
 
 // ownDir makes a directory of an actor's.
-func ownDir(t *testing.T) string {
+func ownDir(t *testing.T) string { return dirOf(t, nobody) }
+
+func dirOf(t *testing.T, user int) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "tare-test-rights-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chown(dir, nobody, nobody); err != nil {
+	if err := os.Chown(dir, user, user); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -133,7 +144,7 @@ func ownDir(t *testing.T) string {
 
 func (a actor) start(t *testing.T, args ...string) *process {
 	t.Helper()
-	return command{args: args, dir: a.dir, env: []string{"TMPDIR=" + a.temporary}, user: nobody, has: a.has}.start(t)
+	return command{args: args, dir: a.dir, env: []string{"TMPDIR=" + a.temporary}, user: a.user, has: a.has}.start(t)
 }
 
 func (a actor) run(t *testing.T, args ...string) output {
@@ -194,6 +205,16 @@ type rightsTest struct {
 	more map[cap.Value]func(t *testing.T, with, lacks actor)
 	// alone is of what would be disturbed by the tests of other rows, or disturb them.
 	alone bool
+	// root is of what asks for user ID 0 besides capabilities; refused without it as well.
+	root bool
+}
+
+func (x rightsTest) actor(t *testing.T, has ...cap.Value) actor {
+	t.Helper()
+	if x.root {
+		return newRoot(t, has...)
+	}
+	return newActor(t, has...)
 }
 
 func (x rightsTest) run(t *testing.T, row rightsRow) {
@@ -206,12 +227,24 @@ func (x rightsTest) run(t *testing.T, row rightsRow) {
 	}
 	for _, c := range row.needs {
 		for _, args := range refused {
-			a := newActor(t, without(row.needs, c)...)
+			a := x.actor(t, without(row.needs, c)...)
 			a.refused(t, c, args...)
 			a.wrote(t)
 		}
 	}
-	a := newActor(t, row.needs...)
+	if x.root != row.root {
+		t.Errorf("user ID 0 is asked for: %v, by the table %v", x.root, row.root)
+	}
+	if x.root {
+		for _, args := range refused {
+			a := newActor(t, row.needs...)
+			if o := a.run(t, args...); o.code != int(fault.Machine) || !strings.Contains(o.stderr, "run as root") {
+				t.Errorf("tare %s, as user %d: %s", strings.Join(args, " "), a.user, o)
+			}
+			a.wrote(t)
+		}
+	}
+	a := x.actor(t, row.needs...)
 	files := x.works(t, a)
 	a.wrote(t, files...)
 	if row.writes == "-" && len(files) > 0 {
@@ -259,6 +292,8 @@ func TestWhichCommandNeedsWhat(t *testing.T) {
 		"`tare microvm run`, `create`, `start`, `state`, `list`, `kill`, `delete`": microvmRights(),
 		"`tare run quickstart`, `try`":                                             runRights(),
 		"`tare run` with a load of execs":                                          execsRights(),
+		"`tare run` with redirected connections":                                   redirectRights(),
+		"`tare run` with sandboxes of `runc`":                                      sandboxRights(),
 		"`tare node --join`":                                                       nodeRights(),
 		"`tare clean` of one's own groups":                                         cleanRights(),
 	}
@@ -281,6 +316,42 @@ func TestWhichCommandNeedsWhat(t *testing.T) {
 		t.Errorf("docs/security.md has no row of %s", command)
 	}
 }
+
+// smallestRights tests who may run a built-in experiment, by its smallest form.
+func smallestRights(name string, root bool) rightsTest {
+	spec := ""
+	args := func(t *testing.T) []string {
+		t.Helper()
+		if spec == "" {
+			dir := ownDir(t)
+			spec = filepath.Join(dir, "spec.yaml")
+			err := os.WriteFile(spec, []byte(smallests[name].spec(t, name)), 0o644)
+			if err == nil {
+				err = os.Chmod(dir, 0o755) // root without CAP_DAC_OVERRIDE reads it too
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		all := []string{"run", spec, "--out", "run"}
+		for _, set := range smallests[name].set {
+			all = append(all, "--set", set)
+		}
+		return all
+	}
+	return rightsTest{
+		root:    root,
+		refused: func(t *testing.T) [][]string { return [][]string{args(t)} },
+		works: func(t *testing.T, a actor) []string {
+			recorded(t, a, a.run(t, args(t)...), "run")
+			return []string{"run"}
+		},
+	}
+}
+
+func redirectRights() rightsTest { return smallestRights("mesh-redirect", false) }
+
+func sandboxRights() rightsTest { return smallestRights("sandbox-idle", true) }
 
 // TestActor: an actor has the capabilities that it is given, and can get no others.
 func TestActor(t *testing.T) {
@@ -817,8 +888,8 @@ func recorded(t *testing.T, a actor, o output, dir string) *record.Contents {
 	if err != nil {
 		t.Fatalf("%v: %s", err, o)
 	}
-	const trials = 3 // one block: two of the baseline, one of the arm
-	if all := firstAttempts(c); o.code != 0 && o.code != int(fault.Invalid) || len(all) != trials {
+	trials := len(c.Run.Plan) // of one block
+	if all := firstAttempts(c); o.code != 0 && o.code != int(fault.Invalid) || len(all) != trials || trials < 3 {
 		t.Fatalf("%d trials, want %d: %s", len(all), trials, o)
 	}
 	for _, tr := range c.Trials {
@@ -894,7 +965,7 @@ func runRights() rightsTest {
 					_, seen := tr.Counts["bpf_client_share"]
 					for _, p := range tr.Ledger.Programs {
 						// Where programs are that others load while samples are taken, the ring tells everybody who samples.
-						if strings.HasPrefix(p.Name, "km_") && len(p.Seen) > 0 {
+						if p.Charge == ledger.ChargeTare && len(p.Seen) > 0 {
 							seen = true
 						}
 					}

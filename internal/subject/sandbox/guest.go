@@ -8,10 +8,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/fault"
+	"tare/internal/host/proc"
 	"tare/internal/kind"
 	"tare/internal/microvm"
 	"tare/internal/oci"
@@ -105,8 +109,12 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	if o[settingRuntime] == none {
 		return nil
 	}
-	if os.Geteuid() != 0 {
+	if os.Geteuid() != 0 && o[settingRuntime] != oci.MicroVM {
 		return fault.New(fault.Machine, o[settingRuntime], "run as root", "containers can only be made by root")
+	}
+	if o[settingNetwork] != hostNetwork && !proc.Capable(unix.CAP_NET_ADMIN) {
+		return fault.New(fault.Machine, o[settingRuntime], "run as root, or with CAP_NET_ADMIN",
+			"the interfaces of a network namespace cannot be switched on")
 	}
 	own, err := self.Path()
 	if err != nil {
@@ -124,7 +132,11 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	}
 	err = oci.Probe(ctx, r, own, o.Duration(settingReady), booting(o))
 	if err != nil {
-		err = fault.Wrap(err, fault.Machine, o[settingRuntime], "name another runtime", "does not work on this machine")
+		mend := "name another runtime"
+		if lacks := oci.Lacks(); len(lacks) > 0 && o[settingRuntime] != oci.MicroVM {
+			mend = "run as root with " + strings.Join(lacks, ", ")
+		}
+		err = fault.Wrap(err, fault.Machine, o[settingRuntime], mend, "does not work on this machine")
 	}
 	if ctx.Err() != nil {
 		return err // which says nothing of the runtime

@@ -316,7 +316,8 @@ var lacks = func() func(way string) *feature.Probe {
 		if way == redirect.Explicit {
 			name, needs = "pods", "network namespaces and pairs of virtual interfaces (CONFIG_NET_NS, CONFIG_VETH)"
 		}
-		mend := "run as root, on a kernel with these, built in or as modules, which it loads and keeps"
+		mend := "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN, on a kernel with these, built in or as modules, which it " +
+			"loads and keeps"
 		if way == redirect.EBPF {
 			needs = "a mounted v2 hierarchy of control groups; " + needs
 			mend += "; " + fault.MendOf(redirect.NoHierarchy(""))
@@ -339,5 +340,9 @@ func missing(err error) error {
 	if f, is := errors.AsType[*fault.Error](err); is {
 		return f
 	}
-	return fault.Wrap(err, fault.Machine, "", "see 'tare doctor'", "this machine cannot do it")
+	mend := "see 'tare doctor'"
+	if f, is := errors.AsType[*feature.MissingError](err); is && f.Mend != "" {
+		mend = f.Mend
+	}
+	return fault.Wrap(err, fault.Machine, "", mend, "this machine cannot do it")
 }
