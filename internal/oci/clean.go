@@ -16,17 +16,27 @@ import (
 
 	"tare/internal/host/cgroup"
 	"tare/internal/host/mount"
+	"tare/internal/ours"
 	"tare/internal/placement"
+	"tare/internal/self"
 )
 
 // StateDir is where the state of all containers is, below a directory for each run's tree of control groups, by its
-// name.
+// name. What is in it says which programs are run to remove a container: nobody else may write there.
 const StateDir = "/run/tare"
 
-// NewState makes the directory for the containers of a tree of control groups.
-func NewState(tree string) (string, error) {
-	dir := filepath.Join(StateDir, tree)
-	if err := os.MkdirAll(dir, 0o711); err != nil {
+// NewState makes the directory for the containers of a tree of control groups, or finds it.
+func NewState(tree string) (string, error) { return newState(StateDir, tree) }
+
+func newState(base, tree string) (string, error) {
+	dir := filepath.Join(base, tree)
+	err := os.MkdirAll(dir, 0o711)
+	for _, d := range []string{base, dir} {
+		if err == nil {
+			err = own(d, fs.ModeDir)
+		}
+	}
+	if err != nil {
 		return "", fmt.Errorf("making a directory for containers: %w", err)
 	}
 	return dir, nil
@@ -43,16 +53,19 @@ func RemoveState(ctx context.Context, tree string) (left []string, err error) {
 // removeState is RemoveState below another directory than StateDir.
 func removeState(ctx context.Context, base, tree string) (left []string, err error) {
 	dir := filepath.Join(base, tree)
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+	for _, d := range []string{base, dir} {
+		if err := own(d, fs.ModeDir); errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("looking for containers left behind: %w", err)
+		}
 	}
+	entries, err := os.ReadDir(dir)
 	errs := []error{err}
 	var ids []string
 	for _, e := range entries {
-		text, err := os.ReadFile(filepath.Join(dir, e.Name(), jobFile))
-		var j Job
-		if err != nil || json.Unmarshal(text, &j) != nil || len(j.Container.Runtime.Argv) == 0 {
+		j, err := readJob(filepath.Join(dir, e.Name()))
+		if err != nil {
 			continue // it got no further
 		}
 		if _, err := j.Container.State(ctx); err == nil {
@@ -76,27 +89,25 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 // before the processes in their control groups are ended: a runtime takes away more than its processes.
 func Clean(o *placement.Owners) (removed []string, err error) {
 	var errs []error
-	for _, base := range []string{StateDir, os.TempDir()} { // the second is of runtimes that were tried
-		entries, err := os.ReadDir(base)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("looking for containers left behind: %w", err))
+	entries, err := os.ReadDir(StateDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("looking for containers left behind: %w", err))
+	}
+	for _, e := range entries {
+		dir := filepath.Join(StateDir, e.Name())
+		if own(dir, fs.ModeDir) != nil || !o.Ended(e.Name(), "the directory "+dir) {
+			continue
 		}
-		for _, e := range entries {
-			dir := filepath.Join(base, e.Name())
-			if !own(dir) || !o.Ended(e.Name(), "the directory "+dir) {
-				continue
-			}
-			// A runtime that went on would make what is being removed.
-			err := placement.EndMarked(e.Name())
-			if err == nil {
-				_, err = removeState(context.Background(), base, e.Name())
-			}
-			if err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			removed = append(removed, dir)
+		// A runtime that went on would make what is being removed.
+		err := placement.EndMarked(e.Name())
+		if err == nil {
+			_, err = removeState(context.Background(), StateDir, e.Name())
 		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, dir)
 	}
 	_ = os.Remove(StateDir) // others may have theirs in it
 	return removed, errors.Join(errs...)
@@ -121,10 +132,50 @@ func CleanGroups(l *cgroup.Layout, o *placement.Owners) error {
 	return errors.Join(errs...)
 }
 
-// own reports whether a directory is this user's: only then it is believed what it says.
-func own(dir string) bool {
-	var st unix.Stat_t
-	return unix.Lstat(dir, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && int(st.Uid) == os.Geteuid()
+// own says why what is at a path is not of a type (fs.ModeDir; 0: a file), or is not this user's and root's alone to
+// write: only then it is believed what it says.
+func own(path string, of fs.FileMode) error {
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode().Type() != of {
+		err = errors.New("something else is in its place")
+	}
+	if err == nil {
+		err = ours.Check(info, ours.Write)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// readJob reads the job in a directory, which is in one that nobody else can write to. Processes of Tare's own are found
+// by a link that leads nowhere, or to somebody else's binary, once the run that made it was killed: what is left is
+// removed by this process's binary.
+func readJob(dir string) (j Job, err error) {
+	path := filepath.Join(dir, jobFile)
+	if err := errors.Join(own(dir, fs.ModeDir), own(path, 0)); err != nil {
+		return j, err
+	}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &j)
+	}
+	if err != nil {
+		return j, fmt.Errorf("reading the job of a container: %w", err)
+	}
+	runtime := &j.Container.Runtime
+	if len(runtime.Argv) == 0 {
+		return j, errors.New("reading the job of a container: it names no runtime")
+	}
+	if runtime.Name == MicroVM {
+		binary, err := self.Path()
+		if err != nil {
+			return j, err
+		}
+		*runtime, err = Find(MicroVM, binary, Options{})
+		return j, err
+	}
+	return j, nil
 }
 
 // killTime bounds the wait for processes that were killed.

@@ -20,6 +20,7 @@ import (
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
 	"tare/internal/placement"
+	"tare/internal/self"
 )
 
 func TestMain(m *testing.M) {
@@ -381,5 +382,77 @@ func TestFind(t *testing.T) {
 	if err != nil || !slices.Equal(r.command("/state", "state", "x"),
 		[]string{"/usr/bin/tare", "microvm", "--root", "/state", "state", "x"}) {
 		t.Errorf("%v, %v", r, err)
+	}
+}
+
+// TestForeignState: what somebody else has put where the state of a container would be is not believed: no program that
+// it names is run, and no state is made there.
+func TestForeignState(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to give files away")
+	}
+	const tree, nobody = "tare-x-p4100000-t1", 65534
+	for _, c := range []struct {
+		name  string
+		harms func(base string) error
+	}{
+		{"the directory of all", func(base string) error { return os.Chown(base, nobody, nobody) }},
+		{"the directory of a run", func(base string) error { return os.Chown(filepath.Join(base, tree), nobody, nobody) }},
+		{"one where all may write", func(base string) error { return os.Chmod(filepath.Join(base, tree), 0o777) }},
+		{"the directory of a container", func(base string) error { return os.Chown(filepath.Join(base, tree, "one"), nobody, nobody) }},
+		{"a job", func(base string) error { return os.Chown(filepath.Join(base, tree, "one", jobFile), nobody, nobody) }},
+		{"a link", func(base string) error {
+			own, theirs := filepath.Join(base, tree), filepath.Join(base, "theirs")
+			return errors.Join(os.Rename(own, theirs), os.Symlink(theirs, own))
+		}},
+		{"nothing", func(string) error { return nil }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			base := filepath.Join(t.TempDir(), "run")
+			dir, err := newState(base, tree)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ran := filepath.Join(t.TempDir(), "ran")
+			evil := filepath.Join(t.TempDir(), "evil")
+			if err := os.WriteFile(evil, []byte("#!/bin/sh\n: >"+ran+"\nexit 1\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			j := Job{Container: Container{Runtime: Runtime{Name: "runc", Argv: []string{evil}}, ID: "x", Root: dir}}
+			if err := os.Mkdir(filepath.Join(dir, "one"), 0o711); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := j.Write(filepath.Join(dir, "one")); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.harms(base); err != nil {
+				t.Fatal(err)
+			}
+			_, made := newState(base, tree)
+			inside := c.name == "the directory of a container" || c.name == "a job" // which newState does not look into
+			if harmless := c.name == "nothing"; (made == nil) != (harmless || inside) {
+				t.Errorf("state can be made there: %v", made)
+			}
+			_, removed := removeState(t.Context(), base, tree)
+			if _, err := os.Stat(ran); (err == nil) != (c.name == "nothing") {
+				t.Errorf("a program was run, as root: %v; %v", err == nil, removed)
+			}
+		})
+	}
+}
+
+// TestJobOfADeadRun: a job names the binary of the run that made it by a link, which may lead to another's by now.
+func TestJobOfADeadRun(t *testing.T) {
+	dir := t.TempDir()
+	stale := Runtime{Name: MicroVM, Argv: []string{"/tmp/tare-scratch-binary-1/tare", MicroVM}}
+	if _, err := (Job{Container: Container{Runtime: stale, ID: "x"}}).Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	own, err := self.Path()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j, err := readJob(dir); err != nil || !slices.Equal(j.Container.Runtime.Argv, []string{own, MicroVM}) {
+		t.Errorf("it would be removed by %q, %v", j.Container.Runtime.Argv, err)
 	}
 }

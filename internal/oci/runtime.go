@@ -21,6 +21,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/proc"
 	"tare/internal/microvm"
+	"tare/internal/scratch"
 )
 
 // The runtimes that need arguments of their own, by the names that specs give them.
@@ -255,15 +256,24 @@ func Probe(ctx context.Context, r Runtime, self string, within time.Duration, an
 	}
 	// Named as a run's tree of control groups is, so that Clean knows it when this process was killed.
 	tree := fmt.Sprintf("tare-probe-%d-%s", probes.Add(1), process)
+	files, err := scratch.New("", "probe") // of a name that nobody can know before it is there
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, files.Close()) }()
+	state, err := NewState(tree)
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, "", "remove it, if nobody needs it", "no container can be tried")
+	}
 	defer func() {
-		_, removed := removeState(context.WithoutCancel(ctx), os.TempDir(), tree)
+		_, removed := RemoveState(context.WithoutCancel(ctx), tree)
 		err = errors.Join(err, removed)
 	}()
-	dir := filepath.Join(os.TempDir(), tree, "one")
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return fault.Wrap(err, fault.Machine, os.TempDir(), "make room there", "no container can be tried")
+	dir := filepath.Join(state, "one")
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return fault.Wrap(err, fault.Machine, state, "make room there", "no container can be tried")
 	}
-	root, err := NewRoot(filepath.Join(dir, "rootfs"), self)
+	root, err := NewRoot(filepath.Join(files.Path(), "rootfs"), self)
 	if err != nil {
 		return err
 	}
