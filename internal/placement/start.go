@@ -221,12 +221,26 @@ func markByFile(tree string) {
 	_, _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD, firstMarkFD) // fails where that is above the limit of open files
 }
 
-// markOfFD is the tree that a descriptor of a process marks it as of; empty for none.
+// markOfFD is the tree that a descriptor of a process marks it as of; empty for none. Whoever may send a process files
+// (SCM_RIGHTS of unix(7)) can have it open one that he named: a file of another user's than this one or the process's
+// marks nothing, and neither does one of a run that began after the process.
 func markOfFD(pid, fd int) string {
-	file, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd)) // "/memfd:NAME (deleted)" (proc_pid_fd(5))
+	path := fmt.Sprintf("/proc/%d/fd/%d", pid, fd)
+	file, _ := os.Readlink(path) // "/memfd:NAME (deleted)" (proc_pid_fd(5))
 	name, is := strings.CutPrefix(file, "/memfd:")
 	name, _ = strings.CutSuffix(name, " (deleted)")
-	if _, ok := parseTreeName(name); !is || !ok {
+	owner, ok := parseTreeName(name)
+	if !is || !ok {
+		return ""
+	}
+	var st, of unix.Stat_t // a memfd is for good whoever's it was that made it
+	if unix.Stat(path, &st) != nil || unix.Stat(fmt.Sprintf("/proc/%d", pid), &of) != nil {
+		return ""
+	}
+	if int64(st.Uid) != int64(os.Geteuid()) && st.Uid != of.Uid {
+		return ""
+	}
+	if p, err := (proc.FS{}).Process(pid); err != nil || p.Start < owner.Start && owner.Namespace == 0 {
 		return ""
 	}
 	return name
