@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -84,6 +84,7 @@ func (p process) kill() error {
 func (box *sandbox) killMarked() error {
 	pids, err := proc.FS{}.PIDs()
 	errs := []error{err}
+	left := 3 * time.Second // of waiting for what processes are becoming, all together
 	for _, pid := range pids {
 		if pid == os.Getpid() {
 			continue
@@ -92,8 +93,8 @@ func (box *sandbox) killMarked() error {
 		if err != nil {
 			continue
 		}
-		env, _ := proc.FS{}.Environ(pid) // a process whose environment we may not read is not ours
-		if slices.Contains(env, markVariable+"="+box.dir) {
+		// A process whose environment we may not read is not ours.
+		if dir, _, _ := (proc.FS{}).Getenv(pid, markVariable, &left); dir == box.dir {
 			errs = append(errs, p.kill())
 		}
 	}

@@ -347,12 +347,9 @@ func (r *Report) move(pid int, trees []string) error {
 
 // markOf is the tree that a process is marked as of, by its environment or else by an open file; empty for none and
 // where it cannot be read.
-func markOf(pid int) string {
-	env, _ := proc.FS{}.Environ(pid)
-	for _, e := range env {
-		if tree, ok := strings.CutPrefix(e, Mark+"="); ok {
-			return tree
-		}
+func markOf(pid int, patience *time.Duration) string {
+	if tree, has, _ := (proc.FS{}).Getenv(pid, Mark, patience); has {
+		return tree
 	}
 	for fd := firstMarkFD; fd <= lastMarkFD; fd++ {
 		if tree := markOfFD(pid, fd); tree != "" {
@@ -364,7 +361,7 @@ func markOf(pid int) string {
 
 // canTell says why it cannot be seen whose a process is.
 func canTell(pid int) error {
-	_, err := proc.FS{}.Environ(pid)
+	_, _, err := proc.FS{}.Getenv(pid, Mark, new(time.Duration))
 	if !errors.Is(err, fs.ErrPermission) {
 		return nil // or it has ended
 	}
@@ -378,8 +375,9 @@ func marks(trees []string) func(pid int) string {
 	for _, tree := range trees {
 		byLimit[limitMark(tree)] = tree
 	}
+	left := 3 * time.Second // of waiting for what processes are becoming, all together
 	return func(pid int) string {
-		tree := markOf(pid)
+		tree := markOf(pid, &left)
 		if tree == "" && len(byLimit) > 0 {
 			tree = byLimit[limitOf(pid)]
 		}

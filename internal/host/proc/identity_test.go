@@ -7,9 +7,11 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +24,10 @@ func TestMain(m *testing.M) {
 	part := os.Getenv(partEnv)
 	if part == "" {
 		os.Exit(m.Run())
+	}
+	if part == claimsMuch || part == claimsHidden {
+		claimEnvironment(part)
+		return
 	}
 	if part == "own proc" {
 		err := errors.Join(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, ""))
@@ -44,6 +50,52 @@ func TestMain(m *testing.M) {
 		_, fate := FS{}.Find(id)
 		fmt.Println(int(fate))
 	}
+}
+
+// Parts of a process that says where its environment is: in memory of zeros, which takes none, or where nothing can be
+// read.
+const (
+	claimsMuch   = "much"
+	claimsHidden = "hidden"
+	claimed      = 1 << 30 // bytes
+)
+
+// claimEnvironment says that this process's environment is where it is not, and waits for the end of its input.
+func claimEnvironment(part string) {
+	access := unix.PROT_READ
+	if part == claimsHidden {
+		access = unix.PROT_NONE
+	}
+	where, err := unix.Mmap(-1, 0, claimed, access, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	field := func(n int) uint64 { // of proc_pid_stat(5)
+		v, _ := strconv.ParseUint(fields[n-3], 10, 64)
+		return v
+	}
+	at := uint64(uintptr(unsafe.Pointer(&where[0])))
+	brk := field(47)
+	m := struct { // struct prctl_mm_map of include/uapi/linux/prctl.h
+		startCode, endCode, startData, endData, startBrk, brk, startStack, argStart, argEnd, envStart, envEnd, auxv uint64
+		auxvSize, exe                                                                                               uint32
+	}{
+		field(26), field(27), field(45), field(46), brk, brk, field(28), field(48), field(49), at, at + claimed, 0, 0, ^uint32(0),
+	}
+	err = unix.Prctl(unix.PR_SET_MM, unix.PR_SET_MM_MAP, uintptr(unsafe.Pointer(&m)), unsafe.Sizeof(m), 0)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("claimed")
+	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
 // other is a process that knows its identity, and looks for others from where it is.

@@ -2,10 +2,10 @@ package proc
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -179,7 +179,7 @@ func TestGone(t *testing.T) {
 		"Comm":     func() error { _, err := FS{}.Comm(pid); return err },
 		"Exe":      func() error { _, err := FS{}.Exe(pid); return err },
 		"Cmdline":  func() error { _, err := FS{}.Cmdline(pid); return err },
-		"Environ":  func() error { _, err := FS{}.Environ(pid); return err },
+		"Getenv":   func() error { _, _, err := FS{}.Getenv(pid, "HOME", new(time.Second)); return err },
 		"RSS":      func() error { _, err := FS{}.RSS(pid); return err },
 		"PSS":      func() error { _, err := FS{}.PSS(pid); return err },
 		"Runtime":  func() error { _, err := Runtime(pid); return err },
@@ -205,10 +205,64 @@ func TestEnvironWhileItChanges(t *testing.T) {
 		_ = cmd.Wait()
 	}()
 	for range 2000 {
-		env, err := FS{}.Environ(cmd.Process.Pid)
-		if err != nil || !slices.Contains(env, "TARE_TEST=yes") {
-			t.Fatalf("its environment is %q, %v", env, err)
+		value, has, err := FS{}.Getenv(cmd.Process.Pid, "TARE_TEST", new(time.Minute))
+		if err != nil || !has || value != "yes" {
+			t.Fatalf("its variable is %q, %v, %v", value, has, err)
 		}
+	}
+}
+
+// TestClaimedEnvironment: a process may say that its environment is anywhere, however much that is and whether or not it
+// can be read. It costs no more memory than an environment may have, and no more time than there is patience for all.
+func TestClaimedEnvironment(t *testing.T) {
+	claims := func(part string) int {
+		t.Helper()
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), partEnv+"="+part)
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+		var said string
+		if _, err := fmt.Fscan(out, &said); err != nil {
+			t.Fatal(err)
+		}
+		if said != "claimed" {
+			t.Skipf("needs PR_SET_MM_MAP (CONFIG_CHECKPOINT_RESTORE): %s", said)
+		}
+		return cmd.Process.Pid
+	}
+	large := claims(claimsMuch)
+	b, err := FS{}.readAtOnce(large, "environ")
+	if err != nil || len(b) != maxStrings {
+		t.Errorf("%d bytes are read of %d, %v; %d are the most", len(b), claimed, err, maxStrings)
+	}
+	if _, has, err := (FS{}).Getenv(large, "PATH", new(time.Second)); has || err != nil {
+		t.Errorf("of zeros: %v, %v", has, err)
+	}
+	hidden := claims(claimsHidden)
+	patience := 200 * time.Millisecond
+	for range 3 {
+		before := patience
+		_, has, err := FS{}.Getenv(hidden, "PATH", &patience)
+		if has {
+			t.Error("something was read where nothing can be")
+		}
+		if err == nil || errors.Is(err, ErrGone) {
+			t.Errorf("that it cannot be seen is not said: %v", err)
+		}
+		t.Logf("waited %v: %v", before-patience, err)
+	}
+	if patience > 0 { // the test is of a wait
+		t.Errorf("%v of the patience are left", patience)
 	}
 }
 
@@ -222,8 +276,8 @@ func TestNoEnviron(t *testing.T) {
 	if err := errors.Join(cmd.Process.Kill(), unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil)); err != nil {
 		t.Fatal(err)
 	}
-	if env, err := (FS{}).Environ(cmd.Process.Pid); err != nil && !errors.Is(err, ErrGone) || len(env) > 0 {
-		t.Errorf("of a zombie: %q, %v", env, err)
+	if _, has, err := (FS{}).Getenv(cmd.Process.Pid, "PATH", new(time.Second)); err != nil && !errors.Is(err, ErrGone) || has {
+		t.Errorf("of a zombie: %v", err)
 	}
 	_ = cmd.Wait()
 }

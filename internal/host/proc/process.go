@@ -206,44 +206,65 @@ func (f FS) Exe(pid int) (string, error) {
 
 func (f FS) exists(pid int) bool { return f.has("proc/" + strconv.Itoa(pid)) }
 
+// maxStrings is how much of the arguments or of the environment of a process is read, in bytes: as much as the kernel
+// lets a program start with (execve(2)). A process may say that they are somewhere else, where there are gigabytes
+// (PR_SET_MM of prctl(2)).
+const maxStrings = 6 << 20
+
 // Cmdline is the arguments of a process; none for a kernel thread or a zombie.
 func (f FS) Cmdline(pid int) ([]string, error) {
-	b, err := f.read(pid, "cmdline")
+	b, err := f.readAtOnce(pid, "cmdline")
 	return list(b), err
 }
 
-// Environ is the environment that a process was started with. A kernel thread and a process that has ended or is about
-// to have none, or are ErrGone, as the kernel has it. One that calls execve has none for a moment, and Environ waits
-// for it, a second at most: after that its error says so.
-func (f FS) Environ(pid int) ([]string, error) {
+// Getenv is the value of a variable in the environment that a process was started with; false: it has none. A kernel
+// thread and a process that has ended or is about to have no environment, or are ErrGone, as the kernel has it. One
+// that calls execve has none for a moment, and Getenv waits for it, a second at most and no longer than the patience
+// that is left, from which it takes what it waited: after that its error says so. Any process can look as if it did.
+func (f FS) Getenv(pid int, name string, patience *time.Duration) (value string, has bool, err error) {
+	const most = time.Second
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		b, err := f.readAtOnce(pid, "environ")
-		if err != nil || len(b) > 0 {
-			return list(b), err
+		if err != nil {
+			return "", false, err
+		}
+		if len(b) > 0 {
+			value, has = variable(b, name)
+			return value, has, nil
 		}
 		if b, err = f.read(pid, "stat"); err != nil {
-			return nil, err
+			return "", false, err
 		}
-		waited := time.Since(began)
-		switch becoming(b) {
-		case itself:
-			return nil, nil
-		case itselfOrAnother:
-			if waited > 50*time.Millisecond {
-				return nil, nil
-			}
-		case another:
-			if waited > time.Second {
-				return nil, about(pid, "environ", errors.New("it is becoming another program (execve)"))
-			}
+		what, waited := becoming(b), time.Since(began)
+		switch {
+		case what == itself:
+			return "", false, nil
+		case what == itselfOrAnother && waited > min(*patience, 50*time.Millisecond):
+			*patience -= waited
+			return "", false, nil
+		case waited > min(*patience, most):
+			*patience -= waited
+			return "", false, about(pid, "environ", errors.New("it is becoming another program (execve)"))
 		}
 	}
 }
 
-// readAtOnce is read by a single call. Of a file that is of the process's memory, a second one finds nothing more where
-// the process has become another program since the first.
+// variable finds a variable in an environment.
+func variable(environment []byte, name string) (value string, has bool) {
+	for len(environment) > 0 {
+		line, rest, _ := bytes.Cut(environment, []byte{0})
+		if value, is := bytes.CutPrefix(line, []byte(name+"=")); is {
+			return string(value), true
+		}
+		environment = rest
+	}
+	return "", false
+}
+
+// readAtOnce is read by a single call, of maxStrings at most. Of a file that is of the process's memory, a second one
+// finds nothing more where the process has become another program since the first.
 func (f FS) readAtOnce(pid int, name string) ([]byte, error) {
-	for size := 32 << 10; ; size *= 2 { // the kernel allows an environment some MiB (execve(2))
+	for size := 32 << 10; ; size = min(2*size, maxStrings) {
 		file, err := os.Open(f.path("proc", strconv.Itoa(pid), name))
 		if err != nil {
 			return nil, about(pid, name, gone(err))
@@ -254,7 +275,7 @@ func (f FS) readAtOnce(pid int, name string) ([]byte, error) {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, about(pid, name, gone(err))
 		}
-		if n < size {
+		if n < size || size == maxStrings {
 			return b[:n], nil
 		}
 	}
