@@ -1,35 +1,59 @@
 // Package regular opens files that somebody else names or wrote: a pipe or a device in the place of a file could keep
-// its reader for ever.
+// its reader for ever, and opening a device can do something.
 package regular
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotRegular is the error of what is no regular file: a directory, a pipe, a device.
+// ErrNotRegular is the error of what is no regular file: a directory, a pipe, a device, and what looks like a file in a
+// file system of the kernel's, where reading waits or takes something away (/proc/kmsg).
 var ErrNotRegular = errors.New("it is not a file")
 
-// Open opens a regular file for reading, and waits for nobody. The error of anything else is a *fs.PathError with
-// ErrNotRegular.
+// kernels are the file systems in which the kernel tells of itself, by their magic numbers.
+var kernels = []int64{
+	unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.TRACEFS_MAGIC, unix.DEBUGFS_MAGIC, unix.SECURITYFS_MAGIC,
+	unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC,
+}
+
+// Open opens a regular file for reading, and waits for nobody. What else there is at the path is not opened. The error
+// is then a *fs.PathError with ErrNotRegular.
 func Open(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	refused := func(err error) (*os.File, error) { return nil, &fs.PathError{Op: "open", Path: path, Err: err} }
+	place, err := open(path, unix.O_PATH)
 	if err != nil {
-		if errors.Is(err, unix.ENXIO) { // a socket, or a device that is not there
-			err = &fs.PathError{Op: "open", Path: path, Err: ErrNotRegular}
+		return refused(err)
+	}
+	defer unix.Close(place)
+	var st unix.Stat_t
+	var of unix.Statfs_t
+	if err := errors.Join(unix.Fstat(place, &st), unix.Fstatfs(place, &of)); err != nil {
+		return refused(err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || slices.Contains(kernels, int64(of.Type)) {
+		return refused(ErrNotRegular)
+	}
+	fd, err := open(fmt.Sprintf("/proc/self/fd/%d", place), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+	if err == unix.ENOENT {
+		return refused(errors.New("/proc is not mounted"))
+	}
+	if err != nil {
+		return refused(err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+func open(path string, flags int) (int, error) {
+	for {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		if err != unix.EINTR {
+			return fd, err
 		}
-		return nil, err
 	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = &fs.PathError{Op: "open", Path: path, Err: ErrNotRegular}
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
 }

@@ -2,8 +2,6 @@ package sandbox
 
 import (
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
 	"math"
 	"os"
@@ -11,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"tare/internal/regular"
 )
 
 // state is what runtimes keep about one container or sandbox.
@@ -176,16 +174,13 @@ func (t *table) state(r *stateRule, id, file string) *state {
 	return s
 }
 
-// readBounded reads at most n bytes of a regular file. Others may have made the file: a pipe must not hold us up.
+// readBounded reads at most n bytes of a file that others may have made.
 func readBounded(file string, n int64) ([]byte, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := regular.Open(file)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, errors.Join(err, fmt.Errorf("%s is no regular file", file))
-	}
 	return io.ReadAll(io.LimitReader(f, n))
 }
 
