@@ -37,7 +37,8 @@ func Large() string {
 }
 
 // New makes a directory below parent, or below the system's for temporary files where that is empty, and removes what
-// others that were killed have left there. The purpose, a word, is part of its name.
+// others that were killed have left there, unless somebody else could have given any directory such a name. The
+// purpose, a word, is part of its name.
 //
 // The system's directories must be such that nobody else can put another one in the place of what New makes, for files
 // in it are named to other processes. Whoever names a parent of its own is to use FD.
@@ -46,11 +47,7 @@ func New(parent, purpose string) (*Dir, error) {
 		parent = os.TempDir()
 	}
 	if parent == os.TempDir() || parent == Large() {
-		info, err := os.Stat(parent)
-		if err == nil {
-			err = ours.CheckShared(info)
-		}
-		if err != nil {
+		if err := safe(parent); err != nil {
 			return nil, fault.Wrap(err, fault.Machine, parent, "set TMPDIR to a directory of your own, or unset it",
 				"temporary files are not safe here")
 		}
@@ -115,8 +112,21 @@ func Clean() (removed []string, err error) {
 	return removed, err
 }
 
-// clean is Clean in one directory.
+// safe says why somebody else could put another directory in the place of one in parent.
+func safe(parent string) error {
+	info, err := os.Stat(parent)
+	if err != nil {
+		return err
+	}
+	return ours.CheckShared(info)
+}
+
+// clean is Clean in one directory. Whoever may rename things there could give any directory of this user's such a name:
+// then it removes nothing.
 func clean(parent string) (removed []string, err error) {
+	if err := safe(parent); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	entries, err := os.ReadDir(parent)
 	if err != nil {
 		return nil, fmt.Errorf("looking for directories that were left behind: %w", err)

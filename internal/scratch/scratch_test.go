@@ -93,6 +93,36 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// TestForeignParent: whoever owns a directory can give any other in it a name like ours, so that nothing is removed
+// there.
+func TestForeignParent(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to give a directory away")
+	}
+	parent := t.TempDir()
+	theirs := filepath.Join(parent, prefix+"x", "precious")
+	if err := os.MkdirAll(theirs, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(parent, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	d, err := New(parent, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("TMPDIR", parent)
+	if removed, err := Clean(); err != nil || slices.Contains(removed, filepath.Dir(theirs)) {
+		t.Errorf("removed %q, %v", removed, err)
+	}
+	if _, err := os.Stat(theirs); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestKilled: what a process had that was killed is found; of one that lives, nothing is taken.
 func TestKilled(t *testing.T) {
 	parent := t.TempDir()
