@@ -107,23 +107,26 @@ func isBind(m specs.Mount, o mountOption) bool { return m.Type == "bind" || o.fl
 
 // bind is a file or directory of the host that the container sees.
 type bind struct {
-	source string // on the host
-	name   string // below what is shared
-	dir    bool
+	source   string // on the host
+	name     string // below what is shared
+	dir      bool
+	readonly bool
 }
 
 // binds are those of a bundle, in the order of its mounts.
 func binds(s *specs.Spec) ([]bind, error) {
 	var list []bind
 	for _, m := range s.Mounts {
-		if o, err := mountOptions(m.Options); err != nil || !isBind(m, o) {
+		o, err := mountOptions(m.Options)
+		if err != nil || !isBind(m, o) {
 			continue
 		}
 		info, err := os.Stat(m.Source)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, bind{m.Source, fmt.Sprintf("mount-%d", len(list)), info.IsDir()})
+		readonly := o.flags&unix.MS_RDONLY != 0
+		list = append(list, bind{m.Source, fmt.Sprintf("mount-%d", len(list)), info.IsDir(), readonly})
 	}
 	return list, nil
 }

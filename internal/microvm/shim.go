@@ -9,8 +9,11 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -381,7 +384,7 @@ func (s *shim) share(list []bind, env []string) error {
 	}
 	shared := filepath.Join(s.box.dir, sharedName)
 	if s.fs == nil { // else it is there
-		if err := s.mountShared(shared, append([]bind{{s.box.Root, "rootfs", true}}, list...)); err != nil {
+		if err := s.mountShared(shared, append([]bind{s.root(list)}, list...)); err != nil {
 			return err
 		}
 	}
@@ -393,6 +396,52 @@ func (s *shim) share(list []bind, env []string) error {
 		return fmt.Errorf("virtiofsd ended: %w", err)
 	}
 	return s.set(func(b *sandbox) { b.Virtiofsd = daemon })
+}
+
+// root is the root as it is shared. What is to be mounted in it needs places, which the guest would make otherwise:
+// where one cannot be made from here, behind a link that leads out of the root as it is here, it can be written to.
+func (s *shim) root(list []bind) bind {
+	all := bind{source: s.box.Root, name: "rootfs", dir: true}
+	if !s.spec.Root.Readonly {
+		return all
+	}
+	root, err := os.OpenRoot(s.box.Root)
+	if err != nil {
+		return all
+	}
+	defer root.Close()
+	bound := 0
+	for _, m := range append(slices.Clone(s.spec.Mounts), specs.Mount{Destination: s.spec.Process.Cwd}) {
+		isFile := false
+		if o, err := mountOptions(m.Options); err == nil && isBind(m, o) && bound < len(list) {
+			isFile = !list[bound].dir
+			bound++
+		}
+		if err := makePlace(root, m.Destination, isFile); err != nil {
+			return all
+		}
+	}
+	all.readonly = true
+	return all
+}
+
+// makePlace makes a directory, or an empty file, unless it is there.
+func makePlace(root *os.Root, at string, isFile bool) error {
+	name := strings.TrimPrefix(path.Clean("/"+at), "/")
+	if name == "" {
+		return nil
+	}
+	if !isFile {
+		return root.MkdirAll(name, 0o755)
+	}
+	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+		return err
+	}
+	f, err := root.OpenFile(name, os.O_RDONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // mountShared mounts all that the guest is to see below a directory, in a mount namespace of the shim's thread.
@@ -421,8 +470,22 @@ func (s *shim) mountShared(shared string, all []bind) error {
 			return fmt.Errorf("keeping mounts to the sandbox: %w", err)
 		}
 		for _, b := range all {
-			if err := unix.Mount(b.source, filepath.Join(shared, b.name), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			at := filepath.Join(shared, b.name)
+			if err := unix.Mount(b.source, at, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 				return fmt.Errorf("sharing %s: %w", b.source, err)
+			}
+			if !b.readonly {
+				continue
+			}
+			// The guest's kernel mounts it so as well, but that is the guest's to change, and files of a root can be links
+			// to those that this machine itself runs.
+			attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+			err := unix.MountSetattr(-1, at, unix.AT_RECURSIVE, &attr)
+			if err == unix.ENOSYS { // before Linux 5.12
+				err = unix.Mount("", at, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
+			}
+			if err != nil {
+				return fmt.Errorf("sharing %s for reading alone: %w", b.source, err)
 			}
 		}
 		return nil

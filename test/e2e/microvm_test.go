@@ -527,6 +527,45 @@ func TestMicrovmStreams(t *testing.T) {
 	}
 }
 
+// TestMicrovmSharesToRead: what the bundle has for reading alone virtiofsd cannot write either, whatever the guest's
+// kernel would have it do.
+func TestMicrovmSharesToRead(t *testing.T) {
+	r := microvm(t)
+	id := idOf("reads")
+	dir := t.TempDir()
+	bundle := ociBundle(t, id, "true", func(s *specs.Spec) {
+		s.Root.Readonly = true
+		s.Mounts = append(s.Mounts,
+			specs.Mount{Destination: "/tmp/read", Type: "bind", Source: dir, Options: []string{"rbind", "ro"}},
+			specs.Mount{Destination: "/tmp/write", Type: "bind", Source: dir, Options: []string{"rbind", "rw"}})
+	})
+	r.create(t, id, bundle)
+	daemons := sandboxProcesses(id)["virtiofsd"]
+	if len(daemons) == 0 {
+		t.Fatal("nothing is shared")
+	}
+	for _, pid := range daemons {
+		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		readonly := map[string]bool{}
+		for line := range strings.Lines(string(mounts)) {
+			fields := strings.Fields(line) // of proc_pid_mountinfo(5): 5 is the place, 6 its options
+			readonly[filepath.Base(fields[4])] = slices.Contains(strings.Split(fields[5], ","), "ro")
+		}
+		for name, want := range map[string]bool{"rootfs": true, "mount-0": true, "mount-1": false} {
+			if is, there := readonly[name]; !there || is != want {
+				t.Errorf("virtiofsd %d has %s: %v, for reading alone: %v", pid, name, there, is)
+			}
+		}
+	}
+	r.must(t, "delete", "--force", id)
+	if left := sandboxRemains(id); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
 // TestMicrovmPacked: without virtiofsd the root is packed into the guest's memory. A container that was created and not
 // started can be deleted, and its output was not begun. A program that is not there is found at create.
 func TestMicrovmPacked(t *testing.T) {
