@@ -9,13 +9,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
 	"tare/internal/measured"
 	"tare/internal/metric"
+	"tare/internal/ours"
 	"tare/internal/record"
 	"tare/internal/regular"
 	"tare/internal/replace"
@@ -60,8 +61,10 @@ func readFile(path, what, mend string) ([]byte, error) {
 	return data, fault.Wrap(err, fault.Usage, path, mend, "%s cannot be read", what)
 }
 
-// writeFile writes a file that a person named, completely or not at all. A link at its path is replaced, not followed;
-// a pipe or a device is written to, and given up when the context ends: nobody may read from it.
+// writeFile writes a file that a person named, completely or not at all. A link at its path is replaced, not followed,
+// unless it is one to a file that this process has open, as /dev/stdout is. A pipe or a device is written to, and given
+// up when the context ends: nobody may read from it. A pipe must be this user's or root's, for anybody may put one into
+// /tmp.
 func writeFile(ctx context.Context, path, what, mend string, make func(io.Writer) error) error {
 	var b bytes.Buffer
 	if err := make(&b); err != nil {
@@ -69,10 +72,10 @@ func writeFile(ctx context.Context, path, what, mend string, make func(io.Writer
 	}
 	write := func(path string, data []byte) error { return replace.File(path, data, 0o644) }
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-		link := info.Mode().Type() == fs.ModeSymlink
-		if !link || strings.HasPrefix(path, "/dev/") || strings.HasPrefix(path, "/proc/") { // /dev/stdout is a link
+		open := isOpenFile(path)
+		if open || info.Mode().Type() != fs.ModeSymlink {
 			write = func(path string, data []byte) error {
-				return promptly(ctx, func() error { return writeThrough(path, data) })
+				return promptly(ctx, func() error { return writeThrough(path, data, open) })
 			}
 		}
 	}
@@ -83,10 +86,32 @@ func writeFile(ctx context.Context, path, what, mend string, make func(io.Writer
 	return fault.Wrap(err, fault.Machine, path, mend, "%s cannot be written", what)
 }
 
-func writeThrough(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+// isOpenFile says whether a path is one of those by which a process finds a file that it has open.
+func isOpenFile(path string) bool {
+	switch path = filepath.Clean(path); path {
+	case "/dev/stdin", "/dev/stdout", "/dev/stderr":
+		return true
+	}
+	dir := filepath.Dir(path)
+	return dir == "/dev/fd" || dir == "/proc/self/fd" || dir == "/proc/thread-self/fd" || dir == fmt.Sprintf("/proc/%d/fd", os.Getpid())
+}
+
+// writeThrough writes to what is at a path. Unless this process has it open already, no link is followed.
+func writeThrough(path string, data []byte, open bool) error {
+	flags := os.O_WRONLY
+	if !open {
+		flags |= unix.O_NOFOLLOW
+	}
+	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
 		return err
+	}
+	info, err := f.Stat()
+	if err == nil && !open && info.Mode().Type() == fs.ModeNamedPipe {
+		err = ours.Check(info, 0)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("%s is a pipe: %w", path, err), f.Close())
 	}
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -59,6 +60,37 @@ func TestWriteFile(t *testing.T) {
 	}
 	if got := <-came; got != "through" {
 		t.Errorf("through the pipe came %q", got)
+	}
+	shm, err := os.MkdirTemp("/dev/shm", "tare-test-")
+	if err != nil {
+		t.Skip("needs /dev/shm: ", err)
+	}
+	defer os.RemoveAll(shm)
+	link := filepath.Join(shm, "report") // below /dev, but not to a file that is open
+	if err := os.Symlink(victim, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeFile(t.Context(), link, "the report", "", made("new")); err != nil {
+		t.Fatal(err)
+	}
+	read(link, "new")
+	read(victim, "precious")
+	if os.Geteuid() == 0 {
+		if err := os.Chown(pipe, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+		reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer reader.Close()
+		err = writeFile(t.Context(), pipe, "the report", "make room", made("secret"))
+		if fault.CodeOf(err) != fault.Machine || !strings.Contains(fmt.Sprint(err), "it belongs to another user (65534)") {
+			t.Errorf("somebody else's pipe: %v", err)
+		}
+		if text, err := io.ReadAll(reader); len(text) > 0 {
+			t.Errorf("somebody else's pipe had %q, %v", text, err)
+		}
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
