@@ -148,9 +148,9 @@ func own(path string, of fs.FileMode) error {
 	return nil
 }
 
-// readJob reads the job in a directory, which is in one that nobody else can write to. Processes of Tare's own are found
-// by a link that leads nowhere, or to somebody else's binary, once the run that made it was killed: what is left is
-// removed by this process's binary.
+// readJob reads the job in a directory, which is in one that nobody else can write to. Processes of Tare's own are
+// found by a link that leads nowhere, or to somebody else's binary, once the run that made it was killed: what is left
+// is removed by this process's binary.
 func readJob(dir string) (j Job, err error) {
 	path := filepath.Join(dir, jobFile)
 	if err := errors.Join(own(dir, fs.ModeDir), own(path, 0)); err != nil {

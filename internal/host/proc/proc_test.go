@@ -212,8 +212,9 @@ func TestEnvironWhileItChanges(t *testing.T) {
 	}
 }
 
-// TestClaimedEnvironment: a process may say that its environment is anywhere, however much that is and whether or not it
-// can be read. It costs no more memory than an environment may have, and no more time than there is patience for all.
+// TestClaimedEnvironment: a process may say that its environment is anywhere, however much that is and whether or not
+// it can be read. It costs no more memory than an environment may have, and no more time than there is patience for
+// all.
 func TestClaimedEnvironment(t *testing.T) {
 	claims := func(part string) int {
 		t.Helper()
