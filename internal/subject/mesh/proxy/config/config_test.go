@@ -1,17 +1,22 @@
 package config
 
 import (
+	"fmt"
+	"math"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -183,6 +188,63 @@ func TestHosts(t *testing.T) {
 			t.Errorf("%q: %s, want %s", host, h.Name, want)
 		}
 	}
+}
+
+// wildcards has n domains of 1 to 61 letters, in no order.
+func wildcards(n int) *Routes {
+	h := Host{Name: "v"}
+	for i := range n {
+		text := fmt.Sprintf("%07x", i) + strings.Repeat("x", i*7%61)
+		h.Domains = append(h.Domains, "*"+text, text+"*")
+	}
+	return &Routes{Hosts: []Host{h}}
+}
+
+// TestManyWildcards: the longest come first, those of a length in the order of the configuration; and putting sixteen
+// times as many in this order does not take the square of that.
+func TestManyWildcards(t *testing.T) {
+	guest.KernelFree(t)
+	r := wildcards(1000)
+	r.prepare()
+	for name, list := range map[string][]wildcard{"suffixes": r.index.suffixes, "prefixes": r.index.prefixes} {
+		if len(list) != 1000 {
+			t.Fatalf("%d %s", len(list), name)
+		}
+		for i := 1; i < len(list); i++ {
+			a, b := list[i-1].text, list[i].text
+			if len(a) < len(b) || len(a) == len(b) && a > b { // that is the order in which they were given
+				t.Errorf("%s: %q before %q", name, a, b)
+			}
+		}
+	}
+	// The CPU time of this thread, so that other work does not count; the least of several, so that a collection of
+	// garbage does not either.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cost := func(n int) time.Duration {
+		least := time.Duration(math.MaxInt64)
+		for range 3 {
+			r := wildcards(n)
+			began := threadTime(t)
+			r.prepare()
+			least = min(least, threadTime(t)-began)
+		}
+		return least
+	}
+	const n, factor = 4000, 16
+	few, many := cost(n), cost(n*factor)
+	if ratio := float64(many) / float64(few); ratio > 5*factor {
+		t.Errorf("%d wildcards take %s, and %d take %s: %.0f times as long", n, few, n*factor, many, ratio)
+	}
+}
+
+func threadTime(t *testing.T) time.Duration {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(now.Nano())
 }
 
 // FuzzListener: no bytes break the reader, and what it takes can be asked.

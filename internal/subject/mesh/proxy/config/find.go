@@ -1,7 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"net"
+	"slices"
 	"strings"
 )
 
@@ -9,7 +11,7 @@ import (
 type index struct {
 	exact    map[string]*Host
 	suffixes []wildcard // the longest first
-	prefixes []wildcard
+	prefixes []wildcard // the longest first
 	any      *Host
 }
 
@@ -28,27 +30,20 @@ func (r *Routes) prepare() {
 			case d == "*":
 				r.index.any = h
 			case d[0] == '*':
-				r.index.suffixes = insert(r.index.suffixes, wildcard{d[1:], h})
+				r.index.suffixes = append(r.index.suffixes, wildcard{d[1:], h})
 			case d[len(d)-1] == '*':
-				r.index.prefixes = insert(r.index.prefixes, wildcard{d[:len(d)-1], h})
+				r.index.prefixes = append(r.index.prefixes, wildcard{d[:len(d)-1], h})
 			default:
 				r.index.exact[d] = h
 			}
 		}
 	}
+	slices.SortStableFunc(r.index.suffixes, longestFirst)
+	slices.SortStableFunc(r.index.prefixes, longestFirst)
 }
 
-// insert keeps the longest first.
-func insert(list []wildcard, w wildcard) []wildcard {
-	i := 0
-	for i < len(list) && len(list[i].text) >= len(w.text) {
-		i++
-	}
-	list = append(list, wildcard{})
-	copy(list[i+1:], list[i:])
-	list[i] = w
-	return list
-}
+// longestFirst compares wildcards by their length. Those of the same length stay in the order of the configuration.
+func longestFirst(a, b wildcard) int { return cmp.Compare(len(b.text), len(a.text)) }
 
 // Find is the host of a request, and its first route that matches; nil where there is none. As in Envoy, an exact
 // domain goes before the longest suffix, that before the longest prefix, and that before "*".
