@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 // TestRoutes: what goes where, by path, method and header; who may not call is told 403, and rules see the path that
@@ -261,6 +265,27 @@ func TestSmuggling(t *testing.T) {
 			t.Errorf("path %q: %q", path, out)
 		}
 	}
+	for _, method := range []string{"GET /smuggled HTTP/1.1", "GET /smuggled?", "GET\t", "GET\r\nX: y", "GE,T", "G\x7f", "\xff"} {
+		if got := byHTTP2(t, at, method, "web"); got == "200" {
+			t.Errorf("the method %q gets %s", method, got)
+		}
+	}
+	for _, host := range []string{"smuggled/ web", "smuggled, web", "smuggled,web", "smuggled/web", "smuggled\tweb",
+		"smuggled web", "web\r\nX: smuggled", "smuggled@web", "smuggled\\web", "smuggled#web", "smuggled?web", "\xff"} {
+		if got := byHTTP2(t, at, "GET", host); got == "200" {
+			t.Errorf("the host %q gets %s", host, got)
+		}
+	}
+	for _, host := range []string{"http://smuggled,web/", "http://smuggled<web/", `http://smuggled"web/`} {
+		if answer := raw(t, at, "GET "+host+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); !strings.Contains(answer, " 400 ") {
+			t.Errorf("the target %s gets %q", host, answer)
+		}
+	}
+	for _, good := range [][2]string{{"GET", "web"}, {"GET", "web.example:80"}, {"M-SEARCH", "[::1]:80"}, {"GET", "127.0.0.1"}} {
+		if got := byHTTP2(t, at, good[0], good[1]); got != "200" {
+			t.Errorf("the method %s of %s gets %s", good[0], good[1], got)
+		}
+	}
 	time.Sleep(400 * time.Millisecond)
 	for len(app) > 0 {
 		got := <-app
@@ -269,6 +294,66 @@ func TestSmuggling(t *testing.T) {
 			strings.Contains(got, "Content-Length") && strings.Contains(got, "Transfer-Encoding") {
 			t.Errorf("the application got %q", got)
 		}
+	}
+}
+
+// byHTTP2 makes a request by hand, for no client sends such ones, and gives its status; an error where it has none.
+func byHTTP2(t *testing.T, at, method, host string) string {
+	t.Helper()
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Minute)) // or it would wait for ever
+	frames := openHTTP2(t, c)
+	writeHead(t, frames, 1, true, ":method", method, ":scheme", "http", ":authority", host, ":path", "/public")
+	for {
+		frame, err := frames.ReadFrame()
+		if err != nil {
+			return err.Error()
+		}
+		switch frame := frame.(type) {
+		case *http2.MetaHeadersFrame:
+			return frame.PseudoValue("status")
+		case *http2.RSTStreamFrame:
+			return frame.ErrCode.String()
+		case *http2.GoAwayFrame:
+			return frame.ErrCode.String()
+		}
+	}
+}
+
+// openHTTP2 begins HTTP/2 as a client.
+func openHTTP2(t *testing.T, c net.Conn) *http2.Framer {
+	t.Helper()
+	frames := http2.NewFramer(c, c)
+	frames.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	if err := frames.WriteSettings(); err != nil {
+		t.Fatal(err)
+	}
+	return frames
+}
+
+// writeHead writes the head of a request, of names and values in turn.
+func writeHead(t *testing.T, to *http2.Framer, stream uint32, end bool, fields ...string) {
+	t.Helper()
+	var block bytes.Buffer
+	e := hpack.NewEncoder(&block)
+	e.SetMaxDynamicTableSize(0) // so that each stands alone
+	for i := 0; i < len(fields); i += 2 {
+		if err := e.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := to.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: stream, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: end,
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

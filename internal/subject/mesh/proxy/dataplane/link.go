@@ -320,7 +320,8 @@ func (l *link) line(key, value string) {
 	l.out.WriteString("\r\n")
 }
 
-// head writes the first line and the headers, which net/http has checked as it read them; the path was by the caller.
+// head writes the first line and the headers. net/http has checked the headers as it read them; plain has checked the
+// method, the path and the host.
 func (l *link) head(r *http.Request) {
 	w := l.out
 	w.WriteString(r.Method)

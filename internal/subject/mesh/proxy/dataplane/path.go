@@ -4,13 +4,15 @@ import (
 	"net/http"
 	"strings"
 
+	"golang.org/x/net/http/httpguts"
+
 	"tare/internal/subject/mesh/proxy/config"
 )
 
 // plain is a request's path and query as they go on. Paths are those of the wire, made plain where the listener says
 // so: routes and rules must see what the application will. It is false where the request must not go on.
 func plain(r *http.Request, h *config.HTTP) (path, query string, ok bool) {
-	if r.Method == http.MethodConnect {
+	if r.Method == http.MethodConnect || !isToken(r.Method) || !isHost(r.Host) {
 		return "", "", false
 	}
 	path = r.RequestURI
@@ -41,6 +43,15 @@ func plain(r *http.Request, h *config.HTTP) (path, query string, ok bool) {
 	}
 	return path, query, true
 }
+
+// isToken says whether a method is one (RFC 9110, section 9.1). HTTP/2 lets others through, and a blank in one would
+// begin the path of the request to the application.
+func isToken(method string) bool { return httpguts.ValidHeaderFieldName(method) } // a token too
+
+// isHost says whether a text can be the host of a request: a name or an address with or without a port (RFC 9110,
+// section 7.2). It may be empty, as the header Host may. A comma, which a name may have by the letter, would make two of
+// it for some.
+func isHost(s string) bool { return httpguts.ValidHostHeader(s) && !strings.ContainsAny(s, ", /") }
 
 // clean says whether a text can stand in the first line of a request. HTTP/2 has no such line, and lets blanks through.
 func clean(s string) bool {
