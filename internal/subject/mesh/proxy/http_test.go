@@ -298,7 +298,9 @@ func TestSmuggling(t *testing.T) {
 }
 
 // byHTTP2 makes a request by hand, for no client sends such ones, and gives its status; an error where it has none.
-func byHTTP2(t *testing.T, at, method, host string) string {
+//
+// Fields, of names and values in turn, are those of a request whose body does not come.
+func byHTTP2(t *testing.T, at, method, host string, fields ...string) string {
 	t.Helper()
 	c, err := net.Dial("tcp", at)
 	if err != nil {
@@ -307,7 +309,11 @@ func byHTTP2(t *testing.T, at, method, host string) string {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(time.Minute)) // or it would wait for ever
 	frames := openHTTP2(t, c)
-	writeHead(t, frames, 1, true, ":method", method, ":scheme", "http", ":authority", host, ":path", "/public")
+	if len(fields) == 0 {
+		writeHead(t, frames, 1, true, ":method", method, ":scheme", "http", ":authority", host, ":path", "/public")
+	} else {
+		writeHead(t, frames, 1, false, append([]string{":method", method, ":scheme", "http", ":authority", host}, fields...)...)
+	}
 	for {
 		frame, err := frames.ReadFrame()
 		if err != nil {
@@ -465,6 +471,222 @@ func TestEarlyAnswer(t *testing.T) {
 	got, err := io.ReadAll(answer.Body)
 	if err != nil || string(got) != strings.Repeat("a", half)+strings.Repeat("b", half) {
 		t.Errorf("%d bytes of %d came back: %v", len(got), 2*half, err)
+	}
+}
+
+// uploads is an application that answers with the length of a request's body; below /early it answers a byte every
+// 300 ms instead, whatever the request's body does.
+type uploads struct {
+	at       string
+	accepted atomic.Int64 // connections
+}
+
+const pause = 300 * time.Millisecond
+
+func newUploads(t *testing.T) *uploads {
+	t.Helper()
+	u := &uploads{}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/early" {
+			n, err := io.Copy(io.Discard, r.Body)
+			if err == nil {
+				fmt.Fprintln(w, n)
+			}
+			return
+		}
+		both := http.NewResponseController(w)
+		_ = both.EnableFullDuplex()
+		for range 15 {
+			fmt.Fprint(w, "x")
+			_ = both.Flush()
+			time.Sleep(pause)
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+	}))
+	s.Config.Protocols = &http.Protocols{}
+	s.Config.Protocols.SetHTTP1(true)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Config.ConnState = func(_ net.Conn, now http.ConnState) {
+		if now == http.StateNew {
+			u.accepted.Add(1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	u.at = s.Listener.Addr().String()
+	return u
+}
+
+// TestStalledUploads: clients that stall in small bodies take no connections to endpoints from others, and their
+// requests go on as soon as the bodies come, with all of the route's time.
+func TestStalledUploads(t *testing.T) {
+	at, app := free(t), newUploads(t)
+	few := cluster("app", "", false, app.at)
+	few["circuit_breakers"] = object{"thresholds": list{object{"max_connections": 3}}}
+	route := object{"match": object{"prefix": "/"}, "route": object{"cluster": "app", "timeout": "1s"}}
+	start(t, few, listener(at, chain(hcm(nil, route))))
+
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Minute)) // or it would wait for ever
+	frames := openHTTP2(t, c)
+	const streams = 100
+	for i := range uint32(streams) {
+		writeHead(t, frames, 2*i+1, false, ":method", "POST", ":scheme", "http", ":authority", "x", ":path", "/",
+			"content-length", "10")
+	}
+	old, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	fmt.Fprint(old, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n12345")
+	time.Sleep(1500 * time.Millisecond) // longer than the route's time
+	if n := app.accepted.Load(); n != 0 {
+		t.Errorf("stalled requests have %d connections", n)
+	}
+	if got := curl(t, "-w", "%{http_code}", "http://"+at+"/"); got != "0\n200" {
+		t.Errorf("another client gets %q", got)
+	}
+
+	// A longer body goes on as it comes, within the route's time.
+	if got := stalls(t, at, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n12345"); !strings.HasPrefix(got, "HTTP/1.1 504 ") {
+		t.Errorf("a long body gets %q", got)
+	}
+
+	fmt.Fprint(old, "67890")
+	if a, err := http.ReadResponse(bufio.NewReader(old), nil); err != nil || a.StatusCode != http.StatusOK {
+		t.Errorf("a late body gets %v, %v", a, err)
+	}
+	if err := frames.WriteData(1, true, []byte("1234567890")); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		frame, err := frames.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if head, ok := frame.(*http2.MetaHeadersFrame); ok {
+			if head.StreamID != 1 || head.PseudoValue("status") != "200" {
+				t.Errorf("a late body over HTTP/2 gets %v", head)
+			}
+			break
+		}
+	}
+	if n := app.accepted.Load(); n > 3 {
+		t.Errorf("there were %d connections", n)
+	}
+}
+
+// TestStreamIdle: a client that sends nothing of a body for the time that a stream may stand still gets a 408, from
+// Envoy as from the proxy, and its connection ends.
+func TestStreamIdle(t *testing.T) {
+	app := newUploads(t)
+	clusters := list{cluster("one", "", false, app.at), cluster("two", "", true, app.at)}
+	manager := hcm(
+		nil,
+		object{"match": object{"prefix": "/two"}, "route": object{"cluster": "two", "timeout": "0s"}},
+		to("one"),
+	)
+	manager["typed_config"].(object)["stream_idle_timeout"] = "0.5s"
+	ours, theirs := free(t), free(t)
+	start(t, clusters[0], clusters[1], listener(ours, chain(manager)))
+	envoy(t, list{}, clusters, list{listener(theirs, chain(manager))})
+	check := func(name string, stalls func() string, good func(string) bool) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := stalls(); !good(got) {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+	for by, at := range map[string]string{"proxy": ours, "Envoy": theirs} {
+		for _, path := range []string{"/one", "/two"} {
+			for _, body := range []string{
+				"Content-Length: 10\r\n\r\n",
+				"Content-Length: 10\r\n\r\n12345",
+				"Content-Length: 100000\r\n\r\n12345",
+				"Transfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n",
+			} {
+				text := "POST " + path + " HTTP/1.1\r\nHost: x\r\n" + body
+				check(fmt.Sprintf("%s %q", by, text), func() string { return stalls(t, at, text) }, func(got string) bool {
+					return strings.HasPrefix(got, "HTTP/1.1 408 ") && strings.Count(got, "HTTP/1.1") == 1
+				})
+			}
+			for _, length := range []string{"10", "100000"} {
+				check(fmt.Sprintf("%s HTTP/2 %s %s", by, path, length), func() string {
+					return byHTTP2(t, at, "POST", "x", ":path", path, "content-length", length)
+				}, func(got string) bool { return got == "408" })
+			}
+		}
+	}
+}
+
+// stalls sends the beginning of a request, and gives all that comes back until the connection ends.
+func stalls(t *testing.T, at, text string) string {
+	t.Helper()
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second)) // or it would wait for ever
+	if _, err := io.WriteString(c, text); err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(c)
+	if err != nil {
+		return fmt.Sprintf("%s (%v)", b, err)
+	}
+	return string(b)
+}
+
+// TestSlowStreams: a request on which something moves, in either direction, does not stand still.
+func TestSlowStreams(t *testing.T) {
+	at, app := free(t), newUploads(t)
+	manager := hcm(
+		nil,
+		object{"match": object{"prefix": "/two"}, "route": object{"cluster": "two", "timeout": "0s", "prefix_rewrite": "/"}},
+		to("one"),
+	)
+	manager["typed_config"].(object)["stream_idle_timeout"] = "3s"
+	start(t, cluster("one", "", false, app.at), cluster("two", "", true, app.at), listener(at, chain(manager)))
+	for _, path := range []string{"/", "/early", "/two", "/twoearly"} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			body, client := io.Pipe()
+			early := strings.HasSuffix(path, "early")
+			answered := make(chan struct{})
+			go func() {
+				defer client.Close()
+				if early { // nothing before the answer is there
+					fmt.Fprint(client, "x")
+					<-answered
+					return
+				}
+				for range 15 {
+					time.Sleep(pause)
+					fmt.Fprint(client, "x")
+				}
+			}()
+			resp, err := http.Post("http://"+at+path, "text/plain", body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			want := "15\n"
+			if early {
+				want = strings.Repeat("x", 15)
+			}
+			got := make([]byte, len(want))
+			if n, err := io.ReadFull(resp.Body, got); err != nil || string(got) != want {
+				t.Errorf("%q, %v", got[:n], err)
+			}
+			close(answered)
+		})
 	}
 }
 

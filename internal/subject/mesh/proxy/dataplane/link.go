@@ -24,8 +24,8 @@ const (
 	maxResponseHead = 256 << 10
 	// maxInterim is how many interim responses (1xx) may come before the response.
 	maxInterim = 16
-	// smallBody is what is sent of a request's body before the response is looked at. A server that does not read has
-	// room for so much in its socket.
+	// smallBody is the length of a request's body that is read whole before a connection is taken, and sent before the
+	// response is looked at. A server that does not read has room for so much in its socket.
 	smallBody  = 32 << 10
 	linkBuffer = 4 << 10
 )
@@ -54,6 +54,7 @@ type link struct {
 	deadline  time.Time       // of the request; zero: none
 	idle      time.Duration   // that may pass without anything, where there is no deadline; 0: any
 	heard     time.Time       // when something came last, where idle counts
+	upload    *upload         // the request's body; nil: none
 	readUntil time.Time       // deadlines of the socket
 	sendUntil time.Time
 }
@@ -83,6 +84,9 @@ func (l *link) Read(b []byte) (int, error) {
 			if l.idle > 0 {
 				l.heard = time.Now()
 			}
+			if l.upload != nil {
+				l.upload.touch()
+			}
 			return n, err
 		}
 		if err := l.wait(time.Now()); err != nil {
@@ -96,7 +100,7 @@ func (l *link) wait(now time.Time) error {
 	if err := l.client.Err(); err != nil {
 		return err
 	}
-	if !l.deadline.IsZero() && !now.Before(l.deadline) || l.idle > 0 && now.Sub(l.heard) >= l.idle {
+	if !l.deadline.IsZero() && !now.Before(l.deadline) || l.idle > 0 && l.stalled(now) {
 		return context.DeadlineExceeded
 	}
 	l.readUntil = now.Add(beat)
@@ -106,9 +110,23 @@ func (l *link) wait(now time.Time) error {
 	return l.Conn.SetReadDeadline(l.readUntil)
 }
 
+// stalled says whether nothing has come for too long since the request was sent. Until then its upload says so.
+func (l *link) stalled(now time.Time) bool {
+	last := l.heard
+	if l.upload != nil {
+		if l.upload.open() {
+			return false
+		}
+		if sent := l.upload.last(); sent.After(last) {
+			last = sent
+		}
+	}
+	return now.Sub(last) >= l.idle
+}
+
 // begin sets the socket's deadlines for a request, where those that it has will not do.
 func (l *link) begin(x *exchange, client context.Context, now time.Time) error {
-	l.client, l.deadline, l.idle, l.heard = client, x.deadline, x.idle, now
+	l.client, l.deadline, l.idle, l.heard, l.upload = client, x.deadline, x.idle, now, x.upload
 	if x.perTry > 0 {
 		if try := now.Add(x.perTry); l.deadline.IsZero() || try.Before(l.deadline) {
 			l.deadline = try
@@ -224,8 +242,8 @@ func (l *link) roundTrip(x *exchange, r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// send writes a request. Its body, if it is not small, is written by a goroutine of its own, whose end the channel
-// tells.
+// send writes a request. Its body is in memory if it is small; else a goroutine of its own writes it, whose end the
+// channel tells.
 func (l *link) send(r *http.Request) (sent chan error, err error) {
 	l.head(r)
 	if r.Body == nil {
@@ -233,10 +251,7 @@ func (l *link) send(r *http.Request) (sent chan error, err error) {
 		return nil, err
 	}
 	if r.ContentLength > 0 && r.ContentLength <= smallBody {
-		n, err := io.Copy(bodyWriter{l}, io.LimitReader(r.Body, r.ContentLength))
-		if err == nil && n < r.ContentLength {
-			err = io.ErrUnexpectedEOF
-		}
+		_, err := io.Copy(l.out, r.Body)
 		if err == nil {
 			err = l.out.Flush()
 		}
@@ -252,17 +267,6 @@ func (l *link) send(r *http.Request) (sent chan error, err error) {
 		close(sent)
 	}()
 	return sent, nil
-}
-
-// bodyWriter writes a body that its client may take long to send.
-type bodyWriter struct{ to *link }
-
-// Write gives the server time anew.
-func (w bodyWriter) Write(b []byte) (int, error) {
-	if err := w.to.allowSend(time.Now()); err != nil {
-		return 0, err
-	}
-	return w.to.out.Write(b)
 }
 
 func (l *link) sendBody(r *http.Request) error {
@@ -426,7 +430,7 @@ func (b *body) done(whole bool) {
 	b.over = true
 	l := b.link
 	if whole && b.keep && l.in.Buffered() == 0 && b.wasSent() {
-		l.client = nil
+		l.client, l.upload = nil, nil
 		l.of.give(l)
 		return
 	}

@@ -17,7 +17,6 @@ func TestLongUpload(t *testing.T) {
 		body   string
 		length int64
 	}{
-		"small":       {"upload", 6},
 		"of a length": {text, int64(len(text))},
 		"in chunks":   {text, -1},
 	} {

@@ -49,8 +49,8 @@ func plain(r *http.Request, h *config.HTTP) (path, query string, ok bool) {
 func isToken(method string) bool { return httpguts.ValidHeaderFieldName(method) } // a token too
 
 // isHost says whether a text can be the host of a request: a name or an address with or without a port (RFC 9110,
-// section 7.2). It may be empty, as the header Host may. A comma, which a name may have by the letter, would make two of
-// it for some.
+// section 7.2). It may be empty, as the header Host may. By the letter a name may have a comma, but some applications
+// would read two hosts.
 func isHost(s string) bool { return httpguts.ValidHostHeader(s) && !strings.ContainsAny(s, ", /") }
 
 // clean says whether a text can stand in the first line of a request. HTTP/2 has no such line, and lets blanks through.

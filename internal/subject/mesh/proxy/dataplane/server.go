@@ -237,12 +237,13 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close") // HTTP/2 has its own word, which net/http says
 	}
 	x.idle = chain.HTTP.StreamIdle
-	if x.route.Timeout > 0 {
-		x.deadline = time.Now().Add(x.route.Timeout)
-	}
-	if r.ProtoMajor == 1 && r.Body != http.NoBody {
-		// Else net/http reads and drops what is left of the body, up to 256 KB, as soon as the response begins.
-		_ = http.NewResponseController(w).EnableFullDuplex() // of HTTP/1 it never fails
+	if r.ContentLength != 0 {
+		client := http.NewResponseController(w)
+		x.upload = newUpload(client, x.idle)
+		if r.ProtoMajor == 1 {
+			// Else net/http reads and drops what is left of the body, up to 256 KB, as soon as the response begins.
+			_ = client.EnableFullDuplex() // of HTTP/1 it never fails
+		}
 	}
 	x.reverse.ServeHTTP(w, r)
 }
@@ -296,10 +297,11 @@ type exchange struct {
 	chain    *config.Chain
 	route    *config.Route
 	cluster  *cluster
-	body     body // of the response, over HTTP/1.1
+	upload   *upload // the body of the request; nil: none
+	body     body    // of the response, over HTTP/1.1
 	path     string
 	query    string
-	deadline time.Time     // of the whole request; zero: none
+	deadline time.Time     // of the request, once a small body has come; zero: none
 	perTry   time.Duration // of one try; 0: none
 	idle     time.Duration // without a deadline: how long the response may stand still; 0: for ever
 }
@@ -312,8 +314,11 @@ func newExchange(p *Proxy) *exchange {
 }
 
 func (x *exchange) recycle() {
+	if x.upload != nil {
+		x.upload.end(false) // from here on it may do nothing to the client's connection
+	}
 	x.call = config.Call{}
-	x.chain, x.route, x.cluster, x.body, x.path, x.query = nil, nil, nil, body{}, "", ""
+	x.chain, x.route, x.cluster, x.upload, x.body, x.path, x.query = nil, nil, nil, nil, body{}, "", ""
 	x.deadline, x.perTry, x.idle = time.Time{}, 0, 0
 	x.proxy.exchanges.Put(x)
 }
@@ -324,6 +329,9 @@ var forwarded = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-
 // rewrite changes what is to change of a request. ReverseProxy has taken away what is for one connection only.
 func (x *exchange) rewrite(r *httputil.ProxyRequest) {
 	out := r.Out
+	if x.upload != nil {
+		x.upload.ReadCloser, out.Body = out.Body, x.upload
+	}
 	out.URL.Scheme, out.URL.RawQuery = "http", x.query // what cannot be parsed too
 	if x.cluster.config.TLS != nil {
 		out.URL.Scheme = "https"
@@ -357,13 +365,17 @@ func (x *exchange) rewrite(r *httputil.ProxyRequest) {
 
 // fail answers a request that could not be brought to its end.
 func (x *exchange) fail(w http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() != nil {
+	stalled := x.upload != nil && x.upload.abandon(w, r)
+	if r.Context().Err() != nil && !stalled {
 		panic(http.ErrAbortHandler) // the client has gone
 	}
 	x.proxy.stats.Failed.Add(1)
 	status := http.StatusServiceUnavailable
 	var timeout net.Error
-	if errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded) {
+	switch {
+	case stalled: // which ends its context too, if it speaks HTTP/1.1
+		status = http.StatusRequestTimeout
+	case errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded):
 		status = http.StatusGatewayTimeout
 	}
 	x.proxy.answer(w, status, "")

@@ -17,6 +17,14 @@ const firstPause = 25 * time.Millisecond
 // RoundTrip brings a request to an endpoint of its cluster. It tries again where its route says so, which is for
 // requests without a body.
 func (x *exchange) RoundTrip(r *http.Request) (*http.Response, error) {
+	if x.upload != nil {
+		if err := x.upload.receive(r); err != nil {
+			return nil, err
+		}
+	}
+	if x.route.Timeout > 0 {
+		x.deadline = time.Now().Add(x.route.Timeout)
+	}
 	retry := &x.route.Retry
 	x.perTry = retry.PerTry
 	for try := 0; ; try++ {
@@ -105,16 +113,24 @@ func (x *exchange) tryHTTP2(r *http.Request, at netip.AddrPort) (*http.Response,
 			deadline = try
 		}
 	}
-	if deadline.IsZero() {
-		return x.cluster.upstream.h2.RoundTrip(r)
+	if !deadline.IsZero() {
+		ctx, cancel = context.WithDeadline(ctx, deadline)
+		r = r.WithContext(ctx)
 	}
-	ctx, cancel = context.WithDeadline(ctx, deadline)
-	resp, err := x.cluster.upstream.h2.RoundTrip(r.WithContext(ctx))
+	resp, err := x.cluster.upstream.h2.RoundTrip(r)
 	if err != nil {
-		cancel()
+		if cancel != nil {
+			cancel()
+		}
 		return nil, err
 	}
-	resp.Body = &cancelled{resp.Body, cancel}
+	if x.upload != nil {
+		x.upload.touch()
+		resp.Body = touched{resp.Body, x.upload}
+	}
+	if cancel != nil {
+		resp.Body = &cancelled{resp.Body, cancel}
+	}
 	return resp, nil
 }
 
