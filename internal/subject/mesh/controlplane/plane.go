@@ -98,7 +98,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	if m.Secure() {
 		ao := authority.Options{
 			TrustDomain: m.TrustDomain(), Life: o.Life, RenewAfter: o.RenewAfter, Log: o.Log, OwnNames: o.Names,
-			OnChange: p.renewals.identity, OnRoots: p.renewals.roots,
+			OnChange: p.renewals.identity, OnRoots: p.roots,
 		}
 		var err error
 		if o.Roots != "" {
@@ -109,9 +109,10 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 		if err != nil {
 			return nil, err
 		}
+		options.Check = p.check
 		options.Credentials = p.authority.ServerCredentials()
 		options.Server = []grpc.ServerOption{
-			grpc.StreamInterceptor(p.authority.RequireIdentity()),
+			grpc.ChainStreamInterceptor(p.authority.RequireIdentity()),
 			grpc.ReadBufferSize(0), // crypto/tls has one of its own
 		}
 	}
@@ -147,6 +148,21 @@ func (p *Plane) key(ctx context.Context, id string) (string, error) {
 		}
 	}
 	return p.keyOf(mesh, id), nil
+}
+
+// check says whether a stream may go on: its certificate must not have ended, and its root must still be trusted, or a
+// key that was stolen once would be replaced for as long as the stream is open.
+func (p *Plane) check(ctx context.Context) error {
+	if _, err := p.authority.Identity(ctx); err != nil {
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	return nil
+}
+
+// roots has all proxies told of other roots, and ends the streams of those whose own is not among them.
+func (p *Plane) roots() {
+	p.server.Check()
+	p.renewals.roots()
 }
 
 // beforeIdentity is what stands in a key between a proxy's id and its identity.

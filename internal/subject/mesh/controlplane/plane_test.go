@@ -234,6 +234,103 @@ func TestPlaneIdentityChanges(t *testing.T) {
 	}
 }
 
+// TestPlaneEndsStreams: the stream of a certificate whose root is no longer trusted ends at once, and that of one that has
+// ended before it would be told a new key. A proxy with another certificate goes on, on the connection of gRPC that it
+// has.
+func TestPlaneEndsStreams(t *testing.T) {
+	const web = "spiffe://mesh.local/ns/default/sa/web"
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	// told is what a stream is told next. It is acknowledged.
+	told := func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient) ([]string, error) {
+		r, err := stream.Recv()
+		if err != nil {
+			return nil, err
+		}
+		var names []string
+		for _, x := range r.GetResources() {
+			names = append(names, x.GetName())
+		}
+		return names, stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()})
+	}
+	asks := func(typeURL string, names ...string) *discoveryv3.DeltaDiscoveryRequest {
+		return &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "web-1"}, TypeUrl: typeURL, ResourceNamesSubscribe: names}
+	}
+	for name, request := range map[string]*discoveryv3.DeltaDiscoveryRequest{
+		"that is told nothing": asks(ads.ClusterType), "that has secrets": asks(ads.SecretType, "identity", "roots"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, address := served(t, secureMesh, PlaneOptions{})
+			stream := deltas(ctx, t, address, as(t, p, "web"))
+			if err := stream.Send(request); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := told(stream); err != nil {
+				t.Fatal(err)
+			}
+			a := p.Authority()
+			for _, step := range []func() error{a.TrustNewRoot, func() error { return a.UseNewRoot(false) }} {
+				if err := step(); err != nil {
+					t.Fatal(err)
+				}
+				if request.TypeUrl != ads.SecretType {
+					continue
+				}
+				if names, err := told(stream); err != nil || len(names) != 1 { // its old root is still trusted
+					t.Fatal(names, err)
+				}
+			}
+			if err := a.DropOldRoot(true); err != nil {
+				t.Fatal(err)
+			}
+			if names, err := told(stream); status.Code(err) != codes.Unauthenticated {
+				t.Errorf("without its root it is told %v, %v", names, err)
+			}
+		})
+	}
+	t.Run("after its end", func(t *testing.T) {
+		p, address := served(t, secureMesh, PlaneOptions{Life: 4 * time.Second})
+		own := authority.ClientTLS(func() (authority.Credentials, error) { return p.Authority().Credentials(web) },
+			authority.ControlPlane(p.Authority().TrustDomain()))
+		cc, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(own)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cc.Close()
+		open := func() (stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient, err error) {
+			stream, err = discoveryv3.NewAggregatedDiscoveryServiceClient(cc).DeltaAggregatedResources(ctx)
+			if err == nil {
+				_ = stream.Send(asks(ads.SecretType, "identity")) // the stream may have ended: Recv says why
+				_, err = told(stream)
+			}
+			return stream, err
+		}
+		stream, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for keys := 1; ; keys++ {
+			if keys > 10 {
+				t.Fatalf("%d keys came by a certificate of 4 s, each of which is replaced after 2 s", keys)
+			}
+			if _, err = told(stream); err != nil {
+				break
+			}
+		}
+		if status.Code(err) != codes.Unauthenticated {
+			t.Error(err)
+		}
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+			if stream, err = open(); err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("it cannot come back: %v", err)
+			}
+		}
+	})
+}
+
 // TestPlaneInTheClear: without certificates proxies are told apart by the names of their nodes.
 func TestPlaneInTheClear(t *testing.T) {
 	p, address := served(t, strings.Replace(secureMesh, "strict", "off", 1), PlaneOptions{Credentials: t.TempDir()})

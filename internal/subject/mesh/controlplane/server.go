@@ -30,7 +30,9 @@ type Answer = ads.Answer
 // Options are what a server tells and how. The zero value will do: every data plane is then told the same.
 type Options struct {
 	// Key is what a data plane is told by: the key of SetAll. See ads.Options.
-	Key      func(ctx context.Context, node string) (string, error)
+	Key func(ctx context.Context, node string) (string, error)
+	// Check says whether a data plane that has a key may still be told what is for it. See ads.Options.
+	Check    func(ctx context.Context) error
 	OnSent   func(Sent)   // called by the stream's goroutine
 	OnAnswer func(Answer) // the same
 	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when Set was
@@ -85,7 +87,7 @@ const everyone = ""
 // New makes a server without resources. It answers nobody before the first Set.
 func New(o Options) *Server {
 	s := &Server{last: map[string]told{}, commons: map[*Resources]*common{}}
-	s.ads = ads.New(ads.Options{Key: o.Key, OnSent: o.OnSent, OnAnswer: o.OnAnswer, Stamped: o.Stamped})
+	s.ads = ads.New(ads.Options{Key: o.Key, Check: o.Check, OnSent: o.OnSent, OnAnswer: o.OnAnswer, Stamped: o.Stamped})
 	pings := keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}
 	options := append(ads.ServerOptions(o.Credentials), grpc.KeepaliveEnforcementPolicy(pings))
 	s.grpc = grpc.NewServer(append(options, o.Server...)...)
@@ -98,6 +100,9 @@ func (s *Server) Registrar() grpc.ServiceRegistrar { return s.grpc }
 
 // Streams is how many data planes are connected.
 func (s *Server) Streams() int { return s.ads.Streams() }
+
+// Check ends the streams of data planes that Options.Check has become an error for.
+func (s *Server) Check() { s.ads.Check() }
 
 // Serve answers at l until Close. It closes l.
 func (s *Server) Serve(l net.Listener) error {

@@ -48,7 +48,11 @@ type Options struct {
 	// Key is the view that a data plane is told, by the id of its node. It is called before a stream joins those of the
 	// key and again once it has, because its answer may change in between; another answer ends the stream. The context
 	// has the peer. An error ends the stream, with PermissionDenied if it is no status of gRPC's.
-	Key      func(ctx context.Context, node string) (string, error)
+	Key func(ctx context.Context, node string) (string, error)
+	// Check says whether a stream that has a key may go on: whoever was known by a certificate may be known no more. It
+	// is called for each request, before each response, and for all streams by Server.Check, and must be quick. An error
+	// ends the stream as that of Key does. nil: every stream may.
+	Check    func(ctx context.Context) error
 	OnSent   func(Sent)   // called by the stream's goroutine
 	OnAnswer func(Answer) // the same
 	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when the view
@@ -110,6 +114,9 @@ func New(o Options) *Server {
 	if o.Key == nil {
 		o.Key = func(context.Context, string) (string, error) { return "", nil }
 	}
+	if o.Check == nil {
+		o.Check = func(context.Context) error { return nil }
+	}
 	if o.Patience <= 0 {
 		o.Patience = 2 * time.Second
 	}
@@ -150,6 +157,17 @@ func (s *Server) Delete(key string) {
 	if e := s.entries[key]; e != nil {
 		delete(s.entries, key)
 		e.gone.Store(true)
+		for stream := range e.streams {
+			stream.wakeUp()
+		}
+	}
+}
+
+// Check has every stream checked (Options.Check) now, for those that nothing happens on would not be.
+func (s *Server) Check() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
 		for stream := range e.streams {
 			stream.wakeUp()
 		}
@@ -229,13 +247,15 @@ func (s *Server) handle(g grpc.ServerStream, delta bool) error {
 // key is the key of a data plane. The error is a status of gRPC's.
 func (s *Server) key(ctx context.Context, node string) (string, error) {
 	key, err := s.o.Key(ctx, node)
-	if err == nil {
-		return key, nil
-	}
+	return key, denied(err)
+}
+
+// denied is an error as a status of gRPC's.
+func denied(err error) error {
 	if _, is := status.FromError(err); is {
-		return "", err
+		return err
 	}
-	return "", status.Error(codes.PermissionDenied, err.Error())
+	return status.Error(codes.PermissionDenied, err.Error())
 }
 
 func (s *Server) join(key string, stream *stream) {

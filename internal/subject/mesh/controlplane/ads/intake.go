@@ -8,9 +8,11 @@ import (
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	peers "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"tare/internal/pace"
@@ -106,7 +108,11 @@ func (i *intake) serve(srv any, g grpc.ServerStream, _ *grpc.StreamServerInfo, h
 	}
 	c.open(1)
 	defer c.open(-1)
-	return handle(srv, &counted{g, c})
+	err := handle(srv, &counted{g, c})
+	if status.Code(err) == codes.Unauthenticated {
+		c.retire()
+	}
+	return err
 }
 
 // counted is a stream of a connection that counts.
@@ -139,6 +145,7 @@ type conn struct {
 	kept    int64 // what its streams keep
 	noted   int64 // what of all that is beyond its share
 	quota   quota
+	retired bool
 }
 
 // Read implements net.Conn.
@@ -212,6 +219,20 @@ func (c *conn) Close() error {
 func (c *conn) cut() {
 	c.end()
 	_ = c.raw.Close()
+}
+
+// lastWords is how long a connection is left to read why it is closed.
+const lastWords = 500 * time.Millisecond
+
+// retire closes the connection in a moment: what it has shown of itself counts for nothing, or no more. A data plane
+// that opens its next stream on the connection it has, as Envoy does, would never show what it has got since.
+func (c *conn) retire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.retired {
+		c.retired = true
+		time.AfterFunc(lastWords, c.cut)
+	}
 }
 
 func (c *conn) end() {

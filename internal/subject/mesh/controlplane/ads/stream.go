@@ -86,8 +86,8 @@ func (s *stream) work() {
 // turn takes what was received, and says what there then is to say.
 func (s *stream) turn() error {
 	for taken := true; taken; {
-		if s.entry != nil && s.entry.gone.Load() {
-			return status.Error(codes.NotFound, "there is no such data plane any more")
+		if err := s.check(); err != nil {
+			return err
 		}
 		select {
 		case r := <-s.requests:
@@ -103,7 +103,12 @@ func (s *stream) turn() error {
 			return nil
 		}
 		for r := s.next(pace.Now()); r != nil; r = s.next(pace.Now()) {
-			err := s.weigh()
+			// What is no longer trusted by the time that a view is set must not be told of it, so that this comes behind
+			// the look at the view.
+			err := s.check()
+			if err == nil {
+				err = s.weigh()
+			}
 			if err == nil {
 				err = s.send(r)
 			}
@@ -117,6 +122,17 @@ func (s *stream) turn() error {
 	}
 	s.setAlarm(s.due)
 	return nil
+}
+
+// check is an error where a stream that has a key may not go on.
+func (s *stream) check() error {
+	switch {
+	case s.entry == nil:
+		return nil
+	case s.entry.gone.Load():
+		return status.Error(codes.NotFound, "there is no such data plane any more")
+	}
+	return denied(s.server.o.Check(s.g.Context()))
 }
 
 // setAlarm has the stream look again at a time (ns by pace.Now); 0: not of itself.

@@ -86,7 +86,8 @@ func loadOf(t *testing.T) load {
 
 // TestRotation: while certificates rotate, their root is replaced and the control plane restarts, no request through
 // two proxies with mutual TLS fails, on connections that are kept or on new ones, and no connection that is kept ends:
-// neither the client's, nor between the proxies, nor the proxies' to the control plane but by its restarts.
+// neither the client's, nor between the proxies, nor the proxies' to the control plane but by its restarts and where the
+// root of their certificate is dropped.
 func TestRotation(t *testing.T) {
 	for name, start := range map[string]starter{"envoy": startEnvoy, "proxy": startProxy} {
 		t.Run(name, func(t *testing.T) {
@@ -101,12 +102,50 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-func rotate(t *testing.T, start starter, l load) {
+// TestConnectionsEnd: the control plane tells nothing more on a connection whose certificate has ended. A proxy then
+// connects with the one that it has got since, and no request fails.
+func TestConnectionsEnd(t *testing.T) {
+	for name, start := range map[string]starter{"envoy": startEnvoy, "proxy": startProxy} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if name == "envoy" {
+				envoytest.Path(t)
+			}
+			l := loadOf(t)
+			m := newMesh(t)
+			m.life, m.every = 10*time.Second, time.Second
+			client, server := m.startAll(t, start)
+			flow := newFlow(l, m.outKept, m.outFresh)
+			t.Cleanup(flow.stop)
+			until(t, "two connections more of each proxy", func() bool { return client.streams() > 2 && server.streams() > 2 })
+			m.rotations(2)
+			flow.stop()
+			t.Logf("%d requests on kept connections, %d on new ones; streams of client and server: %d and %d",
+				flow.kept.Load(), flow.fresh.Load(), client.streams(), server.streams())
+			if flow.keptFailed.Load()+flow.freshFailed.Load() > 0 {
+				t.Errorf("%d and %d requests failed: %v", flow.keptFailed.Load(), flow.freshFailed.Load(), *flow.why.Load())
+			}
+			if refused := m.refusals(); len(refused) > 0 {
+				t.Errorf("refused: %q", refused)
+			}
+		})
+	}
+}
+
+// mesh is a client and a server, each with a proxy, and their control plane.
+type mesh struct {
+	*plane
+	kept, fresh                *link
+	inFresh, outKept, outFresh string
+}
+
+func newMesh(t *testing.T) *mesh {
+	t.Helper()
 	app := newApp(t)
 	inKept, inFresh, outKept, outFresh := free(t), free(t), free(t), free(t)
-	kept, fresh := newLink(t, inKept), newLink(t, inFresh)
+	m := &mesh{kept: newLink(t, inKept), fresh: newLink(t, inFresh), inFresh: inFresh, outKept: outKept, outFresh: outFresh}
 	// The service that opens a connection for each of its callers' carries bytes.
-	p := &plane{t: t, acks: map[string][]int64{}, mesh: fmt.Sprintf(`
+	m.plane = &plane{t: t, acks: map[string][]int64{}, life: time.Minute, every: time.Second / 2, mesh: fmt.Sprintf(`
 mtls: strict
 discovery: policy
 services:
@@ -118,16 +157,28 @@ proxies:
     identity: api
     inbound: {kept: {listen: "%s", to: "%s"}, fresh: {listen: "%s", to: "%s"}}
     outbound: {}
-`, kept.address, fresh.address, outKept, outFresh, inKept, app, inFresh, app)}
-	p.roots, p.credentials = private(t), private(t)
-	p.start()
-	server, client := start(t, p, "api-1"), start(t, p, "web-1")
-	until(t, "a request through both proxies, either way", func() bool {
-		return get(http.DefaultClient, outKept) == nil && get(http.DefaultClient, outFresh) == nil
-	})
-	http.DefaultClient.CloseIdleConnections()
+`, m.kept.address, m.fresh.address, outKept, outFresh, inKept, app, inFresh, app)}
+	m.roots, m.credentials = private(t), private(t)
+	return m
+}
 
-	flow := newFlow(l, outKept, outFresh)
+// startAll starts the control plane and both proxies, and waits until requests go through.
+func (m *mesh) startAll(t *testing.T, start starter) (client, server running) {
+	t.Helper()
+	m.start()
+	server, client = start(t, m.plane, "api-1"), start(t, m.plane, "web-1")
+	own := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	until(t, "a request through both proxies, either way", func() bool {
+		return get(own, m.outKept) == nil && get(own, m.outFresh) == nil
+	})
+	return client, server
+}
+
+func rotate(t *testing.T, start starter, l load) {
+	m := newMesh(t)
+	p, kept, inFresh := m.plane, m.kept, m.inFresh
+	client, server := m.startAll(t, start)
+	flow := newFlow(l, m.outKept, m.outFresh)
 	t.Cleanup(flow.stop)
 	until(t, "requests", func() bool { return flow.kept.Load() > 10 && flow.fresh.Load() > 2 })
 	closed := kept.closed.Load()
@@ -172,8 +223,8 @@ proxies:
 		t.Errorf("%d kept connections between the proxies ended", lost)
 	}
 	for _, n := range streams {
-		if n != 1+l.restarts {
-			t.Errorf("the proxies opened %v streams to the control plane, not %d each", streams, 1+l.restarts)
+		if want := 2 + l.restarts; n != want {
+			t.Errorf("the proxies opened %v streams to the control plane, not %d each", streams, want)
 			break
 		}
 	}
@@ -189,6 +240,7 @@ proxies:
 type plane struct {
 	t                  *testing.T
 	mesh               string
+	life, every        time.Duration // of certificates, and how often they are replaced
 	roots, credentials string
 	address            string
 	at                 *controlplane.Plane
@@ -214,7 +266,7 @@ func (p *plane) start() {
 	}
 	p.address = l.Addr().String()
 	at, err := controlplane.NewPlane(p.t.Context(), m, controlplane.PlaneOptions{
-		Roots: p.roots, Credentials: p.credentials, Life: time.Minute, RenewAfter: 1.0 / 120, // every half second
+		Roots: p.roots, Credentials: p.credentials, Life: p.life, RenewAfter: float64(p.every) / float64(p.life),
 		OnAnswer: p.answered,
 	})
 	if err == nil {
