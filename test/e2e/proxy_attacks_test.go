@@ -271,12 +271,12 @@ var proxyAttacks = []proxyAttack{
 		says := encodedText(wants(resource.EndpointType, "x"))
 		world := encodedText(wantsWorld(resource.ClusterType, "*", "x"))
 		cc := s.grpc(nil)
-		all := slices.Repeat([]func(){func() { // 50 on one connection
+		all := slices.Repeat([]func(){func() { // all on one connection
 			x := s.speak(cc, deltaMethod)
 			go x.drain()
 			for x.text(says) {
 			}
-		}}, 50)
+		}}, 16)
 		all = append(all, slices.Repeat([]func(){func() { // and each on its own
 			x := s.stream(worldMethod)
 			go x.drain()
@@ -346,13 +346,30 @@ var proxyAttacks = []proxyAttack{
 				return
 			}
 			go w.drain()
-			for i := range uint32(200) { // it may have 100
+			for i := range uint32(200) { // it may have 16
 				if w.call(1+2*i, []string{deltaMethod, worldMethod}[i%2]) != nil {
 					break
 				}
 			}
 		}
 		<-s.over.Done()
+	}},
+	{name: "streams that say nothing but headers", ends: true, do: func(s *siege) {
+		sideBySide(slices.Repeat([]func(){func() {
+			for n := range 100 {
+				w, ok := s.wire()
+				if !ok {
+					return
+				}
+				go w.drain()
+				long := hpack.HeaderField{Name: "x-long", Value: strings.Repeat("~", []int{60_000, 10_000}[n%2])} // too many, or not
+				for i := range uint32(100) {
+					if w.call(1+2*i, deltaMethod, long) != nil {
+						break
+					}
+				}
+			}
+		}}, 4)...)
 	}},
 	{name: "thousands of connections that say nothing", idle: true, do: func(s *siege) {
 		for range 1500 {
@@ -477,10 +494,10 @@ var proxyAttacks = []proxyAttack{
 			if !ok {
 				return
 			}
-			const streams, each = 50, 4 << 20
+			const streams, each = 16, 12 << 20
 			for i := range uint32(streams) {
 				_ = w.call(1+2*i, deltaMethod)
-				_ = w.WriteData(1+2*i, false, binary.BigEndian.AppendUint32([]byte{0}, 2*each))
+				_ = w.WriteData(1+2*i, false, binary.BigEndian.AppendUint32([]byte{0}, each+1))
 			}
 			if !w.roomy(streams) {
 				return
@@ -630,9 +647,8 @@ var proxyAttacks = []proxyAttack{
 			strings.Repeat("\x15\x03\x01\x00\x02\x01\x00", 1000), strings.Repeat("\x80", 1<<20))
 	}},
 	{name: "no certificate", mtls: true, ends: true, do: func(s *siege) {
-		cc := s.grpc(s.tlsBy(s.stranger))
 		for _, method := range []string{worldMethod, deltaMethod, certifyMethod} {
-			x := s.speak(cc, method)
+			x := s.speak(s.grpc(s.tlsBy(s.stranger)), method)
 			for range 10 {
 				x.text(strings.Repeat("x", 1<<20)) // nobody reads it
 			}
@@ -823,7 +839,7 @@ var proxyAttacks = []proxyAttack{
 		forged := accountToken(jose.JSONWebKey{Key: key, KeyID: "cluster"}, time.Hour, "tare", "s2")
 		for what, token := range map[string]string{
 			"none": "", "text": "token", "escapes": strings.ReplaceAll(good, ".", "%1b[2J"),
-			"kilobytes": strings.Repeat(good, 50), "dots": strings.Repeat(".", 8000),
+			"kilobytes": strings.Repeat("a", 9<<10), "dots": strings.Repeat(".", 8000),
 			"expired":     accountToken(clusterKey(), -time.Hour, "tare", "s2"),
 			"for another": accountToken(clusterKey(), time.Hour, "other", "s2"), "cut": good[:len(good)-4],
 			"of another key": forged,

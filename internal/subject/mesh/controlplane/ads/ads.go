@@ -103,6 +103,7 @@ type entry struct {
 // Server is an aggregated discovery service. Make it with New.
 type Server struct {
 	o       Options
+	begins  time.Duration // within which a stream must make its first request
 	atWork  sync.WaitGroup
 	sets    nameSets
 	mu      sync.Mutex
@@ -120,7 +121,7 @@ func New(o Options) *Server {
 	if o.Patience <= 0 {
 		o.Patience = 2 * time.Second
 	}
-	return &Server{o: o, entries: map[string]*entry{}}
+	return &Server{o: o, begins: beginsWithin, entries: map[string]*entry{}}
 }
 
 // at is the entry of a key. s.mu is held.
@@ -201,9 +202,16 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// maxStreams is how many streams a connection may have. A data plane has one, and one more for each certificate that
-// it asks for.
-const maxStreams = 100
+// What streams a connection may have. A data plane has one, and one more for each certificate that it asks for: Envoy has
+// one for all types, because the other discovery services of xDS are not served.
+const (
+	maxStreams = 16
+	// maxHeaders bounds the headers of a stream, in bytes by HTTP/2's count. Those of Envoy have less than 1 KiB, and the
+	// token of a pod's service account, by which it gets a certificate, 8 KiB at most.
+	maxHeaders = 12 << 10
+	// beginsWithin is how long a stream may stay without a first request. Data planes make it as soon as they can.
+	beginsWithin = 10 * time.Second
+)
 
 // readBuffer is what a connection may keep to read into, in bytes, enough for what data planes say but at the
 // beginning; the 32 KiB of gRPC would be half of what an idle data plane costs.
@@ -224,7 +232,7 @@ func ServerOptions(own credentials.TransportCredentials) []grpc.ServerOption {
 func (in *intake) serverOptions(own credentials.TransportCredentials) []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(MaxRequest),
 		grpc.Creds(in.credentials(own)), grpc.ChainStreamInterceptor(in.serve),
-		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(64 << 10), grpc.ConnectionTimeout(10 * time.Second),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeaders), grpc.ConnectionTimeout(10 * time.Second),
 		grpc.WaitForHandlers(true), // so that Wait waits for all
 		grpc.HeaderTableSize(0),    // a data plane sends headers once, at the beginning of its stream
 		grpc.ReadBufferSize(readBuffer), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow)}
@@ -237,8 +245,12 @@ func (s *Server) handle(g grpc.ServerStream, delta bool) error {
 	if c, ok := g.(*counted); ok {
 		stream.conn = c.conn
 	}
+	stream.begins = time.AfterFunc(s.begins, func() {
+		stream.close(status.Error(codes.DeadlineExceeded, "no request came: connect again, and make one"))
+	})
 	s.atWork.Go(stream.receive)
 	err := <-stream.ended
+	stream.begins.Stop()
 	s.leave(stream)
 	stream.letGo()
 	return err

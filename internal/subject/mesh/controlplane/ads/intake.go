@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	peers "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -24,8 +25,12 @@ const (
 	sharedBytes     = 32 << 20  // beyond these shares, all connections together
 )
 
+// streamBytes is what a stream takes that is open, whatever it says: the stacks of two goroutines that wait, and what
+// gRPC has for it besides headers.
+const streamBytes = 14 << 10
+
 // intake bounds what the peers of a server have it keep for them alone: what they have sent and nobody has taken yet,
-// and what their streams remember that is in no table. Each connection has a share. Where all together have too much
+// streams with their headers, and what these remember that is in no table. Each connection has a share. Where all together have too much
 // beyond their shares, the one that has most of it is closed: whoever needs little is served whatever others do. The
 // flow control of HTTP/2 does not bound this: gRPC gives a connection more as soon as it has read, whether or not
 // anybody has taken that, and a stream the whole of a message whose beginning has come.
@@ -108,12 +113,31 @@ func (i *intake) serve(srv any, g grpc.ServerStream, _ *grpc.StreamServerInfo, h
 	}
 	c.open(1)
 	defer c.open(-1)
+	bytes := streamBytes + headerBytes(g.Context())
+	defer c.change(0, 0, -bytes)
+	if err := c.keep(bytes); err != nil {
+		return err
+	}
 	err := handle(srv, &counted{g, c})
 	if status.Code(err) == codes.Unauthenticated {
 		c.retire()
 	}
 	return err
 }
+
+// headerBytes is what the headers of a call take.
+func headerBytes(ctx context.Context) (bytes int64) {
+	headers, _ := metadata.FromIncomingContext(ctx)
+	for name, values := range headers {
+		for _, value := range values {
+			bytes += int64(len(name)+len(value)) + headerAround
+		}
+	}
+	return bytes
+}
+
+// headerAround is what a header takes besides its text, in bytes, and what HTTP/2 counts for it.
+const headerAround = 32
 
 // counted is a stream of a connection that counts.
 type counted struct {
@@ -174,6 +198,19 @@ func (c *conn) weigh() (worst *conn) {
 	}
 	c.noted = beyond
 	return c.in.note(c, beyond)
+}
+
+// keep takes note that so many bytes more are kept, and closes the connection that has most where all have too much. It
+// is an error where that is this one.
+func (c *conn) keep(bytes int64) error {
+	switch worst := c.change(0, 0, bytes); worst {
+	case nil:
+	case c:
+		return status.Error(codes.ResourceExhausted, "data planes have too much kept for them alone, and this one most")
+	default:
+		worst.cut()
+	}
+	return nil
 }
 
 // messageHead is what gRPC has before a message, in bytes.

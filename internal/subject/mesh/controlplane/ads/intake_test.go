@@ -3,6 +3,7 @@ package ads
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"slices"
@@ -11,6 +12,9 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // FuzzFrames: data is counted alike, however the bytes of frames come.
@@ -122,6 +126,104 @@ func TestTaken(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestIdleStreams: streams that nothing is said on count as what they take, with their headers, so that connections with
+// many of them are closed, and others served.
+func TestIdleStreams(t *testing.T) {
+	in, s := newIntake(), New(Options{Patience: forEver})
+	s.begins = time.Hour
+	address := serveWith(t, s, in)
+	s.Set("", viewOf(t, "C a"))
+	good := connect(t, address, true)
+	good.want("C")
+	good.takes("C a")
+	each := int64(maxStreams * (streamBytes + maxHeaders/2))
+	most := 1 + sharedBytes/(each-connectionShare)
+	for range 2 * most {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		for i := range uint32(maxStreams) {
+			if openStream(c, 1+2*i, maxHeaders*3/4) != nil {
+				break // it was cut off
+			}
+		}
+		go io.Copy(io.Discard, c)
+	}
+	open := func() (conns, streams int64) {
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		for _, c := range in.by {
+			c.mu.Lock()
+			streams += int64(c.streams)
+			c.mu.Unlock()
+		}
+		return int64(len(in.by)), streams
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if conns, streams := open(); conns <= most && streams > maxStreams*most/2 {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("%d connections are open with %d streams, and there is memory for %d connections", conns, streams, most)
+		}
+	}
+	s.Set("", viewOf(t, "C a=1"))
+	good.takes("C a")
+}
+
+// openStream opens a stream for deltas, with headers of so many bytes. The first one begins the connection.
+func openStream(c net.Conn, id uint32, headers int) error {
+	var out, block bytes.Buffer
+	framer := http2.NewFramer(&out, nil)
+	if id == 1 {
+		out.WriteString(http2.ClientPreface)
+		if err := framer.WriteSettings(); err != nil {
+			return err
+		}
+	}
+	e := hpack.NewEncoder(&block)
+	e.SetMaxDynamicTableSize(0)
+	for _, f := range []hpack.HeaderField{
+		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":authority", Value: "any"},
+		{Name: ":path", Value: "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"},
+		{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
+		{Name: "long", Value: strings.Repeat("~", headers)},
+	} {
+		if err := e.WriteField(f); err != nil {
+			return err
+		}
+	}
+	h := http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true}
+	if err := framer.WriteHeaders(h); err != nil {
+		return err
+	}
+	_, err := c.Write(out.Bytes())
+	return err
+}
+
+// TestSilentStreams: a stream ends on which no request comes, or only the beginning of one; one that has made a request
+// stays.
+func TestSilentStreams(t *testing.T) {
+	s := New(Options{Patience: forEver})
+	s.begins = 50 * time.Millisecond
+	s.Set("", viewOf(t, "C a"))
+	address := serve(t, s)
+	both(t, func(t *testing.T, delta bool) {
+		if err := connect(t, address, delta).ends(); status.Code(err) != codes.DeadlineExceeded {
+			t.Error(err)
+		}
+	})
+	s = New(Options{Patience: forEver})
+	s.begins = 3 * time.Second
+	s.Set("", viewOf(t, "C a"))
+	good := connect(t, serve(t, s), true)
+	good.want("C")
+	good.takes("C a")
+	time.Sleep(s.begins)
+	good.quiet()
 }
 
 // left is what connections have sent and nobody has taken yet, and how many connections there are.

@@ -27,6 +27,7 @@ type stream struct {
 	conn     *conn         // what it is counted by; nil: it is not
 	requests chan *request // received, and yet to be taken
 	ended    chan error    // gets one, the last thing that work does
+	begins   *time.Timer   // ends the stream unless there is a request before
 	debt     atomic.Int64  // bytes that were worked through for requests and not yet taken out of the quota
 
 	mu      sync.Mutex
@@ -151,9 +152,15 @@ func (s *stream) setAlarm(at int64) {
 
 // receive hands requests on until the stream ends.
 func (s *stream) receive() {
-	err := s.receiveAll()
+	s.close(s.receiveAll())
+}
+
+// close ends the stream, unless it has ended: nothing more will be received.
+func (s *stream) close(err error) {
 	s.mu.Lock()
-	s.closed, s.lost = true, err
+	if !s.closed {
+		s.closed, s.lost = true, err
+	}
 	s.mu.Unlock()
 	s.wakeUp()
 }
@@ -168,14 +175,7 @@ func (s *stream) weigh() error {
 	for _, sub := range s.subs {
 		s.kept += sub.keeps()
 	}
-	worst := s.conn.change(0, 0, s.kept-before)
-	if worst == s.conn {
-		return status.Error(codes.ResourceExhausted, "too much is asked for that is not there, and most of it here")
-	}
-	if worst != nil {
-		worst.cut()
-	}
-	return nil
+	return s.conn.keep(s.kept - before)
 }
 
 // letGo takes note that the stream has ended, and keeps nothing.
@@ -200,6 +200,7 @@ func (s *stream) receiveAll() error {
 		} else if err != nil {
 			return err
 		}
+		s.begins.Stop()
 		if wait := by.wait(int64(r.size) + s.debt.Swap(0)); wait > 0 {
 			select {
 			case <-time.After(wait):
