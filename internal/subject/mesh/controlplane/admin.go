@@ -21,7 +21,7 @@ import (
 // and give it to one Plane (PlaneOptions.Admin).
 type Admin struct {
 	registry *prometheus.Registry
-	history  history
+	history  *history
 
 	responses, resources, removed, acks, refusals *prometheus.CounterVec
 	changes                                       prometheus.Counter
@@ -35,7 +35,7 @@ var answerBuckets = prometheus.ExponentialBuckets(0.001, 2, 15)
 
 // NewAdmin makes what no control plane has yet.
 func NewAdmin() *Admin {
-	a := &Admin{registry: prometheus.NewRegistry()}
+	a := &Admin{registry: prometheus.NewRegistry(), history: newHistory()}
 	counter := func(name, help string) *prometheus.CounterVec {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tare_controlplane_" + name, Help: help}, []string{"type"})
 		a.registry.MustRegister(c)

@@ -110,7 +110,7 @@ func get(t *testing.T, url string) []byte {
 
 // TestHistoryIsBounded: it keeps the last changes, whatever the order in which data planes answer.
 func TestHistoryIsBounded(t *testing.T) {
-	var h history
+	h := newHistory()
 	for i := range 3 * mostChanges {
 		h.sent(Sent{Since: int64(1 + i), Time: int64(10 + i), Node: "n"})
 		h.answered(Answer{Since: int64(1 + i/2), Time: int64(20 + i)})
@@ -120,5 +120,49 @@ func TestHistoryIsBounded(t *testing.T) {
 	list := h.list()
 	if len(list) != mostChanges || list[0].Responses != 2 || list[0].Proxies != 2 || list[0].FirstSent != 9e-9 {
 		t.Errorf("%d changes, the last %+v", len(list), list[0])
+	}
+	for i := range mostProxies + 10 {
+		for range 2 {
+			h.sent(Sent{Since: 1000, Time: 1001, Node: fmt.Sprint(i)})
+		}
+	}
+	last := h.list()[0]
+	if kept := len(h.changes[len(h.changes)-1].proxies); kept != mostProxies || last.Proxies != mostProxies ||
+		last.Others != 2*10 || last.Responses != 2*(mostProxies+10) {
+		t.Errorf("%d proxies are kept of %+v", kept, last)
+	}
+}
+
+// TestHistoryOfStrangers: what a data plane is told because it has another version than there is, as it says when it
+// comes, is no part of a change, whatever name it gives itself.
+func TestHistoryOfStrangers(t *testing.T) {
+	admin := NewAdmin()
+	p, address := served(t, "services: [{name: a}]", PlaneOptions{Admin: admin})
+	stream := deltas(t.Context(), t, address, insecure.NewCredentials())
+	take := func() {
+		t.Helper()
+		r, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "stranger"}, TypeUrl: ads.ClusterType,
+		InitialResourceVersions: map[string]string{"a": "old", "b": "gone"}}); err != nil {
+		t.Fatal(err)
+	}
+	take() // a is another one
+	take() // b is not there
+	if list := admin.history.list(); len(list) > 0 {
+		t.Errorf("%+v", list)
+	}
+	if _, err := p.Set(t.Context(), compiled(t, "services: [{name: a, connect_timeout: 3s}]")); err != nil {
+		t.Fatal(err)
+	}
+	take()
+	if list := admin.history.list(); len(list) != 1 || list[0].Responses != 1 || list[0].Proxies != 1 {
+		t.Errorf("%+v", list)
 	}
 }

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"cmp"
+	"hash/maphash"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +16,8 @@ import (
 type Change struct {
 	At        time.Time `json:"at"`
 	Responses int       `json:"responses"` // that left for it
-	Proxies   int       `json:"proxies"`   // they went to, as far as ids tell these apart
+	Proxies   int       `json:"proxies"`   // they went to, as far as ids tell these apart: at most mostProxies
+	Others    int       `json:"others"`    // responses to proxies beyond these
 	Answers   int       `json:"answers"`   // taken or refused
 	Refused   int       `json:"refused"`   // of the answers
 	FirstSent float64   `json:"first_sent_seconds"`
@@ -24,19 +26,26 @@ type Change struct {
 	LastAnswer float64 `json:"last_answer_seconds"`
 }
 
-// mostChanges is how many changes a history keeps.
-const mostChanges = 100
+// What a history keeps: so many changes, and of each so many proxies. In a mesh without proxies any peer has the id that
+// it likes, and another one on each stream.
+const (
+	mostChanges = 100
+	mostProxies = 10_000
+)
 
 // history has the last changes. Its methods can be called from several goroutines.
 type history struct {
 	mu      sync.Mutex
+	seed    maphash.Seed
 	changes []*entry // by since
 }
 
+func newHistory() *history { return &history{seed: maphash.MakeSeed()} }
+
 type entry struct {
 	Change
-	since   int64 // ns by pace.Now
-	proxies map[string]struct{}
+	since   int64               // ns by pace.Now
+	proxies map[uint64]struct{} // digests of ids, which can be long
 }
 
 // of is the change of a time; nil: it is older than all that are kept. The caller holds mu.
@@ -50,7 +59,7 @@ func (h *history) of(since int64) *entry {
 	if i == 0 && len(h.changes) == mostChanges {
 		return nil
 	}
-	e := &entry{since: since, proxies: map[string]struct{}{},
+	e := &entry{since: since, proxies: map[uint64]struct{}{},
 		Change: Change{At: time.Now().Add(time.Duration(since - pace.Now()))}}
 	h.changes = slices.Insert(h.changes, i, e)
 	if len(h.changes) > mostChanges {
@@ -79,7 +88,12 @@ func (h *history) sent(s Sent) {
 		}
 		e.FirstSent, e.LastSent = min(e.FirstSent, after), max(e.LastSent, after)
 		e.Responses++
-		e.proxies[s.Node] = struct{}{}
+		id := maphash.String(h.seed, s.Node)
+		if _, known := e.proxies[id]; !known && len(e.proxies) == mostProxies {
+			e.Others++
+			return
+		}
+		e.proxies[id] = struct{}{}
 		e.Proxies = len(e.proxies)
 	})
 }

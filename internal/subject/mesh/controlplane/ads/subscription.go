@@ -15,6 +15,7 @@ type subscription struct {
 	named bool   // it has ever asked by name: from then on, nothing means nothing
 
 	sent  *Table          // what it was told last, as far as it wants it
+	began *Table          // what there was at the first request: what differs from it then was asked for, and is no news
 	due   bool            // it waits for a response, even if there is nothing to tell
 	owed  map[string]bool // names that are to be told, whether or not it has them; true: it asked for them
 	owing int64           // bytes of those that are in no table, and of telling so
@@ -140,6 +141,7 @@ func (s *subscription) forgive(now *Table) {
 // the data plane may have forgotten it. first is the first request of the type, which says also what is known.
 func (s *subscription) change(r *request, first bool, now *Table, sets *nameSets) {
 	if first {
+		s.began = now
 		s.sent = r.stubs()
 		if s.stubs = sizeOf(s.sent.list); len(r.names) == 0 && len(r.drop) == 0 && s.kind.roots {
 			s.all, s.due = true, true
@@ -237,9 +239,10 @@ type news struct {
 // nothing of it concerns it.
 func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	d := s.sent.stepTo(now)
+	begins := s.began == now
 	if at == breaks {
-		s.sent, s.stubs = now, 0
-		n := &news{version: now.version, removed: namesOf(s.pick(d.removed))}
+		s.sent, s.stubs, s.began = now, 0, nil
+		n := &news{version: now.version, removed: namesOf(s.pick(d.removed)), asked: begins}
 		if len(n.removed) == 0 || !delta && !s.kind.whole {
 			return nil
 		}
@@ -249,7 +252,7 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 		return n
 	}
 	to, asked := now, s.due
-	n := &news{changed: s.pick(d.changed), asked: s.asks()}
+	n := &news{changed: s.pick(d.changed), asked: s.asks() || begins}
 	if s.kind.late {
 		to = d.kept
 	} else {
@@ -270,6 +273,9 @@ func (s *subscription) tell(at stage, now *Table, delta bool) *news {
 	}
 	n.changed, n.removed = with(n.changed, more), sorted(n.removed)
 	s.sent, s.due, s.owed, s.owing = to, false, nil, 0
+	if !begins || to == now {
+		s.began = nil
+	}
 	if s.stubs > 0 { // of what is removed in the end they stay
 		if s.stubs = 0; to != now {
 			s.stubs = sizeOf(d.removed)
