@@ -2,10 +2,17 @@ package cluster
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"slices"
 	"strings"
@@ -402,6 +409,132 @@ func TestFalseCoordinator(t *testing.T) {
 	a.Address = at.String()
 	if err := a.Join(context.Background(), good); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "x509: ") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestShownCertificates: a peer shows exactly one certificate, with a key on P-256. Everything else is refused for that,
+// before any signature of it is checked, on either side.
+func TestShownCertificates(t *testing.T) {
+	authority, err := NewAuthority(time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sign := func(key *ecdsa.PrivateKey, use x509.ExtKeyUsage, end time.Time) tls.Certificate {
+		t.Helper()
+		der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+			SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: coordinatorName}, DNSNames: []string{coordinatorName},
+			NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: end, ExtKeyUsage: []x509.ExtKeyUsage{use},
+		}, authority.certificate, &key.PublicKey, authority.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tls.Certificate{PrivateKey: key, Certificate: [][]byte{der}}
+	}
+	key := func(curve elliptic.Curve) *ecdsa.PrivateKey {
+		t.Helper()
+		k, err := ecdsa.GenerateKey(curve, rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	own, large, later := key(elliptic.P256()), key(elliptic.P521()), time.Now().Add(time.Hour)
+	chain := func(use x509.ExtKeyUsage) tls.Certificate {
+		c := sign(own, use, later)
+		for range 20 {
+			c.Certificate = append(c.Certificate, sign(large, use, later).Certificate[0])
+		}
+		return c
+	}
+	for side, uses := range map[string][2]x509.ExtKeyUsage{
+		"a node": {x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, "a coordinator": {x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	} {
+		for _, c := range []struct {
+			name  string
+			shown tls.Certificate
+			want  string
+		}{
+			{"a good one", sign(own, uses[0], later), ""},
+			{"none", tls.Certificate{}, "tls: "},
+			{"two", tls.Certificate{PrivateKey: own, Certificate: [][]byte{sign(own, uses[0], later).Certificate[0], authority.certificate.Raw}}, "the peer shows 2 certificates"},
+			{"a chain", chain(uses[0]), "the peer shows 21 certificates"},
+			{"another curve", sign(large, uses[0], later), "not an ECDSA key on P-256"},
+			{"another use", sign(own, uses[1], later), "incompatible key usage"},
+			{"an expired one", sign(own, uses[0], time.Now().Add(-time.Hour)), "expired"},
+		} {
+			if c.name == "none" && side == "a coordinator" {
+				continue // TLS has no such server
+			}
+			t.Run(side+", "+c.name, func(t *testing.T) {
+				coordinator, err := authority.Coordinator()
+				if err != nil {
+					t.Fatal(err)
+				}
+				node, err := authority.Node("a")
+				if err != nil {
+					t.Fatal(err)
+				}
+				server, err := coordinator.server()
+				if err != nil {
+					t.Fatal(err)
+				}
+				client, err := node.client()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if side == "a node" {
+					client.Certificates, client.InsecureSkipVerify = []tls.Certificate{c.shown}, true
+				} else {
+					server.Certificates = []tls.Certificate{c.shown}
+				}
+				l, err := net.Listen("tcp", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close()
+				ofClient := make(chan error, 1)
+				go func() {
+					conn, err := tls.Dial("tcp", l.Addr().String(), client)
+					if err == nil {
+						conn.Close()
+					}
+					ofClient <- err
+				}()
+				conn, err := l.Accept()
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = tls.Server(conn, server).Handshake()
+				conn.Close()
+				if seen := <-ofClient; side == "a coordinator" {
+					err = seen
+				}
+				if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+					t.Errorf("got %v, want %q", err, c.want)
+				}
+			})
+		}
+	}
+}
+
+// TestStrangerBytes: a stranger may send what a handshake takes, and a visitor that is known as much as it likes.
+func TestStrangerBytes(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		near, far := net.Pipe()
+		go func() { _, _ = far.Write(make([]byte, 1<<20)); far.Close() }()
+		d := newDoor()
+		v := &visitor{Conn: near, door: d}
+		d.enter(v)
+		if known {
+			if err := d.recognise(v, "a"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n, err := io.Copy(io.Discard, v)
+		if known && (n != 1<<20 || err != nil) || !known && (n > maxStrangerBytes || err == nil) {
+			t.Errorf("known %t: %d bytes were read, %v", known, n, err)
+		}
+		v.Close()
 	}
 }
 

@@ -19,8 +19,10 @@ import (
 const (
 	maxStrangers = 256 // connections at once before that; of more, the oldest is closed
 	maxOfOneName = 4   // connections at once of one certificate
-	// strangersPerSecond bounds what handshakes cost: each takes some 200 us of CPU time.
+	// strangersPerSecond bounds what handshakes cost. Each takes 200 us to 1 ms of CPU time, because a stranger may
+	// send no more than maxStrangerBytes (a node sends some 3 KiB) and show only one certificate (verifyPeer).
 	strangersPerSecond = 500
+	maxStrangerBytes   = 16 << 10
 	// A peer's bytes are read this fast on average. Records have some 100 KB and come once in a trial; tiny frames cost
 	// most, and a thousand bytes hold a hundred.
 	bytesPerSecond = 1 << 20
@@ -128,8 +130,32 @@ func (d *door) enter(v *visitor) (oldest *visitor) {
 type visitor struct {
 	net.Conn
 	door *door
-	name string // in its certificate; empty: it is a stranger. Of the door's mutex
 	once sync.Once
+
+	// Of the door's mutex:
+	name string // in its certificate; empty: it is a stranger
+	read int    // bytes, while it was a stranger
+}
+
+func (v *visitor) Read(p []byte) (int, error) {
+	n, err := v.Conn.Read(p)
+	if err := v.door.count(v, n); err != nil {
+		return 0, err
+	}
+	return n, err
+}
+
+// count counts bytes that a visitor has sent. The error is of a stranger that sends too many.
+func (d *door) count(v *visitor, bytes int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if v.name != "" {
+		return nil
+	}
+	if v.read += bytes; v.read > maxStrangerBytes {
+		return fmt.Errorf("it has sent more than %d KiB and shown no certificate", maxStrangerBytes>>10)
+	}
+	return nil
 }
 
 func (v *visitor) Close() error {

@@ -195,7 +195,9 @@ func (c Credentials) server() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, pool
+	config.ClientAuth, config.ClientCAs = tls.RequireAnyClientCert, pool // verified by VerifyConnection
+	config.SessionTicketsDisabled = true                                 // each connection shows its certificate
+	config.VerifyConnection = verifyPeer(pool, x509.ExtKeyUsageClientAuth, "")
 	return config, nil
 }
 
@@ -204,8 +206,30 @@ func (c Credentials) client() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.RootCAs, config.ServerName = pool, coordinatorName
+	config.ServerName, config.InsecureSkipVerify = coordinatorName, true // verified by VerifyConnection
+	config.VerifyConnection = verifyPeer(pool, x509.ExtKeyUsageServerAuth, coordinatorName)
 	return config, nil
+}
+
+// verifyPeer verifies the certificate of the other side: it must be of the authority, for this use and, unless that is
+// empty, for this name. The authority issues no further authorities, and all keys are on P-256, so a peer that shows
+// more than one certificate or another key is refused first. crypto/tls by itself would build chains of what a stranger
+// sends: up to 100 signatures by keys of the stranger's choice, before it has proved that it has any key.
+func verifyPeer(authority *x509.CertPool, use x509.ExtKeyUsage, name string) func(tls.ConnectionState) error {
+	return func(s tls.ConnectionState) error {
+		if n := len(s.PeerCertificates); n != 1 {
+			return fmt.Errorf("tls: the peer shows %d certificates, not one", n)
+		}
+		peer := s.PeerCertificates[0]
+		if key, ok := peer.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() {
+			return errors.New("tls: the peer's key is not an ECDSA key on P-256")
+		}
+		options := x509.VerifyOptions{Roots: authority, DNSName: name, KeyUsages: []x509.ExtKeyUsage{use}}
+		if _, err := peer.Verify(options); err != nil {
+			return fmt.Errorf("tls: failed to verify certificate: %w", err)
+		}
+		return nil
+	}
 }
 
 // The files of a directory of keys: NAME.pem and NAME.key for the authority, the coordinator and each node.
