@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"tare/internal/certchain"
 )
 
 // ServerCredentials are for the control plane's gRPC server: ServerTLS, by which Identity knows the peers. Of what a
@@ -36,30 +38,34 @@ func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	if err != nil {
 		return nil, nil, err
 	}
+	// The copy, of some 500 bytes, shares what is large. It lets the handshake leave the proof here, instead of verifying
+	// the peer's certificates a second time after it.
+	config = config.Clone()
+	info := peerInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}
+	config.VerifyConnection = func(s tls.ConnectionState) (err error) {
+		info.proof, err = c.a.proofOf(s.PeerCertificates)
+		return err
+	}
 	conn := tls.Server(raw, config)
-	info, err := c.a.shake(conn)
-	if err != nil {
+	if err := shake(conn); err != nil {
 		_ = conn.Close()
 		return nil, nil, err
 	}
 	return conn, info, nil
 }
 
-func (a *Authority) shake(conn *tls.Conn) (peerInfo, error) {
-	info := peerInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}
+func shake(conn *tls.Conn) error {
 	if err := conn.Handshake(); err != nil {
-		return info, err
+		return err
 	}
 	state := conn.ConnectionState()
 	if state.NegotiatedProtocol != "h2" {
-		return info, errors.New("the peer does not speak HTTP/2 by ALPN, which gRPC requires")
+		return errors.New("the peer does not speak HTTP/2 by ALPN, which gRPC requires")
 	}
-	var err error
-	info.proof, err = a.proofOf(state)
 	for _, c := range state.PeerCertificates { // of this connection alone, which nobody asks for them any more
 		*c = x509.Certificate{}
 	}
-	return info, err
+	return nil
 }
 
 // peerInfo is what gRPC knows of a peer.
@@ -79,12 +85,17 @@ type proof struct {
 	roots  []*x509.Certificate // by which it holds
 }
 
-// proofOf is nil for a peer that has shown no certificate.
-func (a *Authority) proofOf(state tls.ConnectionState) (*proof, error) {
-	if len(state.VerifiedChains) == 0 {
+// proofOf verifies the certificates that a peer has shown. It is nil for a peer that has shown none.
+func (a *Authority) proofOf(shown []*x509.Certificate) (*proof, error) {
+	if len(shown) == 0 {
 		return nil, nil
 	}
-	leaf := state.VerifiedChains[0][0]
+	now, trusted := time.Now(), a.trust.Load()
+	chains, err := certchain.Verify(shown, trusted.pool, x509.ExtKeyUsageClientAuth, now)
+	if err != nil {
+		return nil, fmt.Errorf("the peer's certificate: %w", err)
+	}
+	leaf := shown[0]
 	id, err := idOf(leaf)
 	if err == nil {
 		err = CheckIdentity(a.o.TrustDomain, id)
@@ -93,14 +104,14 @@ func (a *Authority) proofOf(state tls.ConnectionState) (*proof, error) {
 		return nil, err
 	}
 	p := &proof{id: id, serial: leaf.SerialNumber, ends: leaf.NotAfter}
-	for _, r := range a.trust.Load().roots {
-		if slices.ContainsFunc(state.VerifiedChains, func(chain []*x509.Certificate) bool {
+	for _, r := range trusted.roots {
+		if slices.ContainsFunc(chains, func(chain []*x509.Certificate) bool {
 			return r.certificate.Equal(chain[len(chain)-1])
 		}) {
 			p.roots = append(p.roots, r.certificate)
 		}
 	}
-	return p, nil
+	return p, p.check(now, trusted.roots)
 }
 
 // check is an error where the certificate has ended, or no root by which it holds is trusted any more.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -13,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"tare/internal/certchain"
 )
 
 // ServerTLS is for the control plane's listener: TLS 1.3, with a certificate of the identity ControlPlane that renews
@@ -44,7 +45,11 @@ func (a *Authority) serverTLS() (*tls.Config, error) {
 	}
 	c := &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{*own},
-		ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: roots, VerifyConnection: a.verifyClient,
+		// A client's certificate, if it shows one, is verified by proofOf: crypto/tls would verify chains of any length.
+		ClientAuth: tls.RequestClientCert, ClientCAs: roots, VerifyConnection: func(s tls.ConnectionState) error {
+			_, err := a.proofOf(s.PeerCertificates)
+			return err
+		},
 		SessionTicketsDisabled: true, // each connection is judged by the roots and the time of its own
 	}
 	a.judging.Store(&judging{roots, own, c})
@@ -58,14 +63,6 @@ func (a *Authority) WebTLS() *tls.Config {
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return a.server() },
 	}
-}
-
-func (a *Authority) verifyClient(state tls.ConnectionState) error {
-	p, err := a.proofOf(state)
-	if err != nil || p == nil {
-		return err
-	}
-	return p.check(time.Now(), a.trust.Load().roots)
 }
 
 // serving is the control plane's certificate as crypto/tls wants it.
@@ -97,7 +94,7 @@ func (a *Authority) server() (*tls.Certificate, error) {
 }
 
 // ErrNoCertificate is that a peer has shown no certificate.
-var ErrNoCertificate = errors.New("the peer has shown no certificate")
+var ErrNoCertificate = certchain.ErrNoCertificate
 
 // Identity is the SPIFFE ID of the peer of a gRPC call or stream, by the certificate of its connection. It is an error
 // where there is none, where it has ended since, or where its root is trusted no more.
@@ -187,17 +184,7 @@ func ClientTLS(own func() (Credentials, error), servers ...string) *tls.Config {
 // Verify checks the certificates that a peer has shown, its own first, at a time and for a use (server or client), and
 // gives its SPIFFE ID.
 func Verify(shown []*x509.Certificate, roots *x509.CertPool, use x509.ExtKeyUsage, now time.Time) (string, error) {
-	if len(shown) == 0 {
-		return "", ErrNoCertificate
-	}
-	between := x509.NewCertPool()
-	for _, c := range shown[1:] {
-		between.AddCert(c)
-	}
-	_, err := shown[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{use},
-	})
-	if err != nil {
+	if _, err := certchain.Verify(shown, roots, use, now); err != nil {
 		return "", fmt.Errorf("the peer's certificate: %w", err)
 	}
 	return idOf(shown[0])

@@ -2,15 +2,22 @@ package authority
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -128,6 +135,57 @@ func TestServerTLS(t *testing.T) {
 	if status.Code(a.Authorize(t.Context(), webID)) != codes.Unauthenticated {
 		t.Error("who has not connected gets something")
 	}
+}
+
+// TestLongChains: whoever shows more certificates than an authority makes is refused before one is verified, though its
+// own is good.
+func TestLongChains(t *testing.T) {
+	a := newAuthority(t, Options{})
+	verified := 0
+	counting := *a.trust.Load()
+	counting.pool = x509.NewCertPool()
+	counting.pool.AddCertWithConstraint(counting.issuing.certificate, func([]*x509.Certificate) error {
+		verified++
+		return nil
+	})
+	a.trust.Store(&counting)
+	web := credentialsOf(t, a, webID)
+	slow := slowCertificate(t)
+	for _, c := range []struct {
+		name     string
+		more     []byte
+		good     bool
+		verified int
+	}{
+		{"a leaf", nil, true, 1},
+		{"with three roots", bytes.Repeat(a.RootsPEM(), 3), true, 1},
+		{"with four", bytes.Repeat(a.RootsPEM(), 4), false, 0},
+		{"with a slow key", slow, false, 0},
+		{"with 110", bytes.Repeat(slow, 110), false, 0},
+	} {
+		shown := web
+		shown.Chain = append(slices.Clip(web.Chain), c.more...)
+		verified = 0
+		ctx, err := handshake(t, a, shown, 0)
+		if (err == nil) != c.good || verified != c.verified {
+			t.Errorf("%s: verified %d times, %v", c.name, verified, err)
+		}
+		if id, _ := a.Identity(ctx); c.good && id != webID {
+			t.Errorf("%s is %q", c.name, id)
+		}
+	}
+}
+
+// slowCertificate is one of an authority of nobody, with a key whose signatures take long to check.
+func slowCertificate(t *testing.T) []byte {
+	t.Helper()
+	key := must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+	}
+	der := must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+	return pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: der})
 }
 
 // TestIdentityEnds: a connection that stays open is nobody's after its certificate has ended, or its root was dropped.

@@ -168,6 +168,45 @@ func TestRefusedSessions(t *testing.T) {
 	}
 }
 
+// TestLongChains: neither side verifies a single certificate of a peer that shows more than an authority makes, though
+// the peer's own is good.
+func TestLongChains(t *testing.T) {
+	a := newAuthority(t)
+	p521, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{IsCA: true, BasicConstraintsValid: true, SerialNumber: big.NewInt(1)}
+	slow, err := x509.CreateCertificate(rand.Reader, template, template, p521.Public(), p521)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for more, good := range map[int]bool{0: true, 1: false, 110: false} {
+		for _, long := range []string{"client", "server"} {
+			server, client := New(func(string) {}), New(func(string) {})
+			shows, verifies := client, server
+			if long == "server" {
+				shows, verifies = server, client
+			}
+			identity := a.identity(t)
+			for range more {
+				identity.Certificate.Certificate = append(identity.Certificate.Certificate, slow)
+			}
+			verified := 0
+			counting := rootsOf(a)
+			counting.Roots = x509.NewCertPool()
+			counting.Roots.AddCertWithConstraint(a.certificate, func([]*x509.Certificate) error { verified++; return nil })
+			knows(shows, identity, rootsOf(a))
+			knows(verifies, a.identity(t), counting)
+			_, err := meet(t, server.serverTLS(&config.ServerTLS{Identity: "me", Roots: "roots", Require: true}),
+				client.clientTLS(&config.ClientTLS{Identity: "me", Roots: "roots", ServerName: "test"})())
+			if (err == nil) != good || (verified > 0) != good {
+				t.Errorf("a %s with %d more certificates: verified %d times, %v", long, more, verified, err)
+			}
+		}
+	}
+}
+
 // meet has a client and a server shake hands, and a byte go each way, so that tickets and refusals arrive.
 func meet(t *testing.T, server, client *tls.Config) (resumed bool, err error) {
 	t.Helper()

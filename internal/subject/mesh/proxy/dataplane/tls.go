@@ -3,11 +3,11 @@ package dataplane
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	"tare/internal/certchain"
 	"tare/internal/subject/mesh/proxy/config"
 )
 
@@ -100,27 +100,19 @@ func (p *Proxy) identity(name string) (*tls.Certificate, error) {
 // verify holds a peer's certificate against roots and names.
 func (p *Proxy) verify(s tls.ConnectionState, roots string, names []config.Text, use x509.ExtKeyUsage) error {
 	if len(s.PeerCertificates) == 0 {
-		return errors.New("the peer has no certificate")
+		return certchain.ErrNoCertificate
 	}
 	secret := (*p.secrets.Load())[roots]
 	if secret == nil || secret.Roots == nil {
 		return fmt.Errorf("there are no roots %q yet", roots)
 	}
-	o := x509.VerifyOptions{
-		Roots:         secret.Roots,
-		Intermediates: x509.NewCertPool(),
-		KeyUsages:     []x509.ExtKeyUsage{use},
-	}
-	for _, c := range s.PeerCertificates[1:] {
-		o.Intermediates.AddCert(c)
-	}
-	leaf := s.PeerCertificates[0]
-	if _, err := leaf.Verify(o); err != nil {
+	if _, err := certchain.Verify(s.PeerCertificates, secret.Roots, use, time.Now()); err != nil {
 		return fmt.Errorf("verifying the peer's certificate: %w", err)
 	}
 	if len(names) == 0 {
 		return nil
 	}
+	leaf := s.PeerCertificates[0]
 	for _, name := range uris(leaf) {
 		for _, is := range names {
 			if is(name) {
