@@ -655,6 +655,16 @@ var proxyAttacks = []proxyAttack{
 			x.refused(codes.Unauthenticated, method)
 		}
 	}},
+	{name: "strangers in the place of proxies", mtls: true, ends: true, flags: []string{"--max-connections", "100"}, do: func(s *siege) {
+		config := s.tlsBy(s.stranger)
+		sideBySide(slices.Repeat([]func(){func() {
+			for range 100 {
+				if c := s.conn(); c != nil {
+					_, _ = newWire(tls.Client(c, config), true) // some are turned away
+				}
+			}
+		}}, 4)...)
+	}},
 	{name: "a certificate of another authority", mtls: true, ends: true, do: func(s *siege) {
 		other, err := authority.New(authority.Options{})
 		if err != nil {

@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
 	"tare/internal/fault"
@@ -295,6 +299,62 @@ func TestTables(t *testing.T) {
 				t.Errorf("%d: %q: %s is %+v, not %+v", i, text, m.GetClusterName(), a, b)
 			}
 		}
+	}
+}
+
+// TestIdleConnections: a connection without a stream is closed after a while, and one with a stream stays.
+func TestIdleConnections(t *testing.T) {
+	const idle = 500 * time.Millisecond
+	s := New(Options{Idle: idle})
+	set := func(text string) {
+		t.Helper()
+		r, err := Parse("c.yaml", []byte(text))
+		if err == nil {
+			_, err = s.Set(t.Context(), r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("services: [{name: a}]")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Close()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	stream := deltas(t.Context(), t, l.Addr().String(), insecure.NewCredentials())
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: ads.ClusterType}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	beginHTTP2(c)
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, c); err != nil {
+		t.Errorf("the connection does not end: %v", err)
+	}
+	time.Sleep(2 * idle)
+	set("services: [{name: b}]")
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: ads.ClusterType, ResponseNonce: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := stream.Recv(); err != nil || len(r.GetResources()) != 1 || r.GetResources()[0].GetName() != "b" {
+		t.Errorf("the stream got %v, %v", r, err)
 	}
 }
 

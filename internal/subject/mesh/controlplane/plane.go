@@ -47,6 +47,9 @@ type PlaneOptions struct {
 	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
 	// (authority.Authority.WebTLS).
 	Names []string
+	// Strangers is how many connections may be open of peers that have shown no certificate, where proxies need one; of
+	// more the oldest is closed. Default authority.DefaultMaxStrangers.
+	Strangers int
 	// RetryAfter is when certificates and files that could not be replaced are tried again; default 5 s.
 	RetryAfter time.Duration
 	OnSent     func(Sent)
@@ -98,7 +101,8 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	if m.Secure() {
 		ao := authority.Options{
 			TrustDomain: m.TrustDomain(), Life: o.Life, RenewAfter: o.RenewAfter, Log: o.Log, OwnNames: o.Names,
-			OnChange: p.renewals.identity, OnRoots: p.roots,
+			MaxStrangers: o.Strangers,
+			OnChange:     p.renewals.identity, OnRoots: p.roots,
 		}
 		var err error
 		if o.Roots != "" {

@@ -12,12 +12,14 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -26,6 +28,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"tare/internal/fault"
+	"tare/internal/listen"
 	"tare/internal/subject/mesh/controlplane/ads"
 	"tare/internal/subject/mesh/controlplane/authority"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
@@ -53,6 +56,12 @@ func compiled(t *testing.T, text string) *proxyconfig.Mesh {
 // served is a control plane at work, and its address. The test ends it.
 func served(t *testing.T, text string, o PlaneOptions) (*Plane, string) {
 	t.Helper()
+	return servedAtMost(t, MaxConnections, text, o)
+}
+
+// servedAtMost is served with so many connections.
+func servedAtMost(t *testing.T, connections int, text string, o PlaneOptions) (*Plane, string) {
+	t.Helper()
 	p, err := NewPlane(t.Context(), compiled(t, text), o)
 	if err != nil {
 		t.Fatal(err)
@@ -61,6 +70,7 @@ func served(t *testing.T, text string, o PlaneOptions) (*Plane, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	l = listen.AtMost(l, connections, func(int) {})
 	if err := p.Listens(l.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
@@ -329,6 +339,53 @@ func TestPlaneEndsStreams(t *testing.T) {
 			}
 		}
 	})
+}
+
+// beginHTTP2 says what a client says first on a connection.
+func beginHTTP2(c net.Conn) {
+	_, _ = io.WriteString(c, http2.ClientPreface) // it may have been closed
+	_ = http2.NewFramer(c, nil).WriteSettings()
+}
+
+// TestPlaneStrangers: peers without a certificate take no place of proxies', however many come and stay, and whoever has
+// a token gets its certificate meanwhile.
+func TestPlaneStrangers(t *testing.T) {
+	const most, strangers = 8, 4
+	var tokens authority.Tokens
+	p, address := servedAtMost(t, most, secureMesh, PlaneOptions{Tokens: &tokens, Strangers: strangers})
+	own := withoutCertificate(t, p)
+	own.NextProtos = []string{"h2"}
+	var open atomic.Int64
+	for range 10 * most {
+		c, err := tls.Dial("tcp", address, own)
+		if err != nil {
+			continue // it was turned away, before another was closed for the last one
+		}
+		t.Cleanup(func() { c.Close() })
+		open.Add(1)
+		go func() {
+			beginHTTP2(c)
+			_, _ = io.Copy(io.Discard, c)
+			open.Add(-1)
+		}()
+	}
+	for deadline := time.Now().Add(10 * time.Second); open.Load() > strangers; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("strangers have %d connections", open.Load())
+		}
+	}
+	if _, err := ask(t, address, as(t, p, "web"), "web-1", ads.ClusterType); err != nil {
+		t.Errorf("a proxy: %v", err)
+	}
+	const web = "spiffe://mesh.local/ns/default/sa/web"
+	token, err := tokens.New(web, time.Minute, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := authority.Agent{Address: address, Identity: web, Roots: p.Authority().RootsPEM(), Token: token}
+	if _, err := a.Request(t.Context(), authority.Credentials{}); err != nil {
+		t.Errorf("an agent with a token: %v", err)
+	}
 }
 
 // TestPlaneInTheClear: without certificates proxies are told apart by the names of their nodes.

@@ -124,7 +124,8 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		listening = append(listening, l)
 		return l, nil
 	}
-	l, err := listenAt(cmp.Or(o.Listen, "127.0.0.1:0"), "proxies", cmp.Or(o.Connections, MaxConnections))
+	connections := cmp.Or(o.Connections, MaxConnections)
+	l, err := listenAt(cmp.Or(o.Listen, "127.0.0.1:0"), "proxies", connections)
 	if err != nil {
 		return err
 	}
@@ -143,7 +144,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	refused := newRefusals()
 	p, err := NewPlane(ctx, m, PlaneOptions{
 		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, Admin: admin, Accounts: o.Accounts,
-		Names: o.Webhook.Names, OnAnswer: func(a Answer) {
+		Names: o.Webhook.Names, Strangers: min(authority.DefaultMaxStrangers, max(1, connections/4)), OnAnswer: func(a Answer) {
 			if a.Refused == "" {
 				return
 			}

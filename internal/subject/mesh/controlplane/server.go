@@ -3,6 +3,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,10 +39,16 @@ type Options struct {
 	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when Set was
 	// called and when they left: see TimesOf. With state of the world the version is data, and stays as it is.
 	Stamped bool
+	// Idle is how long a connection may stay without a stream; default DefaultIdle.
+	Idle time.Duration
 	// Credentials are those of the server; nil: it speaks in the clear.
 	Credentials credentials.TransportCredentials
 	Server      []grpc.ServerOption // more options
 }
+
+// DefaultIdle is how long a connection may stay without a stream if nothing else is said. Data planes open one as soon as
+// they connect, and wait for half a minute at most before they try again.
+const DefaultIdle = 15 * time.Second
 
 // TimesOf reads the times (ns by pace.Now) that a stamped response tells in its version.
 func TimesOf(version string) (set, sent int64, ok bool) { return ads.TimesOf(version) }
@@ -89,7 +96,8 @@ func New(o Options) *Server {
 	s := &Server{last: map[string]told{}, commons: map[*Resources]*common{}}
 	s.ads = ads.New(ads.Options{Key: o.Key, Check: o.Check, OnSent: o.OnSent, OnAnswer: o.OnAnswer, Stamped: o.Stamped})
 	pings := keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}
-	options := append(ads.ServerOptions(o.Credentials), grpc.KeepaliveEnforcementPolicy(pings))
+	idle := keepalive.ServerParameters{MaxConnectionIdle: cmp.Or(o.Idle, DefaultIdle)}
+	options := append(ads.ServerOptions(o.Credentials), grpc.KeepaliveEnforcementPolicy(pings), grpc.KeepaliveParams(idle))
 	s.grpc = grpc.NewServer(append(options, o.Server...)...)
 	s.ads.Register(s.grpc)
 	return s

@@ -31,6 +31,7 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 
 	"tare/internal/fault"
+	"tare/internal/listen"
 )
 
 // Options are the settings of an authority. The zero value will do.
@@ -43,6 +44,9 @@ type Options struct {
 	// random tenth of it is left out, so that certificates of the same time are not replaced at the same time.
 	RenewAfter    float64
 	MaxIdentities int // with secrets at a time; default DefaultMaxIdentities
+	// MaxStrangers is how many connections of ServerCredentials may be open whose peers have shown no certificate; of more
+	// the oldest is closed. Default DefaultMaxStrangers.
+	MaxStrangers int
 
 	// Names are the DNS names that certificates of an identity have beside it, for peers that can check names of hosts
 	// and no URIs (nginx, HAProxy). nil: none. It is not for agents, whose certificates never have any.
@@ -66,6 +70,7 @@ const (
 	DefaultBackdate      = time.Minute
 	DefaultRenewAfter    = 0.5
 	DefaultMaxIdentities = 10_000
+	DefaultMaxStrangers  = 256
 )
 
 // jitter is the part of RenewAfter that is left out at random, at most.
@@ -89,6 +94,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.MaxIdentities == 0 {
 		o.MaxIdentities = DefaultMaxIdentities
+	}
+	if o.MaxStrangers == 0 {
+		o.MaxStrangers = DefaultMaxStrangers
 	}
 	switch {
 	case o.Life < time.Second || o.RootLife < o.Life:
@@ -122,6 +130,8 @@ type Authority struct {
 	judging atomic.Pointer[judging]
 	running atomic.Bool
 	told    *limits // refusals that are logged, by host
+
+	strangers *listen.Latest // connections whose peers have shown no certificate
 }
 
 // trust is what an authority trusts and signs with. It is never changed, only replaced.
@@ -168,7 +178,7 @@ func open(o Options, s *store) (*Authority, error) {
 	}
 	a := &Authority{
 		o: o, store: s, issued: map[string]*entry{}, changed: map[string]bool{}, wake: make(chan struct{}, 1),
-		told: newLimits(toldRate, toldBurst),
+		told: newLimits(toldRate, toldBurst), strangers: listen.NewLatest(o.MaxStrangers),
 	}
 	a.own.id, a.own.place = ControlPlane(o.TrustDomain), noPlace
 	t, err := a.load()

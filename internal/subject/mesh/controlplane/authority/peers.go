@@ -18,6 +18,9 @@ import (
 // ServerCredentials are for the control plane's gRPC server: ServerTLS, by which Identity knows the peers. Of what a
 // peer has shown a connection keeps what Identity needs and no more, because most connections are idle and a parsed
 // certificate is a good part of what one of these costs.
+//
+// A peer without a certificate may want its first one, for which it makes one call. Of such connections there can be
+// few (Options.MaxStrangers), so that strangers cannot take the place of proxies.
 func (a *Authority) ServerCredentials() credentials.TransportCredentials {
 	return &serverCredentials{credentials.NewTLS(a.ServerTLS()), a}
 }
@@ -50,6 +53,9 @@ func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	if err := shake(conn); err != nil {
 		_ = conn.Close()
 		return nil, nil, err
+	}
+	if info.proof == nil {
+		return c.a.strangers.Add(conn, raw), info, nil
 	}
 	return conn, info, nil
 }
