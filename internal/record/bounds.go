@@ -18,6 +18,12 @@ const (
 	// MaxMetrics is how many metrics a run may define.
 	MaxMetrics = 2000
 
+	// MaxFactors is how many factors a trial may have, and maxPlaceBytes how long its arm and the names and levels of
+	// its factors may be together. A report looks up by all of that many times for each metric, and some forms of it
+	// repeat it for each.
+	MaxFactors    = 64
+	maxPlaceBytes = 4 << 10
+
 	maxRunBytes    = 16 << 20
 	maxTrialBytes  = 16 << 20
 	maxTrialsBytes = 1 << 30  // of all lines

@@ -178,6 +178,61 @@ func TestAppendRefusesMoreThanCanBeRead(t *testing.T) {
 	}
 }
 
+// manyFactors are n factors whose names and levels have so many bytes in all, with an arm of testRun.
+func manyFactors(n, bytes int) map[string]string {
+	all := map[string]string{}
+	bytes -= len(Direct)
+	for i := range n {
+		name := fmt.Sprintf("f%04d", i)
+		all[name] = "1"
+		bytes -= len(name) + 1
+	}
+	all["f0000"] += strings.Repeat("x", bytes)
+	return all
+}
+
+// A trial whose factors are beyond the bounds is neither written nor read.
+func TestFactorsOfTrials(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		factors map[string]string
+		want    string
+	}{
+		{"as many as there can be", manyFactors(MaxFactors, maxPlaceBytes), ""},
+		{"one more", manyFactors(MaxFactors+1, maxPlaceBytes), "65 factors, and 64 are allowed"},
+		{"a byte more", manyFactors(MaxFactors, maxPlaceBytes+1), "its arm and its factors have 4097 bytes of text"},
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		w, err := Create(dir, testRun(2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		trial := testTrial(0)
+		trial.Factors = c.factors
+		line, err := json.Marshal(trial)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused := func(what string, code fault.Code, err error) {
+			t.Helper()
+			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.CodeOf(err) != code) {
+				t.Errorf("%s: %s: %v, want %q", c.name, what, err, c.want)
+			}
+		}
+		refused("Append", fault.Invalid, w.Append(trial))
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, TrialsFile), append(line, '\n'), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err = Read(dir)
+		refused("Read", fault.Usage, err)
+		_, err = ReadLean(dir)
+		refused("ReadLean", fault.Usage, err)
+	}
+}
+
 // A run that could not be read is refused before its first trial.
 func TestCreateRefusesWhatCannotBeRead(t *testing.T) {
 	plan := func(n, levels int) Run {
@@ -187,14 +242,24 @@ func TestCreateRefusesWhatCannotBeRead(t *testing.T) {
 		}
 		return r
 	}
+	factors := func(n, bytes int) Run {
+		r := testRun(3)
+		for i := range r.Plan {
+			r.Plan[i].Factors = manyFactors(n, bytes)
+		}
+		return r
+	}
 	for name, c := range map[string]struct {
 		run  Run
 		want string
 	}{
-		"the largest plan": {plan(MaxTrials, MaxPlaces), ""},
-		"trials":           {plan(MaxTrials+1, 1), "its plan has 20001 trials"},
-		"levels":           {plan(MaxTrials, MaxPlaces+1), "more than 1000 levels"},
-		"a spec":           {Run{Schema: RunSchema, Spec: json.RawMessage(`"` + strings.Repeat("x", maxRunBytes) + `"`)}, "too large"},
+		"as many factors as there can be": {factors(MaxFactors, maxPlaceBytes), ""},
+		"a factor more":                   {factors(MaxFactors+1, maxPlaceBytes), "65 factors, and 64 are allowed"},
+		"a byte more of factors":          {factors(MaxFactors, maxPlaceBytes+1), "its arm and its factors have 4097 bytes of text"},
+		"the largest plan":                {plan(MaxTrials, MaxPlaces), ""},
+		"trials":                          {plan(MaxTrials+1, 1), "its plan has 20001 trials"},
+		"levels":                          {plan(MaxTrials, MaxPlaces+1), "more than 1000 levels"},
+		"a spec":                          {Run{Schema: RunSchema, Spec: json.RawMessage(`"` + strings.Repeat("x", maxRunBytes) + `"`)}, "too large"},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
 		w, err := Create(dir, c.run)

@@ -103,7 +103,10 @@ func (c *Contents) readRun(path string) error {
 // Check refuses a run that is beyond the bounds of what is read again.
 func (r *Run) Check() error {
 	arms := map[string]bool{} // at levels
-	for _, p := range r.Plan {
+	for _, p := range r.Plan[:min(len(r.Plan), MaxTrials)] {
+		if err := p.checkPlace(); err != nil {
+			return fmt.Errorf("its plan has a trial, %d, that cannot be: %w", p.Index, err)
+		}
 		if arms[placeOf(p)] = true; len(arms) > MaxPlaces {
 			break
 		}
@@ -115,6 +118,21 @@ func (r *Run) Check() error {
 		return fmt.Errorf("its arms stand at more than %d levels in all", MaxPlaces)
 	case len(r.Metrics) > MaxMetrics:
 		return fmt.Errorf("it defines %d metrics, and %d are allowed", len(r.Metrics), MaxMetrics)
+	}
+	return nil
+}
+
+// checkPlace refuses a trial whose arm and factors are beyond the bounds.
+func (p PlannedTrial) checkPlace() error {
+	bytes := len(p.Arm)
+	for name, level := range p.Factors {
+		bytes += len(name) + len(level)
+	}
+	switch {
+	case len(p.Factors) > MaxFactors:
+		return fmt.Errorf("it has %d factors, and %d are allowed", len(p.Factors), MaxFactors)
+	case bytes > maxPlaceBytes:
+		return fmt.Errorf("its arm and its factors have %d bytes of text, and %d are allowed", bytes, maxPlaceBytes)
 	}
 	return nil
 }
@@ -189,6 +207,9 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 			}
 			if err := checkSchema(t.Schema, TrialSchema, where); err != nil {
 				return err
+			}
+			if err := t.checkPlace(); err != nil {
+				return fault.Wrap(err, fault.Usage, where, largeMend, "the trials cannot be read")
 			}
 			if len(c.Trials) == MaxAttempts {
 				return fault.New(fault.Usage, where, largeMend, "the trials cannot be read: there are more than %d", MaxAttempts)

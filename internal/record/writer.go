@@ -115,6 +115,10 @@ func (w *Writer) Dir() string { return w.dir }
 // out (Trimmed); when the trials of a run are too many, Append fails with a fault whose code is Invalid, and those
 // before it are kept.
 func (w *Writer) Append(t Trial) error {
+	if err := t.checkPlace(); err != nil {
+		return fault.Wrap(err, fault.Invalid, filepath.Join(w.dir, TrialsFile), "split the experiment",
+			"a run directory cannot hold trial %d", t.Index)
+	}
 	line, kept, err := w.fit(t)
 	if err != nil {
 		return err

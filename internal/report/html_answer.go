@@ -50,7 +50,7 @@ const (
 func (m *dataMaker) found(metric string, arm, level int) *analysis.Estimate {
 	for i := range m.s.Estimates {
 		e := &m.s.Estimates[i]
-		here := e.Component == "" && m.arms[e.Arm] == arm && m.levels[levelKey(e.Factors)] == level
+		here := e.Component == "" && m.arms[e.Arm] == arm && m.levels[analysis.LevelKey(e.Factors)] == level
 		if e.Metric == metric && here && analysis.Usable(e.Value) {
 			return e
 		}

@@ -39,7 +39,7 @@ func lostOf(s analysis.EventSum) string {
 }
 
 func (m *dataMaker) armAndLevel(s analysis.EventSum) (arm chartArm, level string) {
-	return m.Arms[m.arms[s.Arm]], m.Levels[m.levels[levelKey(s.Factors)]].Name
+	return m.Arms[m.arms[s.Arm]], m.Levels[m.levels[analysis.LevelKey(s.Factors)]].Name
 }
 
 // eventTables are the counts of events by arm and level, the baseline's without what only a tracer has.

@@ -99,6 +99,29 @@ func (f *forged) everyTrial(change func(t *record.Trial)) {
 	f.write()
 }
 
+// factors gives all trials factors whose levels are so long, and further metrics, and writes.
+func (f *forged) factors(n, length, metrics int) {
+	f.t.Helper()
+	level := map[string]string{}
+	for i := range n {
+		level[fmt.Sprintf("f%05d", i)] = "1" + strings.Repeat("\x01", length)
+	}
+	for i := range metrics {
+		name := fmt.Sprintf("m%d_seconds", i)
+		f.run.Metrics = append(f.run.Metrics, metric.Definition{Name: name, Unit: "seconds", Pool: metric.Mean,
+			Rank: metric.RankCPU, Needs: []metric.Need{}, Cost: true})
+	}
+	for i := range f.run.Plan {
+		f.run.Plan[i].Factors = level
+	}
+	f.everyTrial(func(t *record.Trial) {
+		t.Factors = level
+		for i := range metrics {
+			t.Metrics[fmt.Sprintf("m%d_seconds", i)] = float64(1 + t.Index)
+		}
+	})
+}
+
 // histograms puts a text in the place of every histogram, and writes.
 func (f *forged) histograms(text string) {
 	f.t.Helper()
@@ -206,6 +229,10 @@ var recordAttacks = []struct {
 		}
 		f.write()
 	}},
+	{"thousands of factors", func(f *forged) { f.factors(4000, 0, 500) }},
+	{"as many factors as there can be", func(f *forged) { f.factors(record.MaxFactors, 0, 200) }},
+	{"an arm of megabytes", func(f *forged) { f.instead(record.TrialsFile, `"arm":"candidate"`, `"arm":"`+strings.Repeat("x", 2<<20)+`"`) }},
+	{"factors of megabytes", func(f *forged) { f.factors(2, 1<<20, 500) }},
 	{"levels that are no numbers and no text", func(f *forged) {
 		levels := []string{"", "1e999", "-0", "NaN", "Infinity", strings.Repeat("9", 1000), forging, "0x1p-1074"}
 		for i := range f.run.Plan {
