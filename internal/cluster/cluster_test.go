@@ -412,8 +412,8 @@ func TestFalseCoordinator(t *testing.T) {
 	}
 }
 
-// TestShownCertificates: a peer shows exactly one certificate, with a key on P-256. Everything else is refused for that,
-// before any signature of it is checked, on either side.
+// TestShownCertificates: a peer shows exactly one certificate, with a key on P-256. Everything else is refused for
+// that, before any signature of it is checked, on either side.
 func TestShownCertificates(t *testing.T) {
 	authority, err := NewAuthority(time.Hour)
 	if err != nil {

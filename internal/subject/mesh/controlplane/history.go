@@ -26,8 +26,8 @@ type Change struct {
 	LastAnswer float64 `json:"last_answer_seconds"`
 }
 
-// What a history keeps: so many changes, and of each so many proxies. In a mesh without proxies any peer has the id that
-// it likes, and another one on each stream.
+// What a history keeps: so many changes, and of each so many proxies. In a mesh without proxies any peer has the id
+// that it likes, and another one on each stream.
 const (
 	mostChanges = 100
 	mostProxies = 10_000

@@ -46,8 +46,8 @@ type Options struct {
 	Server      []grpc.ServerOption // more options
 }
 
-// DefaultIdle is how long a connection may stay without a stream if nothing else is said. Data planes open one as soon as
-// they connect, and wait for half a minute at most before they try again.
+// DefaultIdle is how long a connection may stay without a stream if nothing else is said. Data planes open one as soon
+// as they connect, and wait for half a minute at most before they try again.
 const DefaultIdle = 15 * time.Second
 
 // TimesOf reads the times (ns by pace.Now) that a stamped response tells in its version.

@@ -202,8 +202,8 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// What streams a connection may have. A data plane has one, and one more for each certificate that it asks for: Envoy has
-// one for all types, because the other discovery services of xDS are not served.
+// What streams a connection may have. A data plane has one, and one more for each certificate that it asks for: Envoy
+// has one for all types, because the other discovery services of xDS are not served.
 const (
 	maxStreams = 16
 	// maxHeaders bounds the headers of a stream, in bytes by HTTP/2's count. Those of Envoy have less than 1 KiB, and the

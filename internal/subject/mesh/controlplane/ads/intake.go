@@ -30,10 +30,10 @@ const (
 const streamBytes = 14 << 10
 
 // intake bounds what the peers of a server have it keep for them alone: what they have sent and nobody has taken yet,
-// streams with their headers, and what these remember that is in no table. Each connection has a share. Where all together have too much
-// beyond their shares, the one that has most of it is closed: whoever needs little is served whatever others do. The
-// flow control of HTTP/2 does not bound this: gRPC gives a connection more as soon as it has read, whether or not
-// anybody has taken that, and a stream the whole of a message whose beginning has come.
+// streams with their headers, and what these remember that is in no table. Each connection has a share. Where all
+// together have too much beyond their shares, the one that has most of it is closed: whoever needs little is served
+// whatever others do. The flow control of HTTP/2 does not bound this: gRPC gives a connection more as soon as it has
+// read, whether or not anybody has taken that, and a stream the whole of a message whose beginning has come.
 type intake struct {
 	mu     sync.Mutex
 	beyond map[*conn]int64 // what connections have beyond their share, if they have
