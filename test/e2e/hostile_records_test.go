@@ -231,7 +231,9 @@ var recordAttacks = []struct {
 	}},
 	{"thousands of factors", func(f *forged) { f.factors(4000, 0, 500) }},
 	{"as many factors as there can be", func(f *forged) { f.factors(record.MaxFactors, 0, 200) }},
-	{"an arm of megabytes", func(f *forged) { f.instead(record.TrialsFile, `"arm":"candidate"`, `"arm":"`+strings.Repeat("x", 2<<20)+`"`) }},
+	{"an arm of megabytes", func(f *forged) {
+		f.instead(record.TrialsFile, `"arm":"candidate"`, `"arm":"`+strings.Repeat("x", 2<<20)+`"`)
+	}},
 	{"factors of megabytes", func(f *forged) { f.factors(2, 1<<20, 500) }},
 	{"levels that are no numbers and no text", func(f *forged) {
 		levels := []string{"", "1e999", "-0", "NaN", "Infinity", strings.Repeat("9", 1000), forging, "0x1p-1074"}
