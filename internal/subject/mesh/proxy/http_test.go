@@ -523,7 +523,7 @@ func TestStalledUploads(t *testing.T) {
 	at, app := free(t), newUploads(t)
 	few := cluster("app", "", false, app.at)
 	few["circuit_breakers"] = object{"thresholds": list{object{"max_connections": 3}}}
-	route := object{"match": object{"prefix": "/"}, "route": object{"cluster": "app", "timeout": "1s"}}
+	route := object{"match": object{"prefix": "/"}, "route": object{"cluster": "app", "timeout": "3s"}}
 	start(t, few, listener(at, chain(hcm(nil, route))))
 
 	c, err := net.Dial("tcp", at)
@@ -544,7 +544,7 @@ func TestStalledUploads(t *testing.T) {
 	}
 	defer old.Close()
 	fmt.Fprint(old, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n12345")
-	time.Sleep(1500 * time.Millisecond) // longer than the route's time
+	time.Sleep(3500 * time.Millisecond) // longer than the route's time
 	if n := app.accepted.Load(); n != 0 {
 		t.Errorf("stalled requests have %d connections", n)
 	}
