@@ -18,8 +18,8 @@ type Latest struct {
 // NewLatest bounds connections to so many, at least one.
 func NewLatest(most int) *Latest { return &Latest{most: max(1, most)} }
 
-// Add counts a connection until the one that it returns is closed. raw is what c is upon, as TLS is: that is closed
-// where c has to go, because c might have something to say first, and wait for its peer.
+// Add counts a connection until the one that it returns is closed. raw is the connection below c, which c encrypts for
+// example: it is closed where c has to go, because c itself might say something first, and wait for its peer.
 func (l *Latest) Add(c, raw net.Conn) net.Conn {
 	own := &latest{Conn: c, raw: raw, of: l}
 	l.mu.Lock()

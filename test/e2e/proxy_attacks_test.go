@@ -362,7 +362,8 @@ var proxyAttacks = []proxyAttack{
 					return
 				}
 				go w.drain()
-				long := hpack.HeaderField{Name: "x-long", Value: strings.Repeat("~", []int{60_000, 10_000}[n%2])} // too many, or not
+				size := []int{60_000, 10_000}[n%2] // bytes: too many, or not
+				long := hpack.HeaderField{Name: "x-long", Value: strings.Repeat("~", size)}
 				for i := range uint32(100) {
 					if w.call(1+2*i, deltaMethod, long) != nil {
 						break
@@ -655,7 +656,8 @@ var proxyAttacks = []proxyAttack{
 			x.refused(codes.Unauthenticated, method)
 		}
 	}},
-	{name: "strangers in the place of proxies", mtls: true, ends: true, flags: []string{"--max-connections", "100"}, do: func(s *siege) {
+	{name: "strangers in the place of proxies", mtls: true, stays: true, changes: 6, flags: []string{
+		"--max-connections", "100"}, do: func(s *siege) {
 		config := s.tlsBy(s.stranger)
 		sideBySide(slices.Repeat([]func(){func() {
 			for range 100 {
@@ -664,6 +666,7 @@ var proxyAttacks = []proxyAttack{
 				}
 			}
 		}}, 4)...)
+		<-s.over.Done()
 	}},
 	{name: "a certificate of another authority", mtls: true, ends: true, do: func(s *siege) {
 		other, err := authority.New(authority.Options{})

@@ -244,9 +244,8 @@ func TestPlaneIdentityChanges(t *testing.T) {
 	}
 }
 
-// TestPlaneEndsStreams: the stream of a certificate whose root is no longer trusted ends at once, and that of one that
-// has ended before it would be told a new key. A proxy with another certificate goes on, on the connection of gRPC that
-// it has.
+// TestPlaneEndsStreams: the stream of a certificate whose root is no longer trusted ends at once. That of one that has
+// ended ends before it would be told a new key; its proxy goes on with the next certificate, by the same gRPC client.
 func TestPlaneEndsStreams(t *testing.T) {
 	const web = "spiffe://mesh.local/ns/default/sa/web"
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -347,8 +346,8 @@ func beginHTTP2(c net.Conn) {
 	_ = http2.NewFramer(c, nil).WriteSettings()
 }
 
-// TestPlaneStrangers: peers without a certificate take no place of proxies', however many come and stay, and whoever
-// has a token gets its certificate meanwhile.
+// TestPlaneStrangers: peers without a certificate keep no proxy out, however many come and stay, and whoever has a
+// token gets its certificate meanwhile.
 func TestPlaneStrangers(t *testing.T) {
 	const most, strangers = 8, 4
 	var tokens authority.Tokens

@@ -47,7 +47,7 @@ type Options struct {
 }
 
 // DefaultIdle is how long a connection may stay without a stream if nothing else is said. Data planes open one as soon
-// as they connect, and wait for half a minute at most before they try again.
+// as they connect.
 const DefaultIdle = 15 * time.Second
 
 // TimesOf reads the times (ns by pace.Now) that a stamped response tells in its version.

@@ -202,7 +202,7 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// What streams a connection may have. A data plane has one, and one more for each certificate that it asks for: Envoy
+// What streams a connection may have. A data plane has one, and one more for each certificate that it asks for. Envoy
 // has one for all types, because the other discovery services of xDS are not served.
 const (
 	maxStreams = 16

@@ -128,7 +128,7 @@ func TestTaken(t *testing.T) {
 	})
 }
 
-// TestIdleStreams: streams that nothing is said on count as what they take, with their headers, so that connections
+// TestIdleStreams: streams on which nothing is said count as what they take, with their headers, so that connections
 // with many of them are closed, and others served.
 func TestIdleStreams(t *testing.T) {
 	in, s := newIntake(), New(Options{Patience: forEver})

@@ -86,8 +86,8 @@ func loadOf(t *testing.T) load {
 
 // TestRotation: while certificates rotate, their root is replaced and the control plane restarts, no request through
 // two proxies with mutual TLS fails, on connections that are kept or on new ones, and no connection that is kept ends:
-// neither the client's, nor between the proxies, nor the proxies' to the control plane but by its restarts and where
-// the root of their certificate is dropped.
+// neither the client's, nor between the proxies, nor the proxies' to the control plane but by its restarts and when the
+// root of their certificate is dropped.
 func TestRotation(t *testing.T) {
 	for name, start := range map[string]starter{"envoy": startEnvoy, "proxy": startProxy} {
 		t.Run(name, func(t *testing.T) {
