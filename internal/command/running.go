@@ -43,6 +43,7 @@ const gone = 20 * time.Second
 type Running struct {
 	command Command
 	cmd     *exec.Cmd
+	group   *proc.Group
 	begun   time.Time
 
 	mu      sync.Mutex // guards all that is read from the pipes
@@ -63,7 +64,6 @@ type Running struct {
 	endMu    sync.Mutex
 	deadline time.Time      // until when it may take to end, after it was told to
 	hurry    bool           // it was killed: those that it left behind get no time
-	reaped   bool           // it was waited for: its pid may be another's now
 	seen     []proc.Process // its processes when it was told to end: some may outlive their parents
 }
 
@@ -94,7 +94,7 @@ func Start(c Command, begin func(*exec.Cmd) error, onEnd func(error)) (*Running,
 	cmd.Env = append(cmd.Environ(), c.Env...)
 	// A session of its own has no terminal: a program that asks for one is refused, instead of being stopped for good.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	r := &Running{command: c, cmd: cmd, buf: make([]byte, readBytes), told: make(chan struct{}),
+	r := &Running{command: c, cmd: cmd, group: proc.NewGroup(cmd), buf: make([]byte, readBytes), told: make(chan struct{}),
 		ended: make(chan struct{})}
 	writers, err := r.openPipes()
 	defer func() {
@@ -227,20 +227,11 @@ func (r *Running) endLine(s *stream) {
 
 // wait waits for the process, for those that it leaves behind, and for what they wrote.
 func (r *Running) wait(onEnd func(error)) {
-	pid := r.cmd.Process.Pid
 	// Until it is waited for, its pid is its own: so long its session can be told from a later one.
-	for {
-		var info unix.Siginfo
-		err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
+	r.group.Await()
 	left, endErr := r.settle()
-	r.endMu.Lock()
-	exit := r.cmd.Wait() // at once
-	r.reaped, r.endedAt = true, time.Now()
-	r.endMu.Unlock()
+	exit := r.group.Wait() // at once
+	r.endedAt = time.Now()
 	for deadline := time.Now().Add(lingering); r.read() && time.Now().Before(deadline); {
 		time.Sleep(pause)
 	}
@@ -379,18 +370,7 @@ func (r *Running) Ended() <-chan struct{} { return r.ended }
 // Exited says whether the process that was started has exited, by what the kernel says now: Ended and the function
 // given to Start follow once the processes that it left behind are gone too.
 func (r *Running) Exited() bool {
-	r.endMu.Lock()
-	defer r.endMu.Unlock()
-	if r.reaped {
-		return true
-	}
-	var info unix.Siginfo
-	for {
-		err := unix.Waitid(unix.P_PID, r.PID(), &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return err == nil && info.Signo != 0 // of a process that runs, nothing is filled in
-		}
-	}
+	return r.group.Exited()
 }
 
 // Err is why the command ended, after it has: nil where it ended with status 0 and left no process behind, or was told
@@ -425,7 +405,7 @@ func (r *Running) Stop() (killed bool) {
 	default:
 	}
 	r.remember()
-	r.signal(r.command.Stop)
+	r.group.Signal(r.command.Stop)
 	timer := time.NewTimer(r.command.StopTime)
 	defer timer.Stop()
 	select {
@@ -449,17 +429,8 @@ func (r *Running) Kill() {
 	default:
 	}
 	r.remember()
-	r.signal(unix.SIGKILL)
+	r.group.Signal(unix.SIGKILL)
 	<-r.ended
-}
-
-// signal sends a signal to the process group of the command, as long as its number cannot be another's.
-func (r *Running) signal(s syscall.Signal) {
-	r.endMu.Lock()
-	defer r.endMu.Unlock()
-	if !r.reaped {
-		_ = unix.Kill(-r.PID(), s) // it may have ended by now
-	}
 }
 
 // Failure is why the command ended, after it has, or that it ended. when reads on after "ended". It is of code

@@ -20,6 +20,7 @@ import (
 
 	"tare/internal/command"
 	"tare/internal/fault"
+	"tare/internal/host/proc"
 	"tare/internal/scratch"
 )
 
@@ -45,6 +46,7 @@ type Istiod struct {
 	HTTP string // host:port of its debug pages
 
 	cmd     *exec.Cmd
+	group   *proc.Group
 	scratch *scratch.Dir
 	api     *kubernetes
 	ended   chan struct{}
@@ -154,8 +156,9 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 		return nil, fault.Wrap(err, fault.Machine, o.Binary, "build it with 'make istiod'", "istiod cannot be started")
 	}
 	i.PID = i.cmd.Process.Pid
+	i.group = proc.NewGroup(i.cmd)
 	go func() {
-		i.err = i.cmd.Wait()
+		i.err = i.group.Wait()
 		close(i.ended)
 	}()
 	return i, i.ready(ctx)
@@ -248,7 +251,7 @@ func (i *Istiod) Close() (err error) {
 			select {
 			case <-i.ended:
 			case <-time.After(endTimeout):
-				_ = unix.Kill(-i.PID, unix.SIGKILL)
+				i.group.Signal(unix.SIGKILL)
 			}
 			<-i.ended
 		}

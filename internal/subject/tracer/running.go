@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/host/proc"
 	execload "tare/internal/load/exec"
 )
 
@@ -43,6 +44,7 @@ const (
 type Running struct {
 	tracer *Tracer
 	cmd    *exec.Cmd
+	group  *proc.Group
 	url    string // of the metrics
 
 	mu        sync.Mutex // guards all that is read from the pipes
@@ -80,7 +82,7 @@ func Start(t *Tracer, p Place, begin func(*exec.Cmd) error, onEnd func(error)) (
 	cmd.Env = append(cmd.Environ(), p.fill(t.Env...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it is told to end with its children, as by a terminal
 	r := &Running{
-		tracer: t, cmd: cmd, buf: make([]byte, readBytes),
+		tracer: t, cmd: cmd, group: proc.NewGroup(cmd), buf: make([]byte, readBytes),
 		saw: make(chan struct{}), told: make(chan struct{}), ended: make(chan struct{}),
 		delivered: newTally(t.Delivered), url: p.fill(t.Delivered.URL)[0],
 	}
@@ -197,7 +199,7 @@ func (r *Running) readLocked() bool {
 
 // wait waits for the process, and for what it wrote.
 func (r *Running) wait(onEnd func(error)) {
-	exit := r.cmd.Wait()
+	exit := r.group.Wait()
 	for deadline := time.Now().Add(leftTime); r.read() && time.Now().Before(deadline); {
 		time.Sleep(pause)
 	}
@@ -408,7 +410,7 @@ func (r *Running) Stop() (killed bool) {
 		return false
 	default:
 	}
-	_ = unix.Kill(-r.PID(), r.tracer.Stop) // it may have ended by now
+	r.group.Signal(r.tracer.Stop)
 	timer := time.NewTimer(r.tracer.StopTime)
 	defer timer.Stop()
 	select {
@@ -428,7 +430,7 @@ func (r *Running) Kill() {
 		return
 	default:
 	}
-	_ = unix.Kill(-r.PID(), unix.SIGKILL) // it may have ended by now
+	r.group.Signal(unix.SIGKILL)
 	<-r.ended
 }
 

@@ -11,11 +11,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"tare/internal/host/proc"
 	execload "tare/internal/load/exec"
 	"tare/test/vm/guest"
 )
@@ -135,6 +137,33 @@ func TestTracersThatFail(t *testing.T) {
 
 	if _, err := Start(&Tracer{Argv: []string{"no-such-tracer-anywhere"}}, Place{Dir: t.TempDir()}, begin, unasked(t)); !errors.Is(err, exec.ErrNotFound) {
 		t.Errorf("one that is not there: %v", err)
+	}
+}
+
+// TestStopAfterEnd: once a tracer has ended and was waited for, its number may be another process group's, and nothing
+// is sent to that, also while its output is still held open.
+func TestStopAfterEnd(t *testing.T) {
+	for name, stop := range map[string]func(*Running){"Stop": func(r *Running) { r.Stop() }, "Kill": (*Running).Kill} {
+		file := filepath.Join(t.TempDir(), "pid")
+		tr := shell(`sleep 1000 & echo $! > "$0"; exit 3`)
+		tr.Argv = append(tr.Argv, file)
+		r := start(t, tr, Place{}, func(error) {})
+		for !errors.Is(syscall.Kill(r.PID(), 0), syscall.ESRCH) {
+			time.Sleep(time.Millisecond)
+		}
+		stop(r) // the sleep stands for somebody else's group: it still has the number
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err := (proc.FS{}).Process(pid); err != nil || !p.Alive() {
+			t.Errorf("%s killed what has the number of the tracer's group: %+v, %v", name, p, err)
+		}
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may be gone
 	}
 }
 
