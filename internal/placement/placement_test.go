@@ -617,6 +617,51 @@ func TestClean(t *testing.T) {
 	}
 }
 
+// TestPutBack: a process that was moved because it has got the number of the one meant is put back beside its parent;
+// the one meant stays where it was moved to.
+func TestPutBack(t *testing.T) {
+	l := machine(t)
+	tree := newTree(t, l)
+	g, err := tree.Group("app", Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent := exec.Command("sh", "-c", "sleep 1000 & wait")
+	if err := g.Start(parent); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = parent.Process.Kill()
+		_ = parent.Wait()
+	})
+	for _, dir := range traces(l, tree.Name()) {
+		group, above := filepath.Join(dir, "app"), filepath.Dir(dir)
+		var child proc.Process
+		eventually(t, "its child runs", func() bool {
+			for _, pid := range cgroup.Members([]string{group}) {
+				if p, err := (proc.FS{}).Process(pid); err == nil && p.PPID == parent.Process.Pid {
+					child = p
+				}
+			}
+			return child.PID != 0
+		})
+		before := child
+		before.Start--
+		for _, c := range []struct {
+			meant proc.Process
+			back  bool
+		}{{child, false}, {before, true}} {
+			if err := cgroup.Write(filepath.Join(above, "cgroup.procs"), strconv.Itoa(child.PID)); err != nil {
+				t.Fatal(err)
+			}
+			other, err := putBack(child.PID, c.meant, above)
+			if is := slices.Contains(cgroup.Members([]string{group}), child.PID); err != nil || other != c.back || is != c.back {
+				t.Errorf("%s: put back %t, in its group %t, want %t: %v", group, other, is, c.back, err)
+			}
+		}
+	}
+}
+
 // TestCleanRemovesProbes: a process that was killed while it tried whether it can make groups leaves one in a single
 // hierarchy.
 func TestCleanRemovesProbes(t *testing.T) {

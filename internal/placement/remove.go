@@ -328,21 +328,51 @@ func named(pid int) string { return fmt.Sprintf("process %d (%s)", pid, comm(pid
 // move moves a process that is in some of the groups to the groups above them.
 func (r *Report) move(pid int, trees []string) error {
 	p := Process{PID: pid, Comm: comm(pid), Tree: filepath.Base(trees[0])}
+	meant, err := proc.FS{}.Process(pid)
+	if err != nil {
+		return nil //nolint:nilerr // it has ended
+	}
 	moved := false
 	for _, dir := range trees {
 		if !slices.Contains(cgroup.Members([]string{dir}), pid) {
 			continue
 		}
-		err := cgroup.Write(filepath.Join(filepath.Dir(dir), "cgroup.procs"), strconv.Itoa(pid))
+		above := filepath.Dir(dir)
+		err := cgroup.Write(filepath.Join(above, "cgroup.procs"), strconv.Itoa(pid))
 		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("moving process %d (%s) out of %s: %w", pid, p.Comm, dir, err)
 		}
-		moved = moved || err == nil
+		other, err2 := putBack(pid, meant, above)
+		if err2 != nil {
+			return err2
+		}
+		moved = moved || err == nil && !other
 	}
 	if moved {
 		r.Moved = append(r.Moved, p)
 	}
 	return nil
+}
+
+// putBack puts a process that was moved to a group back to where it was, if it is not the one meant: a group takes bare
+// numbers, and this one may have become another process's just before it was written. So young a process is where its
+// parent is.
+func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
+	now, err := proc.FS{}.Process(pid)
+	if err != nil || now.Start == meant.Start {
+		return false, nil //nolint:nilerr // it has ended, or is the one meant
+	}
+	for _, dir := range cgroup.Below(from) {
+		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // one that cannot be read has gone
+		if dir == from || !slices.Contains(strings.Fields(string(text)), strconv.Itoa(now.PPID)) {
+			continue
+		}
+		err := cgroup.Write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid))
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return true, fmt.Errorf("putting %s back into %s: %w", named(pid), dir, err)
+		}
+	}
+	return true, nil
 }
 
 // markOf is the tree that a process is marked as of, by its environment or else by an open file; empty for none and
