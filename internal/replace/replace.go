@@ -14,8 +14,8 @@ import (
 // partSuffix ends the names of files that are being written. They begin with a dot and the name that they will have.
 const partSuffix = ".part"
 
-// File makes or replaces the file at a path, with the mode, through a new file beside it. The data is on the disk when
-// it returns.
+// File makes or replaces the file at a path through a new file beside it, with what the umask leaves of the mode. The
+// data is on the disk when it returns.
 func File(path string, data []byte, mode fs.FileMode) error {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -27,14 +27,11 @@ func File(path string, data []byte, mode fs.FileMode) error {
 // In is File in a directory that is open.
 func In(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 	part := prefix(name) + rand.Text() + partSuffix
-	f, err := root.OpenFile(part, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
+	f, err := root.OpenFile(part, os.O_CREATE|os.O_WRONLY|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
-	if err == nil && mode != 0o600 {
-		err = f.Chmod(mode) // whatever the umask is
-	}
 	if err == nil {
 		err = f.Sync()
 	}

@@ -28,16 +28,21 @@ func names(t *testing.T, dir string) (all []string) {
 func TestFile(t *testing.T) {
 	dir := t.TempDir()
 	path, other := filepath.Join(dir, "file"), filepath.Join(dir, "other")
-	defer unix.Umask(unix.Umask(0o077))
-	for _, mode := range []fs.FileMode{0o644, 0o600, 0o644} {
-		if err := File(path, []byte(mode.String()), mode); err != nil {
+	umask := unix.Umask(0o022)
+	defer unix.Umask(umask)
+	for _, c := range []struct{ mode, umask, want fs.FileMode }{
+		{0o644, 0o022, 0o644}, {0o644, 0o077, 0o600}, {0o600, 0o022, 0o600}, {0o600, 0, 0o600}, {0o644, 0, 0o644}, {0o644, 0o027, 0o640},
+	} {
+		unix.Umask(int(c.umask))
+		if err := File(path, []byte(c.mode.String()), c.mode); err != nil {
 			t.Fatal(err)
 		}
 		info, err := os.Stat(path)
-		if text, _ := os.ReadFile(path); err != nil || info.Mode() != mode || string(text) != mode.String() {
-			t.Errorf("%v, %v: %q", info.Mode(), err, text)
+		if text, _ := os.ReadFile(path); err != nil || info.Mode() != c.want || string(text) != c.mode.String() {
+			t.Errorf("%v with a umask of %#o: %v, %v: %q", c.mode, c.umask, info.Mode(), err, text)
 		}
 	}
+	unix.Umask(0o077)
 	if err := errors.Join(os.WriteFile(other, []byte("theirs"), 0o600), os.Remove(path), os.Symlink(other, path)); err != nil {
 		t.Fatal(err)
 	}
