@@ -182,8 +182,16 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	return a.Join(ctx, n.Run)
 }
 
-// ownDirectory makes the directory for trials where there is none, and refuses one that others can change.
+// ownDirectory makes the directory for trials where there is none, and refuses one that others can change, or whose
+// place they can give to another: it is named to processes, and files are written below its name.
 func ownDirectory(dir string) error {
+	notOurs := func(err error) error {
+		return fault.Wrap(err, fault.Usage, dir, "name a directory of your own with --dir, in which nobody else can change a part of the path",
+			"the directory for trials is not yours alone")
+	}
+	if err := ours.CheckPath(dir); err != nil {
+		return notOurs(err)
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fault.Wrap(err, fault.Machine, dir, "name a directory that can be written with --dir", "the directory for trials cannot be made")
 	}
@@ -191,7 +199,10 @@ func ownDirectory(dir string) error {
 	if err == nil {
 		err = ours.Check(info, ours.Write)
 	}
-	return fault.Wrap(err, fault.Usage, dir, "name a directory of your own with --dir", "the directory for trials is not yours alone")
+	if err == nil {
+		err = ours.CheckPath(dir) // with what was made
+	}
+	return notOurs(err)
 }
 
 // warnExpiring says that certificates end soon. The error is of those that have ended.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -19,11 +21,8 @@ const (
 // Check says why a file or a directory is not this user's and root's alone: it belongs to another user, or its mode has
 // some of the bits of mask.
 func Check(info fs.FileInfo, mask fs.FileMode) error {
-	switch s, known := info.Sys().(*syscall.Stat_t); {
-	case !known:
-		return errors.New("nobody knows whom it belongs to")
-	case s.Uid != 0 && int64(s.Uid) != int64(os.Geteuid()):
-		return fmt.Errorf("it belongs to another user (%d)", s.Uid)
+	if err := checkOwner(info); err != nil {
+		return err
 	}
 	mode := info.Mode().Perm()
 	switch {
@@ -31,6 +30,16 @@ func Check(info fs.FileInfo, mask fs.FileMode) error {
 		return fmt.Errorf("others may write to it (its mode is %#o)", mode)
 	case mode&mask != 0:
 		return fmt.Errorf("others may read it (its mode is %#o)", mode)
+	}
+	return nil
+}
+
+func checkOwner(info fs.FileInfo) error {
+	switch s, known := info.Sys().(*syscall.Stat_t); {
+	case !known:
+		return errors.New("nobody knows whom it belongs to")
+	case s.Uid != 0 && int64(s.Uid) != int64(os.Geteuid()):
+		return fmt.Errorf("it belongs to another user (%d)", s.Uid)
 	}
 	return nil
 }
@@ -43,4 +52,58 @@ func CheckShared(info fs.FileInfo) error {
 		mask = 0
 	}
 	return Check(info, mask)
+}
+
+// maxLinks is how many links a path may lead through, as in the kernel.
+const maxLinks = 40
+
+// CheckPath says why somebody else could put another directory in the place of the one at a path: a directory on the
+// way there is one in which others can take things away (CheckShared), or a link on the way is another user's. What
+// does not exist yet, and all that is below, is in order.
+func CheckPath(path string) error {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	at, rest, links := "/", strings.Split(path, "/"), 0
+	for len(rest) > 0 {
+		name := rest[0]
+		rest = rest[1:]
+		switch name {
+		case "..": // of a link, for Abs leaves none
+			at = filepath.Dir(at)
+			continue
+		case ".":
+			continue
+		}
+		next := filepath.Join(at, name) // the root itself for an empty name
+		info, err := os.Lstat(next)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return err
+		case info.Mode().Type() != fs.ModeSymlink:
+			if err := CheckShared(info); err != nil {
+				return fmt.Errorf("%s: %w", next, err)
+			}
+			at = next
+			continue
+		}
+		if err := checkOwner(info); err != nil {
+			return fmt.Errorf("the link %s: %w", next, err)
+		}
+		if links++; links > maxLinks {
+			return fmt.Errorf("there are more than %d links on the way", maxLinks)
+		}
+		to, err := os.Readlink(next)
+		if err != nil {
+			return err
+		}
+		if filepath.IsAbs(to) {
+			at = "/"
+		}
+		rest = append(strings.Split(to, "/"), rest...)
+	}
+	return nil
 }

@@ -426,6 +426,19 @@ var directoryAttacks = []struct {
 		s.refuses("another user", "node", "--join", "127.0.0.1:1", "--name", "a", "--ca", filepath.Join(keys, "authority.pem"),
 			"--cert", own+".pem", "--key", own+".key", "--dir", s.own("node"))
 	}},
+	{"a directory for a node's trials below a stranger's", func(s *shared) {
+		keys := attackedKeys(s.t, "a")
+		own := filepath.Join(keys, "a")
+		s.try(os.Mkdir(s.at("mine"), 0o755), os.Mkdir(filepath.Join(s.own("theirs"), "mine"), 0o755),
+			os.Symlink(s.precious, s.at("link")), os.Lchown(s.at("link"), stranger, stranger))
+		for _, dir := range []string{s.at("mine"), s.at("theirs/mine"), s.at("new"), s.at("link")} {
+			s.refuses("another user", "node", "--join", "127.0.0.1:1", "--name", "a", "--ca", filepath.Join(keys, "authority.pem"),
+				"--cert", own+".pem", "--key", own+".key", "--dir", dir)
+		}
+		if _, err := os.Lstat(s.at("new")); err == nil {
+			s.t.Error("a directory was made in a stranger's")
+		}
+	}},
 	{"names that steer", func(s *shared) {
 		name := "\x1b[2J\x1b]0;owned\a\r\u202e.yaml"
 		s.try(os.WriteFile(s.at(name), []byte("nonsense: true\n"), 0o644), os.Mkdir(s.at("\x1b[31mrun"), 0o755))
