@@ -330,7 +330,7 @@ func TestPlaneEndsStreams(t *testing.T) {
 			t.Error(err)
 		}
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-			if stream, err = open(); err == nil {
+			if _, err = open(); err == nil {
 				break
 			}
 			if time.Now().After(deadline) {
