@@ -46,6 +46,9 @@ type Fleet struct {
 	cancels []context.CancelFunc
 	running sync.WaitGroup
 
+	codec   codec
+	lastEnd atomic.Pointer[error] // why the last connection ended that was not closed here
+
 	missing atomic.Int64 // proxies that have not yet had all that they asked for
 	wake    chan struct{}
 	watch   atomic.Pointer[watch]
@@ -65,7 +68,8 @@ type Counts struct {
 
 // New makes a fleet of n proxies, none of which is connected.
 func New(n int, o Options) *Fleet {
-	f := &Fleet{o: o, wake: make(chan struct{}, 1), proxies: make([]*proxy, n), cancels: make([]context.CancelFunc, n)}
+	f := &Fleet{o: o, codec: newCodec(), wake: make(chan struct{}, 1), proxies: make([]*proxy, n),
+		cancels: make([]context.CancelFunc, n)}
 	f.contents = contents{markOf: o.MarkOf, seed: maphash.MakeSeed()}
 	for i := range f.proxies {
 		f.proxies[i] = &proxy{fleet: f, index: i}
@@ -136,7 +140,9 @@ func (f *Fleet) dial(i int) (*grpc.ClientConn, error) {
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.5, Jitter: 0.5, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: time.Minute}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(256<<20), grpc.WaitForReady(true)))
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.ForceCodecV2(f.codec),
+			grpc.WaitForReady(true)))
 }
 
 // serve runs a proxy's streams, one after the other.
@@ -150,6 +156,7 @@ func (f *Fleet) serve(ctx context.Context, p *proxy, cc *grpc.ClientConn) {
 			return
 		}
 		f.counts.ends.Add(1)
+		f.lastEnd.Store(&err)
 		if f.o.OnEnd != nil {
 			f.o.OnEnd(p.index, err)
 		}
@@ -217,8 +224,8 @@ func (f *Fleet) Complete(ctx context.Context) ([]int64, error) {
 		select {
 		case <-f.wake:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%d of %d proxies do not have all that they asked for: %w", f.missing.Load(), len(f.proxies),
-				ctx.Err())
+			return nil, fmt.Errorf("%d of %d proxies do not have all that they asked for: %w%s", f.missing.Load(),
+				len(f.proxies), ctx.Err(), f.lastWords())
 		}
 	}
 	var at []int64
@@ -229,6 +236,14 @@ func (f *Fleet) Complete(ctx context.Context) ([]int64, error) {
 	}
 	slices.Sort(at)
 	return at, nil
+}
+
+// lastWords says why the last connection ended, where one has.
+func (f *Fleet) lastWords() string {
+	if err := f.lastEnd.Load(); err != nil {
+		return fmt.Sprintf("; a connection ended: %v", *err)
+	}
+	return ""
 }
 
 // Has is what a proxy has, as digests by type and name, where Options.Keep; nil: nothing yet. Digests are those of one

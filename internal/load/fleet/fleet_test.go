@@ -7,6 +7,7 @@ import (
 	"net"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	xds "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"tare/internal/subject/mesh/controlplane"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
@@ -287,6 +289,64 @@ func TestComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, f, c)
+}
+
+// TestTooLarge: a control plane that says more than any mesh needs is refused, and why is said.
+func TestTooLarge(t *testing.T) {
+	empty := slices.Repeat([]*anypb.Any{{}}, maxFields+1)
+	for name, c := range map[string]struct {
+		response *discoveryv3.DiscoveryResponse
+		want     string
+	}{
+		"bytes":     {&discoveryv3.DiscoveryResponse{Nonce: strings.Repeat("x", maxMessage)}, "larger than max"},
+		"resources": {&discoveryv3.DiscoveryResponse{Resources: empty}, "more than 200000 resources"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := listen(t)
+			server := grpc.NewServer()
+			discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, saying{response: c.response})
+			go func() { _ = server.Serve(l) }() // until Stop
+			defer server.Stop()
+			ended := make(chan error, 1)
+			f := New(1, Options{Address: l.Addr().String(), Node: nodeOf, MarkOf: markOf,
+				OnEnd: func(_ int, err error) { ended <- err }})
+			defer f.Close()
+			if err := f.Connect(t.Context(), 0, 1); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case err := <-ended:
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("got %v, want %q", err, c.want)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("it is taken")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if f.Missing() > 0 {
+				if _, err := f.Complete(ctx); err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("what is missing: %v, want %q", err, c.want)
+				}
+			}
+		})
+	}
+}
+
+// saying is a control plane that says one thing.
+type saying struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	response *discoveryv3.DiscoveryResponse
+}
+
+func (s saying) StreamAggregatedResources(
+	g discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer,
+) error {
+	if err := g.Send(s.response); err != nil {
+		return err
+	}
+	<-g.Context().Done()
+	return nil
 }
 
 // TestGone: proxies that leave take what they were told of with them, here as well.
