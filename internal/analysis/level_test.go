@@ -35,7 +35,8 @@ func TestAt(t *testing.T) {
 func TestLevelKey(t *testing.T) {
 	seen := map[string]map[string]string{}
 	for _, level := range []map[string]string{
-		nil, {"": ""}, {"a": "b"}, {"a": "1 b"}, {"a": "", "b": ""}, {"a": "1 b0 "}, {"a1 b": ""}, {"a": "b1 c1 d"}, {"a": "b", "c": "d"},
+		nil, {"": ""}, {"a": "b"}, {"a": "1 b"}, {"a": "", "b": ""}, {"a": "1 b0 "},
+		{"a1 b": ""}, {"a": "b1 c1 d"}, {"a": "b", "c": "d"},
 	} {
 		key := LevelKey(level)
 		if other, is := seen[key]; is {

@@ -186,7 +186,7 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 // place they can give to another: it is named to processes, and files are written below its name.
 func ownDirectory(dir string) error {
 	notOurs := func(err error) error {
-		return fault.Wrap(err, fault.Usage, dir, "name a directory of your own with --dir, in which nobody else can change a part of the path",
+		return fault.Wrap(err, fault.Usage, dir, "name a directory of your own with --dir, and below no other user's",
 			"the directory for trials is not yours alone")
 	}
 	if err := ours.CheckPath(dir); err != nil {

@@ -422,7 +422,8 @@ func TestShownCertificates(t *testing.T) {
 	sign := func(key *ecdsa.PrivateKey, use x509.ExtKeyUsage, end time.Time) tls.Certificate {
 		t.Helper()
 		der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-			SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: coordinatorName}, DNSNames: []string{coordinatorName},
+			SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: coordinatorName},
+			DNSNames:  []string{coordinatorName},
 			NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: end, ExtKeyUsage: []x509.ExtKeyUsage{use},
 		}, authority.certificate, &key.PublicKey, authority.key)
 		if err != nil {
@@ -447,8 +448,11 @@ func TestShownCertificates(t *testing.T) {
 		return c
 	}
 	for side, uses := range map[string][2]x509.ExtKeyUsage{
-		"a node": {x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, "a coordinator": {x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		"a node":        {x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		"a coordinator": {x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	} {
+		two := sign(own, uses[0], later)
+		two.Certificate = append(two.Certificate, authority.certificate.Raw)
 		for _, c := range []struct {
 			name  string
 			shown tls.Certificate
@@ -456,7 +460,7 @@ func TestShownCertificates(t *testing.T) {
 		}{
 			{"a good one", sign(own, uses[0], later), ""},
 			{"none", tls.Certificate{}, "tls: "},
-			{"two", tls.Certificate{PrivateKey: own, Certificate: [][]byte{sign(own, uses[0], later).Certificate[0], authority.certificate.Raw}}, "the peer shows 2 certificates"},
+			{"two", two, "the peer shows 2 certificates"},
 			{"a chain", chain(uses[0]), "the peer shows 21 certificates"},
 			{"another curve", sign(large, uses[0], later), "not an ECDSA key on P-256"},
 			{"another use", sign(own, uses[1], later), "incompatible key usage"},

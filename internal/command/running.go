@@ -94,8 +94,8 @@ func Start(c Command, begin func(*exec.Cmd) error, onEnd func(error)) (*Running,
 	cmd.Env = append(cmd.Environ(), c.Env...)
 	// A session of its own has no terminal: a program that asks for one is refused, instead of being stopped for good.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	r := &Running{command: c, cmd: cmd, group: proc.NewGroup(cmd), buf: make([]byte, readBytes), told: make(chan struct{}),
-		ended: make(chan struct{})}
+	r := &Running{command: c, cmd: cmd, group: proc.NewGroup(cmd), buf: make([]byte, readBytes),
+		told: make(chan struct{}), ended: make(chan struct{})}
 	writers, err := r.openPipes()
 	defer func() {
 		for _, w := range writers {

@@ -63,10 +63,13 @@ func TestCheckPath(t *testing.T) {
 		}
 	}
 	const stranger = 12345
-	try(os.MkdirAll(at("mine/below"), 0o755), os.MkdirAll(at("strange/mine"), 0o755), os.Chown(at("strange"), stranger, stranger),
-		os.MkdirAll(at("all/mine"), 0o755), os.Chmod(at("all"), 0o777), os.MkdirAll(at("sticky/mine"), 0o755), os.Chmod(at("sticky"), 0o777|os.ModeSticky),
-		os.Symlink("mine", at("link")), os.Symlink(at("strange"), at("mine/to-strange")), os.Symlink("../strange/mine", at("mine/into-strange")),
-		os.Symlink(at("mine"), at("sticky/theirs")), os.Lchown(at("sticky/theirs"), stranger, stranger), os.Symlink("circle", at("circle")))
+	try(os.MkdirAll(at("mine/below"), 0o755),
+		os.MkdirAll(at("strange/mine"), 0o755), os.Chown(at("strange"), stranger, stranger),
+		os.MkdirAll(at("all/mine"), 0o755), os.Chmod(at("all"), 0o777),
+		os.MkdirAll(at("sticky/mine"), 0o755), os.Chmod(at("sticky"), 0o777|os.ModeSticky),
+		os.Symlink("mine", at("link")), os.Symlink("circle", at("circle")),
+		os.Symlink(at("strange"), at("mine/to-strange")), os.Symlink("../strange/mine", at("mine/into-strange")),
+		os.Symlink(at("mine"), at("sticky/theirs")), os.Lchown(at("sticky/theirs"), stranger, stranger))
 	for _, c := range []struct{ path, want string }{
 		{"mine", ""},
 		{"mine/below", ""},

@@ -655,7 +655,8 @@ func TestPutBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			other, err := putBack(child.PID, c.meant, above)
-			if is := slices.Contains(cgroup.Members([]string{group}), child.PID); err != nil || other != c.back || is != c.back {
+			is := slices.Contains(cgroup.Members([]string{group}), child.PID)
+			if err != nil || other != c.back || is != c.back {
 				t.Errorf("%s: put back %t, in its group %t, want %t: %v", group, other, is, c.back, err)
 			}
 		}

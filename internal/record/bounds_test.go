@@ -215,7 +215,8 @@ func TestFactorsOfTrials(t *testing.T) {
 		}
 		refused := func(what string, code fault.Code, err error) {
 			t.Helper()
-			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.CodeOf(err) != code) {
+			if (err == nil) != (c.want == "") ||
+				err != nil && (!strings.Contains(err.Error(), c.want) || fault.CodeOf(err) != code) {
 				t.Errorf("%s: %s: %v, want %q", c.name, what, err, c.want)
 			}
 		}
@@ -255,7 +256,7 @@ func TestCreateRefusesWhatCannotBeRead(t *testing.T) {
 	}{
 		"as many factors as there can be": {factors(MaxFactors, maxPlaceBytes), ""},
 		"a factor more":                   {factors(MaxFactors+1, maxPlaceBytes), "65 factors, and 64 are allowed"},
-		"a byte more of factors":          {factors(MaxFactors, maxPlaceBytes+1), "its arm and its factors have 4097 bytes of text"},
+		"a byte more of factors":          {factors(MaxFactors, maxPlaceBytes+1), "its factors have 4097 bytes of text"},
 		"the largest plan":                {plan(MaxTrials, MaxPlaces), ""},
 		"trials":                          {plan(MaxTrials+1, 1), "its plan has 20001 trials"},
 		"levels":                          {plan(MaxTrials, MaxPlaces+1), "more than 1000 levels"},

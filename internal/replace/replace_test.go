@@ -31,7 +31,8 @@ func TestFile(t *testing.T) {
 	umask := unix.Umask(0o022)
 	defer unix.Umask(umask)
 	for _, c := range []struct{ mode, umask, want fs.FileMode }{
-		{0o644, 0o022, 0o644}, {0o644, 0o077, 0o600}, {0o600, 0o022, 0o600}, {0o600, 0, 0o600}, {0o644, 0, 0o644}, {0o644, 0o027, 0o640},
+		{0o644, 0o022, 0o644}, {0o644, 0o077, 0o600}, {0o600, 0o022, 0o600},
+		{0o600, 0, 0o600}, {0o644, 0, 0o644}, {0o644, 0o027, 0o640},
 	} {
 		unix.Umask(int(c.umask))
 		if err := File(path, []byte(c.mode.String()), c.mode); err != nil {
