@@ -204,10 +204,27 @@ func TestEnvironWhileItChanges(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}()
+	executes(t, cmd.Process.Pid, "sh")
 	for range 2000 {
 		value, has, err := FS{}.Getenv(cmd.Process.Pid, "TARE_TEST", new(time.Minute))
 		if err != nil || !has || value != "yes" {
 			t.Fatalf("its variable is %q, %v, %v", value, has, err)
+		}
+	}
+}
+
+// executes waits until a child executes the program that was started. Go goes on as soon as the child no longer needs
+// its memory (vfork), and that is a moment before it has memory of its own: until then it shows the environment of this
+// process (exec_mmap in fs/exec.c).
+func executes(t *testing.T, pid int, comm string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		now, err := FS{}.Comm(pid)
+		if err == nil && now == comm {
+			return
+		}
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("it is %q, not %s: %v", now, comm, err)
 		}
 	}
 }
@@ -267,8 +284,21 @@ func TestClaimedEnvironment(t *testing.T) {
 	}
 }
 
-// TestNoEnviron: a zombie has no environment.
+// TestNoEnviron: neither a zombie has an environment nor a process that was given none.
 func TestNoEnviron(t *testing.T) {
+	bare := exec.Command("/bin/sleep", "100")
+	bare.Env = []string{}
+	if err := bare.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = bare.Process.Kill()
+		_ = bare.Wait()
+	}()
+	executes(t, bare.Process.Pid, "sleep")
+	if value, has, err := (FS{}).Getenv(bare.Process.Pid, "PATH", new(time.Second)); err != nil || has {
+		t.Errorf("of one without: %q, %v", value, err)
+	}
 	cmd := exec.Command("/bin/sleep", "100")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
