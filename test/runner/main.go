@@ -49,11 +49,12 @@ var steps = []step{
 		run: packages(1, func(p string) bool { return p == "tare/test/vm" }, "-parallel", "3")},
 	{name: "pure", what: "tests that only compute", beside: true, run: packages(1, pure)},
 	{name: "unit", what: "unit and kernel tests", run: inTurn(
-		packages(2, modest),
+		packages(3, modest),
 		packages(1, func(p string) bool { return !outside(p) && !pure(p) && !modest(p) }),
 	)},
 	{name: "browser", what: "the report in a browser", run: packages(1, func(p string) bool { return p == "tare/test/browser" })},
-	{name: "e2e", what: "end-to-end tests", run: packages(1, func(p string) bool { return p == "tare/test/e2e" })},
+	// Of its tests those run at the same time that wait more than they work.
+	{name: "e2e", what: "end-to-end tests", run: packages(1, func(p string) bool { return p == "tare/test/e2e" }, "-parallel", "4")},
 }
 
 // outside says whether a package's tests look at what is finished, in a step of their own, and so come last.
@@ -68,8 +69,8 @@ func pure(p string) bool {
 	return slices.Contains([]string{"analysis", "cli", "comparison", "load/running", "record", "report", "stats"}, p)
 }
 
-// modest says whether a package's tests measure nothing of the machine, and so can run two at a time: they wait more
-// than they work.
+// modest says whether a package's tests measure nothing of the machine, and so can run beside each other: they wait
+// more than they work.
 func modest(p string) bool {
 	p = strings.TrimPrefix(p, "tare/internal/")
 	return slices.Contains([]string{"cluster", "command", "oci", "role", "tare/release/provenance", "tare/test/runner"}, p) ||
