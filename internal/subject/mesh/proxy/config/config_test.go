@@ -76,6 +76,12 @@ func TestRefusals(t *testing.T) {
 		{routes, &routev3.RouteConfiguration{}, `{"name": "r", "virtual_hosts": [{"name": "v", "domains": ["*"], "routes": ` +
 			`[{"match": {"prefix": "/"}, "route": {"cluster": "c", "hash_policy": [{}]}}]}]}`,
 			`routes "r": virtual_hosts[0].routes[0].route.hash_policy: is not supported`},
+		{routes, &routev3.RouteConfiguration{}, `{"name": "r", "virtual_hosts": [{"name": "v", "domains": ["*"], "routes": ` +
+			`[{"match": {"prefix": "/"}, "route": {"cluster": "c", "prefix_rewrite": "/ HTTP/1.1\r\nX: y"}}]}]}`,
+			`routes "r": virtual_hosts[0].routes[0].route.prefix_rewrite: has a blank or a control character`},
+		{routes, &routev3.RouteConfiguration{}, `{"name": "r", "virtual_hosts": [{"name": "v", "domains": ["*"], "routes": ` +
+			`[{"match": {"prefix": "/"}, "route": {"cluster": "c", "host_rewrite_literal": "a\nX: y"}}]}]}`,
+			`routes "r": virtual_hosts[0].routes[0].route.host_rewrite_literal: has a blank or a control character`},
 		{secret, &tlsv3.Secret{}, `{"name": "s", "tls_certificate": {"private_key": {"inline_string": "-----BEGIN PRIVATE KEY-----\nTOPSECRET"}, ` +
 			`"certificate_chain": {"inline_string": "none"}}}`,
 			`secret "s": tls_certificate: certificate and key make no pair`},

@@ -232,6 +232,12 @@ func (r *Route) action(m *routev3.RouteAction, of *routev3.RouteMatch) error {
 		}
 	}
 	r.Rewrite = Rewrite{Host: m.GetHostRewriteLiteral(), Prefix: m.GetPrefixRewrite()}
+	for field, text := range map[string]string{"host_rewrite_literal": r.Rewrite.Host, "prefix_rewrite": r.Rewrite.Prefix} {
+		// It goes into the first line or a header of requests: a blank or the end of a line would begin something else.
+		if strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c == 0x7f }) {
+			return translate.In(field, translate.Refuse("has a blank or a control character"))
+		}
+	}
 	if r.Rewrite.Prefix != "" {
 		switch p := of.GetPathSpecifier().(type) {
 		case *routev3.RouteMatch_Prefix:
