@@ -30,21 +30,3 @@ func TestAt(t *testing.T) {
 		t.Errorf("%q, want %q", all, want)
 	}
 }
-
-// Levels that differ have different keys, whatever their text: nothing in it can pass for the end of a name.
-func TestLevelKey(t *testing.T) {
-	seen := map[string]map[string]string{}
-	for _, level := range []map[string]string{
-		nil, {"": ""}, {"a": "b"}, {"a": "1 b"}, {"a": "", "b": ""}, {"a": "1 b0 "},
-		{"a1 b": ""}, {"a": "b1 c1 d"}, {"a": "b", "c": "d"},
-	} {
-		key := LevelKey(level)
-		if other, is := seen[key]; is {
-			t.Errorf("%v and %v are both %q", level, other, key)
-		}
-		seen[key] = level
-	}
-	if LevelKey(nil) != LevelKey(map[string]string{}) {
-		t.Error("a level without factors has two keys")
-	}
-}

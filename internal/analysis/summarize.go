@@ -117,20 +117,7 @@ type values struct{ metrics, lag map[string]float64 }
 // factors is one level of an experiment.
 type factors map[string]string
 
-func (f factors) key() string { return LevelKey(f) }
-
-// LevelKey tells levels apart. It is made many times for each metric, of text that anybody may have written: nothing is
-// quoted, and lengths say where names and values end.
-func LevelKey(level map[string]string) string {
-	var b []byte
-	for _, name := range slices.Sorted(maps.Keys(level)) {
-		for _, text := range []string{name, level[name]} {
-			b = strconv.AppendInt(b, int64(len(text)), 10)
-			b = append(append(b, ' '), text...)
-		}
-	}
-	return string(b)
-}
+func (f factors) key() string { return record.LevelKey(f) }
 
 // LevelNumber is a level as a number, where it is one: a duration counts in seconds.
 func LevelNumber(level string) (float64, bool) {

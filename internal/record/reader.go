@@ -12,7 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
+	"strconv"
 
 	"tare/internal/fault"
 	"tare/internal/regular"
@@ -138,13 +138,19 @@ func (p PlannedTrial) checkPlace() error {
 }
 
 // placeOf tells the places of a plan apart: an arm at a level.
-func placeOf(p PlannedTrial) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%q", p.Arm)
-	for _, name := range slices.Sorted(maps.Keys(p.Factors)) {
-		fmt.Fprintf(&b, " %q=%q", name, p.Factors[name])
+func placeOf(p PlannedTrial) string { return fmt.Sprintf("%q %s", p.Arm, LevelKey(p.Factors)) }
+
+// LevelKey tells levels apart. It is made many times for each metric, of text that anybody may have written: nothing is
+// quoted, and lengths say where names and values end.
+func LevelKey(level map[string]string) string {
+	var b []byte
+	for _, name := range slices.Sorted(maps.Keys(level)) {
+		for _, text := range []string{name, level[name]} {
+			b = strconv.AppendInt(b, int64(len(text)), 10)
+			b = append(append(b, ' '), text...)
+		}
 	}
-	return b.String()
+	return string(b)
 }
 
 func readAll(path string, most int64) ([]byte, error) {

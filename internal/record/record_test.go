@@ -329,3 +329,21 @@ func TestWriterFollowsNoLinks(t *testing.T) {
 		t.Errorf("left in the directory: %v, %v", left, err)
 	}
 }
+
+// Levels that differ have different keys, whatever their text: nothing in it can pass for the end of a name.
+func TestLevelKey(t *testing.T) {
+	seen := map[string]map[string]string{}
+	for _, level := range []map[string]string{
+		nil, {"": ""}, {"a": "b"}, {"a": "1 b"}, {"a": "", "b": ""}, {"a": "1 b0 "},
+		{"a1 b": ""}, {"a": "b1 c1 d"}, {"a": "b", "c": "d"},
+	} {
+		key := LevelKey(level)
+		if other, is := seen[key]; is {
+			t.Errorf("%v and %v are both %q", level, other, key)
+		}
+		seen[key] = level
+	}
+	if LevelKey(nil) != LevelKey(map[string]string{}) {
+		t.Error("a level without factors has two keys")
+	}
+}

@@ -171,7 +171,7 @@ func (t *text) byLevel(s *analysis.Summary, levels []map[string]string, arms []s
 	cells := map[place]string{}
 	for i := range s.Estimates {
 		if e := &s.Estimates[i]; e.Component == "" {
-			cells[place{e.Metric, e.Arm, analysis.LevelKey(e.Factors)}] = changeCell(s, *e)
+			cells[place{e.Metric, e.Arm, record.LevelKey(e.Factors)}] = changeCell(s, *e)
 		}
 	}
 	levels, between := outer(levels, max(maxSweepRows/max(len(arms), 1), 2))
@@ -188,7 +188,7 @@ func (t *text) byLevel(s *analysis.Summary, levels []map[string]string, arms []s
 				at = append(at, place{})
 			}
 			rows = append(rows, []string{clean(name), clean(s.ArmName(arm))})
-			at = append(at, place{"", arm, analysis.LevelKey(level)})
+			at = append(at, place{"", arm, record.LevelKey(level)})
 		}
 	}
 	head := []string{"", "arm"}

@@ -7,6 +7,7 @@ import (
 
 	"tare/internal/analysis"
 	"tare/internal/quantity"
+	"tare/internal/record"
 )
 
 // The charts that draw what some experiments ask, before all estimates: what a CPU limit holds, where the programs ran,
@@ -50,7 +51,7 @@ const (
 func (m *dataMaker) found(metric string, arm, level int) *analysis.Estimate {
 	for i := range m.s.Estimates {
 		e := &m.s.Estimates[i]
-		here := e.Component == "" && m.arms[e.Arm] == arm && m.levels[analysis.LevelKey(e.Factors)] == level
+		here := e.Component == "" && m.arms[e.Arm] == arm && m.levels[record.LevelKey(e.Factors)] == level
 		if e.Metric == metric && here && analysis.Usable(e.Value) {
 			return e
 		}

@@ -203,10 +203,10 @@ func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *c
 func (m *dataMaker) names() {
 	arms := map[string]bool{}
 	level := func(f map[string]string) {
-		if _, seen := m.levels[analysis.LevelKey(f)]; seen {
+		if _, seen := m.levels[record.LevelKey(f)]; seen {
 			return
 		}
-		m.levels[analysis.LevelKey(f)] = len(m.Levels)
+		m.levels[record.LevelKey(f)] = len(m.Levels)
 		l := chartLevel{Name: clean(levelName(f)), Numbers: map[string]float64{}, factors: f}
 		for name, v := range f {
 			if x, ok := analysis.LevelNumber(v); ok {
@@ -282,7 +282,7 @@ func (m *dataMaker) sweptFactor() string {
 func (m *dataMaker) place(t record.Trial) place { return m.placeOf(t.Arm, t.Factors) }
 
 func (m *dataMaker) placeOf(arm string, level map[string]string) place {
-	return place{m.arms[arm], m.levels[analysis.LevelKey(level)]}
+	return place{m.arms[arm], m.levels[record.LevelKey(level)]}
 }
 
 func (m *dataMaker) estimates() {
@@ -291,7 +291,7 @@ func (m *dataMaker) estimates() {
 			continue
 		}
 		c := chartEstimate{
-			Metric: m.metric[e.Metric], Arm: m.arms[e.Arm], Level: m.levels[analysis.LevelKey(e.Factors)], Value: e.Value, Lo: e.Lo, Hi: e.Hi,
+			Metric: m.metric[e.Metric], Arm: m.arms[e.Arm], Level: m.levels[record.LevelKey(e.Factors)], Value: e.Value, Lo: e.Lo, Hi: e.Hi,
 			Text: quantity.Value(e.Value, e.Unit),
 		}
 		if e.Lo != nil && e.Hi != nil {
@@ -333,7 +333,7 @@ func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
 // curves puts the curves of latency in the order of levels and arms.
 func (m *dataMaker) curves() {
 	for _, c := range analysis.Curves(m.run, m.trials) {
-		curve := chartCurve{Arm: m.arms[c.Arm], Level: m.levels[analysis.LevelKey(c.Factors)]}
+		curve := chartCurve{Arm: m.arms[c.Arm], Level: m.levels[record.LevelKey(c.Factors)]}
 		for _, p := range c.Points {
 			point := curvePoint{Q: p.Q, Value: p.Value, Lo: p.Lo, Hi: p.Hi, Text: p.Text(), Visible: p.Visible}
 			if d := p.Difference; d != nil {
@@ -410,7 +410,7 @@ func inPlace[T any](all []T, at func(T) place) []T {
 func (m *dataMaker) grossOf() {
 	for _, w := range m.s.Workloads {
 		m.gross = append(m.gross, grossRow{
-			Workload: w.Name, Arm: m.Arms[m.arms[w.Arm]].Name, Level: m.Levels[m.levels[analysis.LevelKey(w.Factors)]].Name,
+			Workload: w.Name, Arm: m.Arms[m.arms[w.Arm]].Name, Level: m.Levels[m.levels[record.LevelKey(w.Factors)]].Name,
 			Cells: grossCells(w.Workload),
 		})
 	}

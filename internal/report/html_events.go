@@ -6,6 +6,7 @@ import (
 
 	"tare/internal/analysis"
 	"tare/internal/quantity"
+	"tare/internal/record"
 )
 
 // eventTable is a row: what became of the events of all valid trials of an arm at a level.
@@ -39,7 +40,7 @@ func lostOf(s analysis.EventSum) string {
 }
 
 func (m *dataMaker) armAndLevel(s analysis.EventSum) (arm chartArm, level string) {
-	return m.Arms[m.arms[s.Arm]], m.Levels[m.levels[analysis.LevelKey(s.Factors)]].Name
+	return m.Arms[m.arms[s.Arm]], m.Levels[m.levels[record.LevelKey(s.Factors)]].Name
 }
 
 // eventTables are the counts of events by arm and level, the baseline's without what only a tracer has.

@@ -83,7 +83,7 @@ func placesOf(s *analysis.Summary) (levels []map[string]string, arms []string) {
 	seen := map[string]bool{}
 	found := map[string]bool{}
 	for _, e := range s.Estimates {
-		if key := analysis.LevelKey(e.Factors); !seen[key] {
+		if key := record.LevelKey(e.Factors); !seen[key] {
 			seen[key] = true
 			levels = append(levels, e.Factors)
 		}
