@@ -417,26 +417,26 @@ func (w *Window) switchOff() error {
 
 // run drains until the window is closed.
 func (w *Window) run() {
-	for {
-		// Whatever is filled faster than that is filled by a storm, and drained all the time.
-		if w.stopped(drainPause) {
-			w.done <- nil
-			return
+	for !w.stopped(drainPause) {
+		err := w.wait(drainEvery - drainPause)
+		if err == nil {
+			err = w.drain()
 		}
-		if w.collector == nil {
-			if w.stopped(drainEvery - drainPause) {
-				w.done <- nil
-				return
-			}
-		} else if err := w.m.sampler.Wait(drainEvery - drainPause); err != nil {
-			w.done <- err
-			return
-		}
-		if err := w.drain(); err != nil {
+		if err != nil {
 			w.done <- err
 			return
 		}
 	}
+	w.done <- nil
+}
+
+// wait waits until the rings want to be drained, or for d, or for the end of the window.
+func (w *Window) wait(d time.Duration) error {
+	if w.collector == nil {
+		w.stopped(d)
+		return nil
+	}
+	return w.m.sampler.Wait(d)
 }
 
 // stopped waits for the end of the window, but no longer than d, and says whether that has come.

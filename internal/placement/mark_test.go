@@ -23,7 +23,7 @@ func TestForeignMarks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	make := func(name string) *os.File {
+	memfd := func(name string) *os.File {
 		fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 		if err != nil {
 			t.Fatal(err)
@@ -48,9 +48,9 @@ func TestForeignMarks(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			var file *os.File
 			if c.others {
-				rights.Without(t, func() { file = make(c.name) })
+				rights.Without(t, func() { file = memfd(c.name) })
 			} else {
-				file = make(c.name)
+				file = memfd(c.name)
 			}
 			defer file.Close()
 			cmd := exec.CommandContext(t.Context(), "sleep", "60")

@@ -302,13 +302,7 @@ func TestSmuggling(t *testing.T) {
 // Fields, of names and values in turn, are those of a request whose body does not come.
 func byHTTP2(t *testing.T, at, method, host string, fields ...string) string {
 	t.Helper()
-	c, err := net.Dial("tcp", at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(time.Minute)) // or it would wait for ever
-	frames := openHTTP2(t, c)
+	frames := openHTTP2(t, at)
 	if len(fields) == 0 {
 		writeHead(t, frames, 1, true, ":method", method, ":scheme", "http", ":authority", host, ":path", "/public")
 	} else {
@@ -330,9 +324,15 @@ func byHTTP2(t *testing.T, at, method, host string, fields ...string) string {
 	}
 }
 
-// openHTTP2 begins HTTP/2 as a client.
-func openHTTP2(t *testing.T, c net.Conn) *http2.Framer {
+// openHTTP2 connects, and begins HTTP/2 as a client. The connection ends with the test, or after a minute.
+func openHTTP2(t *testing.T, at string) *http2.Framer {
 	t.Helper()
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(time.Minute)) // or it would wait for ever
 	frames := http2.NewFramer(c, c)
 	frames.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
@@ -526,13 +526,7 @@ func TestStalledUploads(t *testing.T) {
 	route := object{"match": object{"prefix": "/"}, "route": object{"cluster": "app", "timeout": "3s"}}
 	start(t, few, listener(at, chain(hcm(nil, route))))
 
-	c, err := net.Dial("tcp", at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(time.Minute)) // or it would wait for ever
-	frames := openHTTP2(t, c)
+	frames := openHTTP2(t, at)
 	const streams = 100
 	for i := range uint32(streams) {
 		writeHead(t, frames, 2*i+1, false, ":method", "POST", ":scheme", "http", ":authority", "x", ":path", "/",

@@ -100,6 +100,13 @@ type entry struct {
 	streams map[*stream]struct{} // guarded by Server.mu
 }
 
+// wakeUp has all streams of a key look at what has changed. The server's mu is held.
+func (e *entry) wakeUp() {
+	for stream := range e.streams {
+		stream.wakeUp()
+	}
+}
+
 // Server is an aggregated discovery service. Make it with New.
 type Server struct {
 	o       Options
@@ -145,9 +152,7 @@ func (s *Server) Set(key string, v View) int64 {
 	defer s.mu.Unlock()
 	e := s.at(key)
 	e.view.Store(&view{v.Tables, v.Since})
-	for stream := range e.streams {
-		stream.wakeUp()
-	}
+	e.wakeUp()
 	return now
 }
 
@@ -158,9 +163,7 @@ func (s *Server) Delete(key string) {
 	if e := s.entries[key]; e != nil {
 		delete(s.entries, key)
 		e.gone.Store(true)
-		for stream := range e.streams {
-			stream.wakeUp()
-		}
+		e.wakeUp()
 	}
 }
 
@@ -169,9 +172,7 @@ func (s *Server) Check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.entries {
-		for stream := range e.streams {
-			stream.wakeUp()
-		}
+		e.wakeUp()
 	}
 }
 
