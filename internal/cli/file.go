@@ -108,12 +108,13 @@ func writeThrough(path string, data []byte, open bool) error {
 	}
 	info, err := f.Stat()
 	if err == nil && !open && info.Mode().Type() == fs.ModeNamedPipe {
-		err = ours.Check(info, 0)
+		if err = ours.Check(info, 0); err != nil {
+			err = fmt.Errorf("there is a pipe: %w", err)
+		}
 	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("%s is a pipe: %w", path, err), f.Close())
+	if err == nil {
+		_, err = f.Write(data)
 	}
-	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
 }
 

@@ -72,7 +72,7 @@ func (a *account) ledger() *ledger.Ledger {
 			a.warn("samples-lost", what+" were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
 		}
 		if n := a.found.lost.records; n > 0 {
-			a.warn("records-lost", "%d records of threads and programs were lost, for they came faster than they could be read: samples of threads that ended at once may be of no known group", n)
+			a.warn("records-lost", "%d records of threads and programs were lost, because they came faster than they could be read: samples of short-lived threads may be of no known group", n)
 		}
 		if n := a.found.slowed; n > 0 {
 			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; use a lower --hz", n)

@@ -263,7 +263,7 @@ func Probe(ctx context.Context, r Runtime, self string, within time.Duration, an
 	defer func() { err = errors.Join(err, files.Close()) }()
 	state, err := NewState(tree)
 	if err != nil {
-		return fault.Wrap(err, fault.Machine, "", "remove it, if nobody needs it", "no container can be tried")
+		return fault.Wrap(err, fault.Machine, "", "remove that directory if nobody needs it", "no container can be tried")
 	}
 	defer func() {
 		_, removed := RemoveState(context.WithoutCancel(ctx), tree)

@@ -393,7 +393,7 @@ var proxyAttacks = []proxyAttack{
 			s.Errorf("%d of 400 were turned away", away)
 		}
 		whileItRuns(s.T, s.plane, func() bool {
-			return strings.Contains(s.plane.stdout.String(), "proxies: 100 connections are open, the most that may be; turned away: 1\n")
+			return strings.Contains(s.plane.stdout.String(), "proxies: 100 connections are open, which is the limit; turned away: 1\n")
 		})
 		<-s.over.Done()
 	}},

@@ -114,7 +114,7 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	}
 	if o[settingNetwork] != hostNetwork && !proc.Capable(unix.CAP_NET_ADMIN) {
 		return fault.New(fault.Machine, o[settingRuntime], "run as root, or with CAP_NET_ADMIN",
-			"the interfaces of a network namespace cannot be switched on")
+			"the interfaces of a network namespace cannot be brought up")
 	}
 	own, err := self.Path()
 	if err != nil {

@@ -119,7 +119,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 			return nil, err
 		}
 		l = listen.AtMost(l, most, func(n int) {
-			note(fmt.Sprintf("%s: %d connections are open, the most that may be; turned away: %d", what, most, n))
+			note(fmt.Sprintf("%s: %d connections are open, which is the limit; turned away: %d", what, most, n))
 		})
 		listening = append(listening, l)
 		return l, nil
