@@ -37,6 +37,10 @@ func (a *account) warn(code, format string, args ...any) {
 
 func (a *account) seconds() float64 { return float64(a.last.at-a.w.first.at) / 1e9 }
 
+func (a *account) window() ledger.Window {
+	return ledger.Window{Start: a.w.first.wall, End: a.last.wall, Seconds: a.seconds(), EdgeSeconds: max(a.w.first.took, a.last.took).Seconds()}
+}
+
 func (a *account) ledger() *ledger.Ledger {
 	a.warnings = slices.Clone(a.m.warnings)
 	for _, w := range a.snapshot.Warnings {
@@ -45,7 +49,7 @@ func (a *account) ledger() *ledger.Ledger {
 	l := &ledger.Ledger{
 		Schema: ledger.Schema,
 		Host:   a.m.host,
-		Window: ledger.Window{Start: a.w.first.wall, End: a.last.wall, Seconds: a.seconds(), EdgeSeconds: max(a.w.first.took, a.last.took).Seconds()},
+		Window: a.window(),
 	}
 	l.Host.CPUs = a.last.stat.CPUs
 	if a.last.stat.CPUs != a.w.first.stat.CPUs {

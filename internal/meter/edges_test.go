@@ -272,3 +272,33 @@ func TestSelfOfProgramsGone(t *testing.T) {
 		t.Errorf("the statistics cost %v s, want %v for 100 runs", *s.StatsSeconds, 100*each)
 	}
 }
+
+// TestReadClosely: counters that took unusually long to read are read again, a few times; the last reading counts.
+func TestReadClosely(t *testing.T) {
+	failed := errors.New("failed")
+	for _, c := range []struct {
+		name  string
+		took  []time.Duration // of each reading; a negative one fails
+		reads int
+		err   error
+	}{
+		{"at once", []time.Duration{edgeTime / 2}, 1, nil},
+		{"held up once", []time.Duration{time.Second, edgeTime / 2}, 2, nil},
+		{"slow each time", []time.Duration{30 * time.Millisecond, 31 * time.Millisecond}, 2, nil}, // as a large machine is
+		{"held up each time", []time.Duration{time.Second, 300 * time.Millisecond, 90 * time.Millisecond, 20 * time.Millisecond}, edgeTries, nil},
+		{"failed", []time.Duration{time.Second, -1}, 2, failed},
+	} {
+		m, reads := &Meter{}, 0
+		e, err := m.readClosely(func() (edge, error) {
+			took := c.took[reads]
+			reads++
+			if took < 0 {
+				return edge{}, failed
+			}
+			return edge{took: took}, nil
+		})
+		if reads != c.reads || !errors.Is(err, c.err) || err == nil && e.took != c.took[reads-1] {
+			t.Errorf("%s: %d readings, the last took %v, error %v", c.name, reads, e.took, err)
+		}
+	}
+}

@@ -120,12 +120,15 @@ func (l *Light) OpenAt(ctx context.Context, at int64) (*LightWindow, error) {
 	return l.Open()
 }
 
-func (l *Light) readEdge() (e edge, err error) {
+func (l *Light) readEdge() (edge, error) { return l.m.readClosely(l.readEdgeOnce) }
+
+func (l *Light) readEdgeOnce() (e edge, err error) {
 	e.at, e.wall = monotonic(), time.Now()
 	if err = l.m.groups.ReadCPU(); err != nil {
 		return e, err
 	}
 	e.self = selfTime()
+	e.took = time.Duration(monotonic() - e.at)
 	e.groups = map[*cgroup.Group]cgroup.CPU{}
 	for _, g := range l.m.groups.Groups() {
 		e.groups[g] = g.CPU
@@ -171,7 +174,7 @@ func (lw *LightWindow) Close() (*ledger.Ledger, error) {
 	}
 	a := account{m: m, w: &Window{m: m, first: w.first, programs: w.programs}, last: last, programs: programs, snapshot: w.snapshot}
 	a.warnings = slices.Clone(m.warnings)
-	l := &ledger.Ledger{Schema: ledger.Schema, Host: m.host, Window: ledger.Window{Start: w.first.wall, End: last.wall, Seconds: a.seconds()}}
+	l := &ledger.Ledger{Schema: ledger.Schema, Host: m.host, Window: a.window()}
 	l.Programs, l.Maps = a.bpfPrograms(), a.bpfMaps()
 	l.Cgroups, l.Self = a.cgroups(l.Programs), a.self()
 	l.CPU.Lines = []ledger.CPULine{}

@@ -224,16 +224,19 @@ type edge struct {
 // On a busy machine the scale itself may be held up in between, and the counters then be of different times: it reads
 // again, a few times. The ledger says how long the last reading took; it is the one that counts, for what is read next
 // must follow it closely.
-func (m *Meter) readEdge() (e edge, err error) {
+func (m *Meter) readEdge() (edge, error) { return m.readClosely(m.readEdgeOnce) }
+
+// readClosely is what readEdge does, with a reading of the caller's.
+func (m *Meter) readClosely(once func() (edge, error)) (e edge, err error) {
 	for range edgeTries {
-		usual := max(edgeTime, 2*m.fastest)
-		if e, err = m.readEdgeOnce(); err != nil {
+		if e, err = once(); err != nil {
 			break
 		}
-		if m.fastest == 0 || e.took < m.fastest {
+		fastest := m.fastest
+		if fastest == 0 || e.took < fastest {
 			m.fastest = e.took
 		}
-		if e.took < usual {
+		if e.took < edgeTime || e.took < 2*fastest && 2*e.took > fastest { // else one of the two was held up
 			break
 		}
 	}
