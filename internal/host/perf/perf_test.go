@@ -315,14 +315,24 @@ func testLost(t *testing.T, exact bool) {
 // either. What is lost all the same without that is told apart, and a sampler without records of threads has none.
 func TestStormLosesNoSamples(t *testing.T) {
 	const threads = 2000
+	gone := func(tid int) { // the record was written then: do_exit of the kernel lets go of a thread after that
+		for dir := fmt.Sprintf("/proc/self/task/%d", tid); ; runtime.Gosched() {
+			if _, err := os.Stat(dir); err != nil {
+				return
+			}
+		}
+	}
 	storm := func() {
-		for range threads {
-			ended := make(chan struct{})
+		for ended := 0; ended < threads; {
+			tid := make(chan int)
 			go func() {
 				runtime.LockOSThread() // the thread ends with this goroutine
-				close(ended)
+				tid <- unix.Gettid()
 			}()
-			<-ended
+			if id := <-tid; id != os.Getpid() { // Go keeps the first thread of a process
+				gone(id)
+				ended++
+			}
 		}
 	}
 	run := func(o Options, storm func(s *Sampler, h *Handler)) (tasks int, samples, others uint64) {
