@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/fault"
+	"tare/internal/host/proc"
 )
 
 const (
@@ -212,7 +213,11 @@ func (p *Child) wait(ctx context.Context, c chan json.RawMessage, what string, t
 			return p.failure("before its " + what)
 		}
 	case <-timer.C:
-		return p.withLastWords(fmt.Errorf("%s gave no %s within %v", p.name, what, timeout))
+		err := fmt.Errorf("%s gave no %s within %v", p.name, what, timeout)
+		if doing := (proc.FS{}).Doing(p.PID()); doing != "" {
+			err = fmt.Errorf("%w: %s", err, doing)
+		}
+		return p.withLastWords(err)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

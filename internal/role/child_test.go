@@ -1,6 +1,7 @@
 package role
 
 import (
+	"fmt"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -30,4 +31,18 @@ func TestEndWithoutEOF(t *testing.T) {
 		t.Fatal("nobody notices")
 	}
 	p.Stop()
+}
+
+// TestSilence: who waits in vain for a child's message is told what the child does instead.
+func TestSilence(t *testing.T) {
+	p, err := Launch("mute", []string{"sleep", "300"}, (*exec.Cmd).Start, func(error) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	_, err = p.ReadyWithin(t.Context(), time.Second)
+	want := fmt.Sprintf(`mute gave no ready message within 1s: "sleep" (%d) waits`, p.PID())
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
 }
