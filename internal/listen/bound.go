@@ -1,6 +1,7 @@
 package listen
 
 import (
+	"container/list"
 	"net"
 	"sync"
 	"time"
@@ -16,15 +17,32 @@ func AtMost(l net.Listener, most int, turned func(connections int)) net.Listener
 	return &bounded{Listener: l, most: most, turned: turned}
 }
 
+// AtMostKnown is AtMost where peers are not known until somebody calls Settle with their connections, after a
+// handshake for example: of those that are not, the one that came first is closed for a further one, so that peers who
+// say nothing keep nobody out.
+func AtMostKnown(l net.Listener, most int, turned func(connections int)) net.Listener {
+	return &bounded{Listener: l, most: most, turned: turned, unknown: list.New()}
+}
+
+// Settle says that the peer of a connection is known, if a listener of AtMostKnown accepted it.
+func Settle(c net.Conn) {
+	if a, is := c.(*admitted); is {
+		a.by.mu.Lock()
+		defer a.by.mu.Unlock()
+		a.settle()
+	}
+}
+
 type bounded struct {
 	net.Listener
 	most   int
 	turned func(int)
 
-	mu   sync.Mutex
-	open int
-	away int // turned away since said
-	said time.Time
+	mu      sync.Mutex
+	open    int
+	unknown *list.List // of *admitted that have not settled, in the order in which they came; nil: nobody has to
+	away    int        // turned away or closed since said
+	said    time.Time
 }
 
 // Accept implements net.Listener.
@@ -34,41 +52,70 @@ func (b *bounded) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if b.admit() {
-			return &admitted{Conn: c, by: b}, nil
+		a, instead := b.admit(c)
+		if instead != nil {
+			_ = instead.Close() // its peer learns by the end of the connection
 		}
-		_ = c.Close() // its peer learns by the end of the connection
+		if a != nil {
+			return a, nil
+		}
 	}
 }
 
-// admit says whether one more connection may be open, and says so where it may not.
-func (b *bounded) admit() bool {
+// admit counts one more connection, and gives the one that has to be closed for it: itself, where nil is admitted.
+func (b *bounded) admit(c net.Conn) (a *admitted, instead net.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.open < b.most {
-		b.open++
-		return true
+	if b.open == b.most {
+		b.away++
+		if now := time.Now(); now.Sub(b.said) >= saysEvery {
+			b.turned(b.away)
+			b.away, b.said = 0, now
+		}
+		if b.unknown == nil || b.unknown.Len() == 0 {
+			return nil, c
+		}
+		oldest := b.unknown.Front().Value.(*admitted)
+		oldest.leave()
+		instead = oldest.Conn
 	}
-	b.away++
-	if now := time.Now(); now.Sub(b.said) >= saysEvery {
-		b.turned(b.away)
-		b.away, b.said = 0, now
+	b.open++
+	a = &admitted{Conn: c, by: b}
+	if b.unknown != nil {
+		a.place = b.unknown.PushBack(a)
 	}
-	return false
+	return a, instead
 }
 
 type admitted struct {
 	net.Conn
-	by   *bounded
-	once sync.Once
+	by *bounded
+
+	// Of the listener's mutex:
+	place *list.Element // among the unknown; nil: it is none of them
+	left  bool          // it counts no longer
+}
+
+// settle and leave are for those who hold the listener's mutex.
+func (a *admitted) settle() {
+	if a.place != nil {
+		a.by.unknown.Remove(a.place)
+		a.place = nil
+	}
+}
+
+func (a *admitted) leave() {
+	a.settle()
+	if !a.left {
+		a.left = true
+		a.by.open--
+	}
 }
 
 // Close implements net.Conn.
 func (a *admitted) Close() error {
-	a.once.Do(func() {
-		a.by.mu.Lock()
-		defer a.by.mu.Unlock()
-		a.by.open--
-	})
+	a.by.mu.Lock()
+	a.leave()
+	a.by.mu.Unlock()
 	return a.Conn.Close()
 }

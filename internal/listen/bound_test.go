@@ -61,3 +61,79 @@ func TestAtMost(t *testing.T) {
 		t.Errorf("beyond the bound again: %d bytes, %v", n, err)
 	}
 }
+
+// TestAtMostKnown: of peers that are not known the oldest is closed for a further one; those that are known stay, and
+// where all are, a further one is turned away.
+func TestAtMostKnown(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := make(chan int, 10)
+	l := AtMostKnown(inner, 2, func(n int) { said <- n })
+	defer l.Close()
+	accepted := make(chan net.Conn, 10)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				close(accepted)
+				return
+			}
+			accepted <- c
+		}
+	}()
+	dial := func() net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	enter := func() (near, far net.Conn) {
+		t.Helper()
+		far = dial()
+		return <-accepted, far
+	}
+	closed := func(what string, far net.Conn) {
+		t.Helper()
+		if n, err := far.Read(make([]byte, 1)); n > 0 || err == nil {
+			t.Errorf("%s stays: %d bytes, %v", what, n, err)
+		}
+	}
+	open := func(what string, near, far net.Conn) {
+		t.Helper()
+		if _, err := near.Write([]byte("x")); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := io.ReadFull(far, make([]byte, 1)); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	known, farKnown := enter()
+	Settle(known)
+	first, farFirst := enter()
+	second, farSecond := enter()
+	closed("the first stranger", farFirst)
+	first.Close() // which must not make room
+	open("the one that is known", known, farKnown)
+	open("the second stranger", second, farSecond)
+	Settle(first) // too late: it changes nothing
+	Settle(second)
+	Settle(second)
+	closed("one beyond those that are known", dial())
+	second.Close()
+	second.Close()
+	third, farThird := enter()
+	open("the third stranger", third, farThird)
+	fourth, farFourth := enter()
+	closed("the third stranger", farThird)
+	open("the fourth stranger", fourth, farFourth)
+	open("the one that is known", known, farKnown)
+	if n := <-said; n != 1 || len(said) > 0 || len(accepted) > 0 {
+		t.Errorf("it said %d, and %d times more; %d connections more", n, len(said), len(accepted))
+	}
+	Settle(farKnown) // of no listener
+}

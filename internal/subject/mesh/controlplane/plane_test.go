@@ -28,7 +28,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"tare/internal/fault"
-	"tare/internal/listen"
 	"tare/internal/subject/mesh/controlplane/ads"
 	"tare/internal/subject/mesh/controlplane/authority"
 	"tare/internal/subject/mesh/controlplane/proxyconfig"
@@ -70,7 +69,7 @@ func servedAtMost(t *testing.T, connections int, text string, o PlaneOptions) (*
 	if err != nil {
 		t.Fatal(err)
 	}
-	l = listen.AtMost(l, connections, func(int) {})
+	l = bounding(p.Authority() != nil)(l, connections, func(int) {})
 	if err := p.Listens(l.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
@@ -344,6 +343,27 @@ func TestPlaneEndsStreams(t *testing.T) {
 func beginHTTP2(c net.Conn) {
 	_, _ = io.WriteString(c, http2.ClientPreface) // it may have been closed
 	_ = http2.NewFramer(c, nil).WriteSettings()
+}
+
+// TestPlaneHandshakes: peers that never finish a handshake keep no proxy out, however many come and stay.
+func TestPlaneHandshakes(t *testing.T) {
+	const most = 8
+	p, address := servedAtMost(t, most, secureMesh, PlaneOptions{})
+	if _, err := ask(t, address, as(t, p, "web"), "web-1", ads.ClusterType); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 * most {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+	for i := range 3 {
+		if _, err := ask(t, address, as(t, p, "web"), "web-1", ads.ClusterType); err != nil {
+			t.Errorf("a proxy, the %d. time: %v", i+1, err)
+		}
+	}
 }
 
 // TestPlaneStrangers: peers without a certificate keep no proxy out, however many come and stay, and whoever has a

@@ -110,7 +110,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		default:
 		}
 	}
-	listenAt := func(address, what string, most int) (net.Listener, error) {
+	listenAt := func(address, what string, most int, bound bound) (net.Listener, error) {
 		if address == "" {
 			return nil, nil
 		}
@@ -118,18 +118,18 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		if err != nil {
 			return nil, err
 		}
-		l = listen.AtMost(l, most, func(n int) {
+		l = bound(l, most, func(n int) {
 			note(fmt.Sprintf("%s: %d connections are open, which is the limit; turned away: %d", what, most, n))
 		})
 		listening = append(listening, l)
 		return l, nil
 	}
 	connections := cmp.Or(o.Connections, MaxConnections)
-	l, err := listenAt(cmp.Or(o.Listen, "127.0.0.1:0"), "proxies", connections)
+	l, err := listenAt(cmp.Or(o.Listen, "127.0.0.1:0"), "proxies", connections, bounding(m.Secure()))
 	if err != nil {
 		return err
 	}
-	adminAt, err := listenAt(o.Admin, "metrics", maxOthers)
+	adminAt, err := listenAt(o.Admin, "metrics", maxOthers, listen.AtMost)
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if adminAt != nil {
 		admin = NewAdmin()
 	}
-	hookAt, err := listenAt(o.Webhook.Listen, "webhook", maxOthers)
+	hookAt, err := listenAt(o.Webhook.Listen, "webhook", maxOthers, listen.AtMost)
 	if err != nil {
 		return err
 	}
@@ -251,6 +251,16 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 			}
 		}
 	}
+}
+
+type bound func(l net.Listener, most int, turned func(connections int)) net.Listener
+
+// bounding is how the connections of proxies are bounded, which are known by their handshakes if they are secure.
+func bounding(secure bool) bound {
+	if secure {
+		return listen.AtMostKnown
+	}
+	return listen.AtMost
 }
 
 // of is the webhook of a control plane.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"tare/internal/certchain"
+	"tare/internal/listen"
 )
 
 // ServerCredentials are for the control plane's gRPC server: ServerTLS, by which Identity knows the peers. Of what a
@@ -54,6 +55,7 @@ func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		_ = conn.Close()
 		return nil, nil, err
 	}
+	listen.Settle(raw)
 	if info.proof == nil {
 		return c.a.strangers.Add(conn, raw), info, nil
 	}
