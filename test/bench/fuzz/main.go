@@ -9,6 +9,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -42,6 +43,10 @@ type found struct {
 	Execs   int64     `json:"execs"`
 	New     int64     `json:"new"`              // inputs that reached new code
 	Failed  string    `json:"failed,omitempty"` // the end of what it printed
+
+	// Starved is the input, with which the test passes, at which Go took a search for hung: it waits for a second at the
+	// end of one, for a process that is to stop making an input smaller and may have to wait for a CPU.
+	Starved string `json:"starved,omitempty"`
 }
 
 func (f found) name() string { return f.Package + " " + f.Test }
@@ -228,7 +233,12 @@ func (b *bench) search(ctx context.Context, t found) error {
 		t.New, _ = strconv.ParseInt(string(m[2]), 10, 64)
 	}
 	if failure != nil {
-		t.Failed = fmt.Sprintf("%v: %s", failure, out[max(0, len(out)-2000):])
+		if t.Starved, err = b.starved(ctx, t, path, out); err != nil {
+			return err
+		}
+		if t.Starved == "" {
+			t.Failed = fmt.Sprintf("%v: %s", failure, out[max(0, len(out)-2000):])
+		}
 	} else if t.Execs == 0 {
 		return fmt.Errorf("%s does not say that it searched: %s", t.name(), out)
 	}
@@ -241,6 +251,30 @@ func (b *bench) search(ctx context.Context, t found) error {
 		fmt.Printf("%s failed: %s\n", t.name(), t.Failed)
 	}
 	return campaign.Append(b.state, t)
+}
+
+// stopped is what Go says of a process that did not stop making an input smaller when it was told.
+var stopped = regexp.MustCompile(`hung or terminated unexpectedly while minimizing: EOF\s+Failing input written to (testdata/fuzz/\w+/(\w+))`)
+
+// starved gives the input of a search that Go took for hung, and removes it, if the test passes with it each time of
+// many.
+func (b *bench) starved(ctx context.Context, t found, path string, out []byte) (input string, err error) {
+	m := stopped.FindSubmatch(out)
+	if m == nil {
+		return "", nil
+	}
+	cmd := exec.CommandContext(ctx, path, "-test.run", "^"+t.Test+"$/^"+string(m[2])+"$", "-test.count", "100", "-test.v")
+	cmd.Dir = filepath.Join(b.root, t.Package)
+	again, err := cmd.CombinedOutput()
+	if err != nil || bytes.Count(again, []byte("--- PASS: "+t.Test+"/")) != 100 {
+		return "", nil // it is a finding
+	}
+	file := filepath.Join(cmd.Dir, string(m[1]))
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	return string(data), os.Remove(file)
 }
 
 func printTable(all, done []found) error {
