@@ -55,15 +55,11 @@ func flow(block string) string {
 func (g *ground) firstTrial(spec string) record.Trial {
 	g.t.Helper()
 	g.first = true
-	for try := 1; ; try++ {
-		_, trials, err := g.run(g.t.Context(), mustParse(g.t, spec), quiet)
-		if err != nil || len(trials) != 1 {
-			g.t.Fatalf("%d trials: %v", len(trials), err)
-		}
-		if try == 3 || !heldUp(g.t, trials[0]) {
-			return trials[0]
-		}
+	_, trials, err := g.run(g.t.Context(), mustParse(g.t, spec), quiet)
+	if err != nil || len(trials) != 1 {
+		g.t.Fatalf("%d trials: %v", len(trials), err)
 	}
+	return trials[0]
 }
 
 // TestCommandApplication: Tare's own load goes to real servers that are nothing but a command line, wherever they

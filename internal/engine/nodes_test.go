@@ -196,8 +196,8 @@ func TestFailedBesideOthers(t *testing.T) {
 		m.Nodes = &fakeNodes{names: []string{"a"}, group: tt.group, outcomes: func(p record.PlannedTrial) []cluster.Outcome {
 			return []cluster.Outcome{goodOutcome(t, "a", p, 10, 1, func(r *nodeRecord) { r.Closed = 30_000_000 })}
 		}}
-		m.OpenWindow = func(context.Context, int64) (Window, error) {
-			return stolenWindow{emptyWindow{time.Now()}, tt.stolen}, nil
+		m.OpenWindow = func(_ context.Context, at int64) (Window, error) {
+			return stolenWindow{newEmptyWindow(at), tt.stolen}, nil
 		}
 		spec := nodesSpec
 		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
