@@ -1,7 +1,6 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -14,16 +13,6 @@ import (
 	"tare/internal/comparison"
 	"tare/internal/quantity"
 )
-
-// AsJSON writes a comparison or a history as one JSON document.
-func AsJSON(w io.Writer, document any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	if err := e.Encode(document); err != nil {
-		return fmt.Errorf("writing the comparison as JSON: %w", err)
-	}
-	return nil
-}
 
 // Comparison writes what changed between runs for a terminal: first what is resolved, or else that nothing is.
 func Comparison(w io.Writer, c *comparison.Comparison, o Options) error {

@@ -1,6 +1,8 @@
 package report
 
 import (
+	"bufio"
+	"cmp"
 	"encoding/csv"
 	"fmt"
 	"io"
@@ -12,11 +14,11 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
-	otlpcollector "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
 	otlpcommon "go.opentelemetry.io/proto/otlp/common/v1"
 	otlpmetrics "go.opentelemetry.io/proto/otlp/metrics/v1"
 	otlpresource "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"tare/internal/analysis"
 	"tare/internal/quantity"
@@ -197,13 +199,21 @@ func attributes(e *analysis.Estimate) map[string]string {
 // collector. Every family is a gauge. There are no timestamps, which these refuse.
 func OpenMetrics(w io.Writer, s *analysis.Summary, run record.Run) error {
 	whole := map[string]string{"experiment": clean(s.Experiment), "run": clean(run.ID)}
-	var families []*dto.MetricFamily
-	at := map[string]*dto.MetricFamily{}
+	e := expfmt.NewEncoder(w, expfmt.NewFormat(expfmt.TypeOpenMetrics))
+	var f *dto.MetricFamily // the one that metrics are added to: all of a family come in turn, and it is written with the next
+	var failed error
+	write := func() {
+		if f == nil || failed != nil {
+			return
+		}
+		if err := e.Encode(f); err != nil {
+			failed = fmt.Errorf("writing the summary as OpenMetrics: %w", err)
+		}
+	}
 	add := func(name, help string, labels map[string]string, v float64) {
-		f := at[name]
-		if f == nil {
-			f = &dto.MetricFamily{Name: new("tare_" + name), Help: &help, Type: dto.MetricType_GAUGE.Enum()}
-			at[name], families = f, append(families, f)
+		if name = "tare_" + name; f.GetName() != name {
+			write()
+			f = &dto.MetricFamily{Name: &name, Help: &help, Type: dto.MetricType_GAUGE.Enum()}
 		}
 		m := &dto.Metric{Gauge: &dto.Gauge{Value: &v}}
 		all := maps.Clone(whole)
@@ -227,11 +237,8 @@ func OpenMetrics(w io.Writer, s *analysis.Summary, run record.Run) error {
 		labels["metric"] = clean(e.Metric)
 		add(of.name, of.help, labels, v)
 	})
-	e := expfmt.NewEncoder(w, expfmt.NewFormat(expfmt.TypeOpenMetrics))
-	for _, f := range families {
-		if err := e.Encode(f); err != nil {
-			return fmt.Errorf("writing the summary as OpenMetrics: %w", err)
-		}
+	if write(); failed != nil {
+		return failed
 	}
 	if closer, ok := e.(expfmt.Closer); ok {
 		if err := closer.Close(); err != nil {
@@ -275,54 +282,65 @@ func OTLP(w io.Writer, s *analysis.Summary, run record.Run) error {
 	if ns := run.Started.UnixNano(); ns > 0 {
 		began = uint64(ns)
 	}
-	metrics := map[string]*otlpmetrics.Metric{}
-	points := map[string]*otlpmetrics.Gauge{}
-	add := func(name, unit string, attributes []*otlpcommon.KeyValue, v float64) {
-		if points[name] == nil {
-			points[name] = &otlpmetrics.Gauge{}
-			metrics[name] = &otlpmetrics.Metric{
-				Name: strings.ToValidUTF8("tare."+clean(name), "?"), Unit: strings.ToValidUTF8(unit, "?"),
-				Data: &otlpmetrics.Metric_Gauge{Gauge: points[name]},
-			}
-		}
-		points[name].DataPoints = append(points[name].DataPoints, &otlpmetrics.NumberDataPoint{
-			TimeUnixNano: began, Attributes: attributes, Value: &otlpmetrics.NumberDataPoint_AsDouble{AsDouble: v},
-		})
+	type point struct {
+		statistic, unit string
+		of              *analysis.Estimate // nil: of the run
+		value           float64
 	}
-	add("run.valid", "1", nil, truth(s.Valid && !s.Partial))
+	points := map[string][]point{} // by the metric's name
+	var failed error
 	exported(s, func(of statistic, e *analysis.Estimate, v float64) {
-		all := []*otlpcommon.KeyValue{text("statistic", of.name)}
-		labels := attributes(e)
-		delete(labels, "unit")
-		for _, name := range slices.Sorted(maps.Keys(labels)) {
-			all = append(all, text(name, labels[name]))
+		unit, name := ucum(e.Unit), e.Metric
+		if of.name == "difference_resolved" && unit != "1" {
+			unit, name = "1", name+".resolved"
 		}
-		unit := ucum(e.Unit)
-		if of.name == "difference_resolved" {
-			unit = "1"
-		}
-		name := e.Metric
-		if unit != ucum(e.Unit) {
-			name += ".resolved"
-		}
-		add(name, unit, all, v)
+		points[name] = append(points[name], point{of.name, unit, e, v})
 	})
-	scope := &otlpmetrics.ScopeMetrics{Scope: &otlpcommon.InstrumentationScope{Name: "tare", Version: clean(run.Version)}}
-	for _, name := range slices.Sorted(maps.Keys(metrics)) {
-		scope.Metrics = append(scope.Metrics, metrics[name])
+	points["run.valid"] = append(points["run.valid"], point{unit: "1", value: truth(s.Valid && !s.Partial)})
+	metric := func(name string) *otlpmetrics.Metric {
+		g := &otlpmetrics.Gauge{}
+		for _, p := range points[name] {
+			var all []*otlpcommon.KeyValue
+			if p.of != nil {
+				all = append(all, text("statistic", p.statistic))
+				labels := attributes(p.of)
+				delete(labels, "unit")
+				for _, label := range slices.Sorted(maps.Keys(labels)) {
+					all = append(all, text(label, labels[label]))
+				}
+			}
+			g.DataPoints = append(g.DataPoints, &otlpmetrics.NumberDataPoint{
+				TimeUnixNano: began, Attributes: all, Value: &otlpmetrics.NumberDataPoint_AsDouble{AsDouble: p.value},
+			})
+		}
+		return &otlpmetrics.Metric{
+			Name: strings.ToValidUTF8("tare."+clean(name), "?"), Unit: strings.ToValidUTF8(points[name][0].unit, "?"),
+			Data: &otlpmetrics.Metric_Gauge{Gauge: g},
+		}
 	}
-	request := &otlpcollector.ExportMetricsServiceRequest{ResourceMetrics: []*otlpmetrics.ResourceMetrics{{
-		Resource: &otlpresource.Resource{Attributes: []*otlpcommon.KeyValue{
-			text("service.name", "tare"), text("service.version", run.Version), text("host.name", run.Environment.Hostname),
-			text("tare.experiment", s.Experiment), text("tare.run", run.ID),
-		}},
-		ScopeMetrics: []*otlpmetrics.ScopeMetrics{scope},
-	}}}
-	data, err := protojson.MarshalOptions{UseEnumNumbers: true}.Marshal(request) // OTLP has enums as numbers
-	if err != nil {
-		return fmt.Errorf("writing the summary as OTLP: %w", err)
+	// The messages around the metrics are written here, for with up to 64 factors a point, each of which is a message, all
+	// metrics at once would take a hundred times the memory of the record.
+	out := bufio.NewWriter(w)
+	put := func(before string, m proto.Message) {
+		data, err := protojson.MarshalOptions{UseEnumNumbers: true}.Marshal(m) // OTLP has enums as numbers
+		if err != nil && failed == nil {
+			failed = err
+		}
+		_, _ = out.WriteString(before) // Flush tells its errors
+		_, _ = out.Write(data)
 	}
-	if _, err := w.Write(append(data, '\n')); err != nil {
+	put(`{"resourceMetrics":[{"resource":`, &otlpresource.Resource{Attributes: []*otlpcommon.KeyValue{
+		text("service.name", "tare"), text("service.version", run.Version), text("host.name", run.Environment.Hostname),
+		text("tare.experiment", s.Experiment), text("tare.run", run.ID),
+	}})
+	put(`,"scopeMetrics":[{"scope":`, &otlpcommon.InstrumentationScope{Name: "tare", Version: clean(run.Version)})
+	before := `,"metrics":[`
+	for _, name := range slices.Sorted(maps.Keys(points)) {
+		put(before, metric(name))
+		before = ","
+	}
+	_, _ = out.WriteString("]}]}]}\n")
+	if err := cmp.Or(failed, out.Flush()); err != nil {
 		return fmt.Errorf("writing the summary as OTLP: %w", err)
 	}
 	return nil

@@ -3,6 +3,8 @@ package report_test
 import (
 	"bytes"
 	"encoding/csv"
+	"encoding/json"
+	"errors"
 	"strconv"
 	"strings"
 	"testing"
@@ -85,6 +87,21 @@ func TestCSV(t *testing.T) {
 			if rate, has := e.Factors["rate"]; has && row[at["factor_rate"]] != rate {
 				t.Errorf("%s: rate is %q, want %q", name, row[at["factor_rate"]], rate)
 			}
+		}
+	}
+}
+
+// TestJSON: the document is what encoding/json makes of the summary.
+func TestJSON(t *testing.T) {
+	for name, c := range exports(t) {
+		var got, want bytes.Buffer
+		e := json.NewEncoder(&want)
+		e.SetIndent("", "  ")
+		if err := errors.Join(e.Encode(c.summary), report.JSON(&got, c.summary)); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got.Bytes(), want.Bytes()) {
+			t.Errorf("%s: it is\n%s, want\n%s", name, got.String(), want.String())
 		}
 	}
 }

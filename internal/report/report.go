@@ -5,9 +5,7 @@ package report
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -18,16 +16,6 @@ import (
 	"tare/internal/quantity"
 	"tare/internal/record"
 )
-
-// JSON writes summary.json.
-func JSON(w io.Writer, s *analysis.Summary) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	if err := e.Encode(s); err != nil {
-		return fmt.Errorf("writing the summary as JSON: %w", err)
-	}
-	return nil
-}
 
 // section is the estimates at one level of the factors, as a table.
 type section struct {

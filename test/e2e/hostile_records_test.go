@@ -230,7 +230,7 @@ var recordAttacks = []struct {
 		f.write()
 	}},
 	{"thousands of factors", func(f *forged) { f.factors(4000, 0, 500) }},
-	{"as many factors as there can be", func(f *forged) { f.factors(record.MaxFactors, 0, 200) }},
+	{"as many factors as there can be", func(f *forged) { f.factors(record.MaxFactors, 50, record.MaxMetrics/2) }},
 	{"an arm of megabytes", func(f *forged) {
 		f.instead(record.TrialsFile, `"arm":"candidate"`, `"arm":"`+strings.Repeat("x", 2<<20)+`"`)
 	}},
