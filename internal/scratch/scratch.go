@@ -47,7 +47,7 @@ func New(parent, purpose string) (*Dir, error) {
 		parent = os.TempDir()
 	}
 	if parent == os.TempDir() || parent == Large() {
-		if err := safe(parent); err != nil {
+		if err := ours.CheckPath(parent); err != nil {
 			return nil, fault.Wrap(err, fault.Machine, parent, "set TMPDIR to a directory of your own, or unset it",
 				"temporary files are not safe here")
 		}
@@ -112,19 +112,10 @@ func Clean() (removed []string, err error) {
 	return removed, err
 }
 
-// safe says why somebody else could put another directory in the place of one in parent.
-func safe(parent string) error {
-	info, err := os.Stat(parent)
-	if err != nil {
-		return err
-	}
-	return ours.CheckShared(info)
-}
-
 // clean is Clean in one directory. Whoever may rename things there could give any directory of this user's such a name:
 // then it removes nothing.
 func clean(parent string) (removed []string, err error) {
-	if err := safe(parent); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if ours.CheckPath(parent) != nil {
 		return nil, nil
 	}
 	entries, err := os.ReadDir(parent)

@@ -118,6 +118,18 @@ func TestForeignParent(t *testing.T) {
 	if removed, err := Clean(); err != nil || slices.Contains(removed, filepath.Dir(theirs)) {
 		t.Errorf("removed %q, %v", removed, err)
 	}
+	below := filepath.Join(parent, "mine") // which they can rename
+	if err := os.Mkdir(below, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", below)
+	if d, err := New("", "test"); err == nil || !strings.Contains(err.Error(), parent+": it belongs to another user (65534)") {
+		t.Errorf("below another user's directory: %v, %v", d, err)
+	}
+	t.Setenv("TMPDIR", filepath.Join(below, "absent"))
+	if d, err := New("", "test"); err == nil {
+		t.Errorf("in a directory that is absent, below another user's: %v", d)
+	}
 	if _, err := os.Stat(theirs); err != nil {
 		t.Error(err)
 	}

@@ -294,8 +294,14 @@ var directoryAttacks = []struct {
 		if o := c.start(s.t).wait(s.t); o.code != 3 || !strings.Contains(o.stderr, "another user") {
 			s.t.Error(o)
 		}
-		s.try(os.Mkdir(s.at("all"), 0o755), os.Chmod(s.at("all"), 0o777))
-		c.env = []string{"TMPDIR=" + s.at("all")}
+		s.try(os.Mkdir(s.at("mine"), 0o700)) // which they can rename
+		c.env = []string{"TMPDIR=" + s.at("mine")}
+		if o := c.start(s.t).wait(s.t); o.code != 3 || !strings.Contains(o.stderr, "another user") {
+			s.t.Error(o)
+		}
+		all := filepath.Join(s.t.TempDir(), "all")
+		s.try(os.Mkdir(all, 0o755), os.Chmod(all, 0o777))
+		c.env = []string{"TMPDIR=" + all}
 		if o := c.start(s.t).wait(s.t); o.code != 3 || !strings.Contains(o.stderr, "others may write") {
 			s.t.Error(o)
 		}
