@@ -78,12 +78,14 @@ func ParseTarget(text string) (Target, error) {
 		}
 		name = path.Clean(name)
 	case ByUnit:
-		if !unitName().MatchString(name) || strings.Trim(name, ".") == "" {
+		whole := name
+		if !slices.ContainsFunc(unitSuffixes, func(s string) bool { return strings.HasSuffix(name, s) }) {
+			whole += ".service"
+		}
+		if !unitName().MatchString(whole) || strings.Trim(name, ".") == "" {
 			return wrong("write the unit as systemctl shows it, such as unit:nginx.service", "not a systemd unit")
 		}
-		if !slices.ContainsFunc(unitSuffixes, func(s string) bool { return strings.HasSuffix(name, s) }) {
-			name += ".service"
-		}
+		name = whole
 	case ByContainer:
 		if name = strings.ToLower(name); !containerID().MatchString(name) {
 			return wrong("write its id, of which 8 digits will do: docker inspect -f '{{.Id}}' NAME, or crictl ps",
