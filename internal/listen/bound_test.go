@@ -6,16 +6,18 @@ import (
 	"testing"
 )
 
-// TestAtMost: what is beyond the bound is closed at once and said, and when one ends there is room for another.
-func TestAtMost(t *testing.T) {
+// accepting is a listener for two connections that accepts what comes: what it has accepted and what it has said, and
+// what connects to it.
+func accepting(t *testing.T, bound func(net.Listener, int, func(int)) net.Listener) (accepted chan net.Conn, said chan int, dial func() net.Conn) {
+	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := make(chan int, 10)
-	l := AtMost(inner, 2, func(n int) { said <- n })
-	defer l.Close()
-	accepted := make(chan net.Conn, 10)
+	said = make(chan int, 10)
+	l := bound(inner, 2, func(n int) { said <- n })
+	t.Cleanup(func() { l.Close() })
+	accepted = make(chan net.Conn, 10)
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -26,7 +28,7 @@ func TestAtMost(t *testing.T) {
 			accepted <- c
 		}
 	}()
-	dial := func() net.Conn {
+	return accepted, said, func() net.Conn {
 		t.Helper()
 		c, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
@@ -35,6 +37,11 @@ func TestAtMost(t *testing.T) {
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
+}
+
+// TestAtMost: what is beyond the bound is closed at once and said, and when one ends there is room for another.
+func TestAtMost(t *testing.T) {
+	accepted, said, dial := accepting(t, AtMost)
 	dial()
 	dial()
 	first := <-accepted
@@ -65,33 +72,7 @@ func TestAtMost(t *testing.T) {
 // TestAtMostKnown: of peers that are not known the oldest is closed for a further one; those that are known stay, and
 // where all are, a further one is turned away.
 func TestAtMostKnown(t *testing.T) {
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	said := make(chan int, 10)
-	l := AtMostKnown(inner, 2, func(n int) { said <- n })
-	defer l.Close()
-	accepted := make(chan net.Conn, 10)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				close(accepted)
-				return
-			}
-			accepted <- c
-		}
-	}()
-	dial := func() net.Conn {
-		t.Helper()
-		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		return c
-	}
+	accepted, said, dial := accepting(t, AtMostKnown)
 	enter := func() (near, far net.Conn) {
 		t.Helper()
 		far = dial()

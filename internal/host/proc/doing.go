@@ -56,7 +56,7 @@ func (f FS) state(p Process) string {
 	case running:
 		return "runs"
 	case p.State == 'D':
-		what = "waits without a way to stop it"
+		what = "is in uninterruptible sleep"
 	case p.State == 'T' || p.State == 't':
 		what = "is stopped"
 	}
