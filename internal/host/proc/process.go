@@ -222,8 +222,9 @@ func (f FS) Cmdline(pid int) ([]string, error) {
 // that calls execve has none for a moment, and Getenv waits for it, a second at most and no longer than the patience
 // that is left, from which it takes what it waited: after that its error says so. Any process can look as if it did.
 func (f FS) Getenv(pid int, name string, patience *time.Duration) (value string, has bool, err error) {
-	const most = time.Second
-	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+	const most, mostUnsure = time.Second, 50 * time.Millisecond
+	began, sure := time.Now(), time.Now() // sure: when it last was seen to become another program
+	for ; ; time.Sleep(time.Millisecond) {
 		b, err := f.readAtOnce(pid, "environ")
 		if err != nil {
 			return "", false, err
@@ -235,16 +236,19 @@ func (f FS) Getenv(pid int, name string, patience *time.Duration) (value string,
 		if b, err = f.read(pid, "stat"); err != nil {
 			return "", false, err
 		}
-		what, waited := becoming(b), time.Since(began)
+		what, now := becoming(b), time.Now()
+		waited := now.Sub(began)
 		switch {
 		case what == itself:
 			return "", false, nil
-		case what == itselfOrAnother && waited > min(*patience, 50*time.Millisecond):
+		case what == itselfOrAnother && (waited > *patience || now.Sub(sure) > mostUnsure):
 			*patience -= waited
 			return "", false, nil
 		case waited > min(*patience, most):
 			*patience -= waited
 			return "", false, about(pid, "environ", errors.New("it is becoming another program (execve)"))
+		case what == another:
+			sure = now
 		}
 	}
 }
