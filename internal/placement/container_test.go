@@ -174,11 +174,11 @@ func cleanInside() int {
 		var err error
 		switch words[0] {
 		case "mark": // starts a process that is marked as of a tree
-			cmd := exec.Command("sleep", "1000")
-			cmd.Env = append(os.Environ(), Mark+"="+words[1])
-			err = cmd.Start()
-			go cmd.Wait() // it is killed
-			a.PID = cmd.Process.Pid
+			var cmd *exec.Cmd
+			if cmd, err = startMarked(words[1]); err == nil {
+				go cmd.Wait() // it is killed
+				a.PID = cmd.Process.Pid
+			}
 		case "own": // starts an owner of a tree
 			owner = exec.Command("/proc/self/exe")
 			owner.Env = append(os.Environ(), helperEnv+"=owner")
@@ -231,9 +231,8 @@ func TestCleanOutside(t *testing.T) {
 			if id, _ := parseTreeName(tree); (id.Namespace != 0) != (flags&unix.CLONE_NEWPID != 0 || self.String()[0] == 'n') {
 				t.Errorf("the tree is %s", tree)
 			}
-			stray := exec.Command("sleep", "1000")
-			stray.Env = append(os.Environ(), Mark+"="+tree)
-			if err := stray.Start(); err != nil {
+			stray, err := startMarked(tree)
+			if err != nil {
 				t.Fatal(err)
 			}
 			waited := make(chan error, 1)

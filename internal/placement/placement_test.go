@@ -19,6 +19,7 @@ import (
 	"tare/internal/fault"
 	"tare/internal/host/cgroup"
 	"tare/internal/host/proc"
+	"tare/test/started"
 )
 
 const (
@@ -536,6 +537,24 @@ func startOwnerAs(t *testing.T, part string, attr *unix.SysProcAttr) (owner *exe
 	return owner, tree, pids
 }
 
+// startMarked starts a process that is marked as of a tree, or not marked where that is empty. It shows so when this
+// returns.
+func startMarked(tree string) (*exec.Cmd, error) {
+	cmd := exec.Command("sleep", "1000")
+	if tree != "" {
+		cmd.Env = append(os.Environ(), Mark+"="+tree)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	if err := started.Await(cmd.Process.Pid, "sleep"); err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return nil, err
+	}
+	return cmd, nil
+}
+
 func TestClean(t *testing.T) {
 	l := machine(t)
 	// What must not be touched: groups with names like ours, a tree with a living owner.
@@ -554,12 +573,12 @@ func TestClean(t *testing.T) {
 
 	owner, tree, pids := startOwner(t)
 	// Somebody else's process in the tree, and a process of the run that has left it.
-	alien, stray := exec.Command("sleep", "1000"), exec.Command("sleep", "1000")
-	stray.Env = append(os.Environ(), Mark+"="+tree)
+	alien, err1 := startMarked("")
+	stray, err2 := startMarked(tree)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
 	for _, cmd := range []*exec.Cmd{alien, stray} {
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
 		t.Cleanup(func() {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
@@ -828,9 +847,8 @@ func TestCleanKillsInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	tree := fmt.Sprintf("tare-test-inside-p%d-t%d", self.PID, self.Start+1) // an owner that there never was
-	cmd := exec.Command("sleep", "1000")
-	cmd.Env = append(os.Environ(), Mark+"="+tree)
-	if err := cmd.Start(); err != nil {
+	cmd, err := startMarked(tree)
+	if err != nil {
 		t.Fatal(err)
 	}
 	waited := make(chan error, 1)
