@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"tare/internal/analysis"
+	"tare/internal/printable"
 	"tare/internal/quantity"
 	"tare/internal/record"
 	"tare/web"
@@ -241,12 +242,13 @@ func gates(spec json.RawMessage) []fact {
 	return all
 }
 
+// indented is a spec as a page shows it. It may be no JSON where the record was not read from a file.
 func indented(spec json.RawMessage) string {
-	var b bytes.Buffer
-	if json.Indent(&b, spec, "", "  ") != nil {
-		return string(spec)
+	text := string(spec)
+	if b := new(bytes.Buffer); json.Indent(b, spec, "", "  ") == nil {
+		text = b.String()
 	}
-	return b.String()
+	return printable.Text(text)
 }
 
 // environmentFacts are the machine, one line for each thing that could change the answer.
