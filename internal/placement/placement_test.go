@@ -573,17 +573,19 @@ func TestClean(t *testing.T) {
 
 	owner, tree, pids := startOwner(t)
 	// Somebody else's process in the tree, and a process of the run that has left it.
-	alien, err1 := startMarked("")
-	stray, err2 := startMarked(tree)
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
-	for _, cmd := range []*exec.Cmd{alien, stray} {
+	start := func(tree string) *exec.Cmd {
+		t.Helper()
+		cmd, err := startMarked(tree)
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
 		})
+		return cmd
 	}
+	alien, stray := start(""), start(tree)
 	for _, dir := range traces(l, tree) {
 		if err := cgroup.Write(filepath.Join(dir, "app", "cgroup.procs"), strconv.Itoa(alien.Process.Pid)); err != nil {
 			t.Fatal(err)

@@ -242,7 +242,7 @@ func gates(spec json.RawMessage) []fact {
 	return all
 }
 
-// indented is a spec as a page shows it. It may be no JSON where the record was not read from a file.
+// indented is a spec as a page shows it. It may not be JSON if the record was not read from a file.
 func indented(spec json.RawMessage) string {
 	text := string(spec)
 	if b := new(bytes.Buffer); json.Indent(b, spec, "", "  ") == nil {

@@ -279,7 +279,7 @@ func FuzzHTML(f *testing.F) {
 	f.Add("mine", "candidate", "*.services", "10", "map_after_bytes", 1e6, 1e3, `{}`)
 	f.Add("mine", "candidate", "client.count", "4", "limited_cpus", 0.2, -0.1, `{}`)
 	f.Add("mine", "candidate", "steps", "-1", "sched_delay_max_seconds", -1.0, 0.3, `{}`)
-	f.Add("0", "0", "0", "0", "0", 84.000002, 2e-06, "\x1b") // a spec that is no JSON
+	f.Add("0", "0", "0", "0", "0", 84.000002, 2e-06, "\x1b") // a spec that is not JSON
 	f.Fuzz(func(t *testing.T, name, arm, factor, level, metric string, base, value float64, spec string) {
 		run := record.Run{Schema: record.RunSchema, Experiment: name, Question: arm, Command: []string{metric, level}, Spec: json.RawMessage(spec)}
 		var trials []record.Trial

@@ -223,7 +223,7 @@ func (f FS) Cmdline(pid int) ([]string, error) {
 // that is left, from which it takes what it waited: after that its error says so. Any process can look as if it did.
 func (f FS) Getenv(pid int, name string, patience *time.Duration) (value string, has bool, err error) {
 	const most, mostUnsure = time.Second, 50 * time.Millisecond
-	began, sure := time.Now(), time.Now() // sure: when it last was seen to become another program
+	began, sure := time.Now(), time.Now() // sure: when it was last seen becoming another program
 	for ; ; time.Sleep(time.Millisecond) {
 		b, err := f.readAtOnce(pid, "environ")
 		if err != nil {
