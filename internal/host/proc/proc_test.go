@@ -211,9 +211,10 @@ func TestEnvironWhileItChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2000 {
-		value, has, err := FS{}.Getenv(cmd.Process.Pid, "TARE_TEST", new(time.Minute))
+		patience := time.Minute
+		value, has, err := FS{}.Getenv(cmd.Process.Pid, "TARE_TEST", &patience)
 		if err != nil || !has || value != "yes" {
-			t.Fatalf("its variable is %q, %v, %v", value, has, err)
+			t.Fatalf("its variable is %q, %v, %v; given up after %v (0 s: it was seen to have none)", value, has, err, time.Minute-patience)
 		}
 	}
 }
